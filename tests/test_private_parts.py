@@ -135,14 +135,14 @@ def _adapted():
 
 
 def _privately(layer):
-    from keras_pergrad.privacy.model_check import adapted
+    from keras_pergrad.privacy.model_check import adapted_layers
 
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
             self.layer = layer
 
-    return list(adapted(Model(), ()))
+    return list(adapted_layers(Model(), ()))
 
 
 def _batched_by(name):

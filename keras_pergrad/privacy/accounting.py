@@ -12,20 +12,21 @@ from keras_pergrad.privacy.mechanism import (
     ADD_OR_REMOVE,
     BLANK,
     REPLACE,
-    library,
+    import_dp_accounting,
 )
 
-#: Up to so many different noise multipliers are composed exactly.
-_MOST_DIFFERENT = 32
-#: With less noise a distribution takes gigabytes, and epsilon is hundreds.
-_LEAST_NOISE = 0.1
-#: The interval at which dp-accounting tells losses apart, and the one for
-#: cases in which a step alone would take a minute; a coarser one gives a
-#: larger epsilon.
-_FINE, _COARSE = 1e-4, 1e-2
+#: Up to this many different noise multipliers are composed as distributions.
+_MAX_MULTIPLIERS = 32
+#: Below this noise a distribution takes gigabytes, and epsilon is in the
+#: hundreds anyway.
+_MIN_PLD_NOISE = 0.1
+#: The grid on which dp-accounting rounds losses, and a coarser one for cases in
+#: which a single step would take a minute. A coarser grid gives a larger
+#: epsilon, never a smaller one.
+_FINE_INTERVAL, _COARSE_INTERVAL = 1e-4, 1e-2
 
 
-def relation_of(phases):
+def neighboring_relation(phases):
     """Return the relation that holds for phases, (`Mechanism`, steps) each."""
     relations = {m.selection.relation(m) for m, steps in phases if steps}
     if relations == {ADD_OR_REMOVE, BLANK}:
@@ -42,10 +43,10 @@ def relation_of(phases):
     return relations.pop() if relations else ADD_OR_REMOVE
 
 
-def event_of(mechanism, steps):
+def phase_event(mechanism, steps):
     """Return the `DpEvent` of the first steps of a phase."""
-    dp, selection = library(), mechanism.selection
-    counts = selection.noises(mechanism, steps)
+    dp, selection = import_dp_accounting(), mechanism.selection
+    counts = selection.count_noises(mechanism, steps)
     return dp.ComposedDpEvent(
         [
             dp.SelfComposedDpEvent(selection.event(mechanism, noise), count)
@@ -54,174 +55,189 @@ def event_of(mechanism, steps):
     )
 
 
-def accountant_of(phases):
+def accountant_name(phases):
     """Return how epsilon is computed for some phases: "PLD" or "RDP"."""
-    different = sum(
-        len(event_of(mechanism, steps).events)
+    num_multipliers = sum(
+        len(phase_event(mechanism, steps).events)
         for mechanism, steps in phases
         if steps
     )
-    least = min(
+    min_noise = min(
         (m.noise(0, steps).min() for m, steps in phases if steps), default=1.0
     )
-    if relation_of(phases) == REPLACE or different > _MOST_DIFFERENT:
+    if (
+        neighboring_relation(phases) == REPLACE
+        or num_multipliers > _MAX_MULTIPLIERS
+    ):
         return "RDP"
-    if least < _LEAST_NOISE:
+    if min_noise < _MIN_PLD_NOISE:
         return "RDP"
     return "PLD"
 
 
 @functools.lru_cache(maxsize=4096)
-def epsilon_of(phases, delta, interval=None):
+def compute_epsilon(phases, delta, interval=None):
     """Return the epsilon that phases spent, of (`Mechanism`, steps) each."""
-    # `interval` is how finely losses are told apart; a coarser one is faster
-    # and gives a slightly larger epsilon.
+    # `interval` is the grid on which losses are rounded, always up: a coarser
+    # one is faster and gives a slightly larger epsilon.
     phases = tuple((m, steps) for m, steps in phases if steps)
     if not phases:
         return 0.0
-    if accountant_of(phases) == "PLD":
-        return float(_distribution(phases, interval)(delta))
-    dp = library()
+    if accountant_name(phases) == "PLD":
+        return float(_pld_epsilon(phases, interval)(delta))
+    dp = import_dp_accounting()
     relations = {
         ADD_OR_REMOVE: dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
         REPLACE: dp.NeighboringRelation.REPLACE_ONE,
         BLANK: dp.NeighboringRelation.REPLACE_SPECIAL,
     }
     accountant = dp.rdp.RdpAccountant(
-        neighboring_relation=relations[relation_of(phases)]
+        neighboring_relation=relations[neighboring_relation(phases)]
     )
     for mechanism, steps in phases:
-        accountant.compose(event_of(mechanism, steps))
+        accountant.compose(phase_event(mechanism, steps))
     return float(accountant.get_epsilon(delta))
 
 
-def _distribution(phases, interval):
+def _pld_epsilon(phases, interval):
     """Return epsilon as a function of delta, from the loss distribution."""
     # As `PLDAccountant` does, but the distribution of one step is kept from
     # one epoch to the next, since this takes most of the time.
     if interval is None:
-        users = any(m.examples_per_user > 1 for m, _ in phases)
-        interval = _COARSE if users else _FINE
-    parts = [
-        _of_part(part.event, part.count, interval)
+        has_users = any(m.examples_per_user > 1 for m, _ in phases)
+        interval = _COARSE_INTERVAL if has_users else _FINE_INTERVAL
+    distributions = [
+        _composed_distribution(event.event, event.count, interval)
         for mechanism, steps in phases
-        for part in event_of(mechanism, steps).events
+        for event in phase_event(mechanism, steps).events
     ]
-    total = functools.reduce(lambda a, b: a.compose(b), parts)
-    return total.get_epsilon_for_delta
+    composed = functools.reduce(lambda a, b: a.compose(b), distributions)
+    return composed.get_epsilon_for_delta
 
 
-def _of_part(event, count, interval):
+def _composed_distribution(event, count, interval):
     if type(event).__name__ == "GaussianDpEvent":
+        # Exact: k Gaussian steps amount to one with the noise over √k.
         noise = event.noise_multiplier / math.sqrt(count)
-        return _of_step(type(event)(noise), interval)
-    return _of_step(event, interval).self_compose(count)
+        return _step_distribution(type(event)(noise), interval)
+    return _step_distribution(event, interval).self_compose(count)
 
 
 @functools.lru_cache(maxsize=64)
-def _of_step(event, interval):
+def _step_distribution(event, interval):
     """Return the distribution of the privacy loss of one event."""
-    made = library().pld.privacy_loss_distribution
-    kind = type(event).__name__
-    if kind == "MixtureOfGaussiansDpEvent":
-        return made.from_mixture_gaussian_mechanism(
+    pld = import_dp_accounting().pld.privacy_loss_distribution
+    event_type = type(event).__name__
+    if event_type == "MixtureOfGaussiansDpEvent":
+        return pld.from_mixture_gaussian_mechanism(
             standard_deviation=event.standard_deviation,
             sensitivities=event.sensitivities,
             sampling_probs=event.sampling_probs,
             value_discretization_interval=interval,
         )
     rate = 1.0
-    if kind == "PoissonSampledDpEvent":
+    if event_type == "PoissonSampledDpEvent":
         rate, event = event.sampling_probability, event.event
-    return made.from_gaussian_mechanism(
+    return pld.from_gaussian_mechanism(
         standard_deviation=event.noise_multiplier,
         sampling_prob=rate,
         value_discretization_interval=interval,
     )
 
 
-def most_steps(before, mechanism, target, delta, least, most):
-    """Return how many steps of a phase a budget allows, `least` to `most`."""
+def affordable_steps(
+    earlier_phases, mechanism, target, delta, min_steps, max_steps
+):
+    """Return how many of a phase's steps a budget allows, within bounds."""
 
     def fits(steps):
-        return epsilon_of((*before, (mechanism, steps)), delta) <= target
+        return (
+            compute_epsilon((*earlier_phases, (mechanism, steps)), delta)
+            <= target
+        )
 
-    if fits(most):
-        return most
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
-    return least
+    if fits(max_steps):
+        return max_steps
+    while max_steps - min_steps > 1:
+        middle = (min_steps + max_steps) // 2
+        min_steps, max_steps = (
+            (middle, max_steps) if fits(middle) else (min_steps, middle)
+        )
+    return min_steps
 
 
 # The noise multiplier that a budget asks for.
 
 
-_LOWEST_NOISE, _MOST_NOISE = 0.1, 1e6
-#: How finely losses are told apart during the search.
-_ROUGH, _CLOSE = 1e-2, 1e-3
+_MIN_NOISE, _MAX_NOISE = 0.1, 1e6
+#: The grids of losses during the search: a rough one, then a narrower one.
+_SEARCH_INTERVAL, _NARROW_INTERVAL = 1e-2, 1e-3
 
 
-def calibrated(mechanism, steps, target, delta, before=()):
-    """Return the least noise multiplier for which a budget is enough."""
+def calibrate_noise(mechanism, steps, target, delta, earlier_phases=()):
+    """Find the least noise multiplier for which a budget is enough."""
 
-    def gap(noise, interval=None):
-        now = dataclasses.replace(mechanism, noise_multiplier=float(noise))
-        phases = (*before, (now, steps))
-        return epsilon_of(phases, delta, interval) - target
+    def excess_epsilon(noise, interval=None):
+        candidate = dataclasses.replace(
+            mechanism, noise_multiplier=float(noise)
+        )
+        phases = (*earlier_phases, (candidate, steps))
+        return compute_epsilon(phases, delta, interval) - target
 
     low, high = 0.5, 1.0
-    while gap(high, _ROUGH) > 0:
+    while excess_epsilon(high, _SEARCH_INTERVAL) > 0:
         low, high = high, high * 2
-        if high > _MOST_NOISE:
-            after = ""
-            if before:
-                already = epsilon_of(tuple(before), delta)
-                after = f" after epsilon={already:.4g}, spent before"
+        if high > _MAX_NOISE:
+            context = ""
+            if earlier_phases:
+                spent_epsilon = compute_epsilon(tuple(earlier_phases), delta)
+                context = f" after epsilon={spent_epsilon:.4g}, spent before"
             raise ValueError(
-                f"No noise is enough for this budget{after}. Received: "
+                f"No noise is enough for this budget{context}. Received: "
                 f"target_epsilon={target}, delta={delta}, {steps} steps of "
                 f"batches of {mechanism.batch_size}. Ask for a larger "
                 "epsilon, or for fewer steps."
             )
     # Downwards in small steps: very little noise takes long to account for.
-    while low > _LOWEST_NOISE and gap(low, _ROUGH) <= 0:
+    while low > _MIN_NOISE and excess_epsilon(low, _SEARCH_INTERVAL) <= 0:
         low, high = low / 2, low
     # The intervals get finer, since the finest takes long. Without
     # distributions they make no difference.
-    now = dataclasses.replace(mechanism, noise_multiplier=high)
-    fine = accountant_of((*before, (now, steps))) == "PLD"
-    stages = [(_ROUGH, 2e-2), (_CLOSE, 1e-4), (None, 1e-4)]
-    for interval, width in stages if fine else [(None, 1e-4)]:
+    candidate = dataclasses.replace(mechanism, noise_multiplier=high)
+    uses_pld = accountant_name((*earlier_phases, (candidate, steps))) == "PLD"
+    stages = [(_SEARCH_INTERVAL, 2e-2), (_NARROW_INTERVAL, 1e-4), (None, 1e-4)]
+    for interval, width in stages if uses_pld else [(None, 1e-4)]:
 
-        def spent(noise, interval=interval):
-            return gap(noise, interval)
+        def stage_excess(noise, interval=interval):
+            return excess_epsilon(noise, interval)
 
-        if interval is None and -1e-4 * target < spent(high) <= 0:
+        # Often the search on the coarser grids has already come close enough.
+        if interval is None and -1e-4 * target < stage_excess(high) <= 0:
             break
-        low, high = _around(spent, low, high, width)
-        low, high = _narrowed(spent, low, high, width)
+        low, high = _bracket_root(stage_excess, low, high, width)
+        low, high = _narrow_bracket(stage_excess, low, high, width)
     return high
 
 
-def _around(gap, low, high, width):
+def _bracket_root(excess, low, high, width):
     """Return an interval that contains the solution, from one that is near."""
     factor = 1 + width
-    while low > _LOWEST_NOISE and gap(low) <= 0:
+    while low > _MIN_NOISE and excess(low) <= 0:
         low, high, factor = low / factor, low, factor**2
-    while gap(high) > 0:
+    while excess(high) > 0:
         low, high, factor = high, high * factor, factor**2
     return low, high
 
 
-def _narrowed(gap, low, high, width):
+def _narrow_bracket(excess, low, high, width):
     """Return a narrow interval; the budget is enough at its upper end."""
     from scipy import optimize
 
     width *= high
-    if high - low > width and gap(low) > 0:
-        root = optimize.brentq(gap, low, high, xtol=width / 2)
+    if high - low > width and excess(low) > 0:
+        root = optimize.brentq(excess, low, high, xtol=width / 2)
         low, high = root - width / 2, root + width / 2
-        while gap(high) > 0:
+        # The root is approximate: the upper end must keep to the budget.
+        while excess(high) > 0:
             low, high = high, high + width
     return low, high

@@ -24,33 +24,36 @@ from keras_pergrad.privacy.training import PrivateTraining
 # guesses are right.
 
 
-_LARGEST = 1e3
+_MAX_EPSILON = 1e3
 _TOLERANCE = 1e-6
 
 
-def p_value(canaries, guesses, correct, epsilon, delta):
+def p_value(num_canaries, guesses, correct, epsilon, delta):
     """Bound how likely so many correct guesses are under an epsilon."""
     from scipy import stats
 
     rate = 1 / (1 + np.exp(-epsilon))
     at_least = stats.binom.sf(correct - 1, guesses, rate)
+    # Delta costs at most 2 · canaries · delta times the largest of P[correct −
+    # i ≤ guessed right < correct] / i, over all i.
     counts = np.arange(1, correct + 1)
-    between = np.cumsum(stats.binom.pmf(correct - counts, guesses, rate))
-    worst = np.max(between / counts, initial=0.0)
-    return float(min(at_least + 2 * canaries * delta * worst, 1))
+    tail_masses = np.cumsum(stats.binom.pmf(correct - counts, guesses, rate))
+    max_ratio = np.max(tail_masses / counts, initial=0.0)
+    return float(min(at_least + 2 * num_canaries * delta * max_ratio, 1))
 
 
-def epsilon_lower_bound(canaries, guesses, correct, delta, confidence):
+def epsilon_lower_bound(num_canaries, guesses, correct, delta, confidence):
     """Return the largest epsilon that the guesses rule out; 0 for none."""
 
     def is_ruled_out(epsilon):
-        p = p_value(canaries, guesses, correct, epsilon, delta)
+        p = p_value(num_canaries, guesses, correct, epsilon, delta)
         return p <= 1 - confidence
 
+    # The p-value grows with epsilon: double until it is large, then bisect.
     if not is_ruled_out(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while is_ruled_out(high) and high < _LARGEST:
+    while is_ruled_out(high) and high < _MAX_EPSILON:
         low, high = high, 2 * high
     while high - low > _TOLERANCE * high:
         middle = (low + high) / 2
@@ -185,7 +188,7 @@ def audit_privacy(
             "new model, compiled with the gradient_mode of `private`. "
             f"Received: {make_model!r}"
         )
-    rows = _canaries(canaries, private)
+    rows = _canary_rows(canaries, private)
     if not 0 < confidence < 1:
         raise ValueError(
             "`confidence` must be a number between 0 and 1. "
@@ -193,7 +196,7 @@ def audit_privacy(
         )
     generator = np.random.default_rng(seed)
     is_in = generator.random(len(rows)) < 0.5
-    data = private._batches_without(x, y, sample_weight, rows[~is_in])
+    data = private._batches_excluding(x, y, sample_weight, rows[~is_in])
     model = make_model()
     ledger = getattr(model, "aggregation_state", None)
     if not isinstance(ledger, Ledger) or ledger.begun:
@@ -201,20 +204,20 @@ def audit_privacy(
             "`make_model` must return a new model, compiled with the "
             f"gradient_mode of `private`. Received: {model!r}"
         )
-    batch = _batch(data.source, rows)
+    batch = _canary_batch(data.source, rows)
     build_symbolically(model, batch)
-    start = [v.numpy() for v in model.trainable_variables]
-    losses = _losses(model, batch)
+    initial_weights = [v.numpy() for v in model.trainable_variables]
+    losses = _canary_losses(model, batch)
     if training is None:
         model.fit(data, epochs=epochs, callbacks=[private.callback], verbose=0)
     else:
         training(model, data)
     scores = {
-        "loss": losses - _losses(model, batch),
-        "gradient": _along(model, batch, start),
+        "loss": losses - _canary_losses(model, batch),
+        "gradient": _gradient_scores(model, batch, initial_weights),
     }
     by_score = {
-        name: _best(score, is_in, private.delta, confidence, len(scores))
+        name: _best_bound(score, is_in, private.delta, confidence, len(scores))
         for name, score in scores.items()
     }
     return AuditResult(
@@ -227,14 +230,14 @@ def audit_privacy(
     )
 
 
-def _canaries(canaries, private):
+def _canary_rows(canaries, private):
     if not isinstance(private, PrivateTraining) or private.has_users:
         raise ValueError(
             "`private` must be a PrivateTraining whose unit is an example. "
             f"Received: private={private!r}"
         )
     mechanism = private.mechanism
-    if not mechanism.selection.has_canaries:
+    if not mechanism.selection.supports_canaries:
         raise ValueError(
             "Canaries are in the data or missing, while sampling="
             f"{mechanism.sampling!r} protects the exchange of one example for "
@@ -249,7 +252,7 @@ def _canaries(canaries, private):
     return rows
 
 
-def _batch(source, rows):
+def _canary_batch(source, rows):
     data = keras.tree.map_structure(
         lambda part: None if part is None else tf.convert_to_tensor(part),
         source.take(rows),
@@ -257,12 +260,13 @@ def _batch(source, rows):
     return keras.utils.unpack_x_y_sample_weight(data)
 
 
-def _losses(model, batch):
+def _canary_losses(model, batch):
     """Return the loss of each canary, (m,); nothing of the model changes."""
 
     @tf.function(autograph=False)
-    def look(*batch):
-        def one(k):
+    def compute_losses(*batch):
+        # One canary at a time: a layer cannot let others change its loss.
+        def canary_loss(k):
             x, y, weight = map_tensors(lambda t: t[k : k + 1], batch)
             y_pred = model(x, training=False)
             return tf.cast(
@@ -271,36 +275,44 @@ def _losses(model, batch):
             )
 
         count = tf.shape(tf.nest.flatten(batch)[0])[0]
-        return tf.map_fn(one, tf.range(count), fn_output_signature=tf.float32)
+        return tf.map_fn(
+            canary_loss, tf.range(count), fn_output_signature=tf.float32
+        )
 
     with out_of_scope():
-        return np.asarray(run_and_restore(look, *batch))
+        return np.asarray(run_and_restore(compute_losses, *batch))
 
 
-def _along(model, batch, start):
+def _gradient_scores(model, batch, initial_weights):
     """Return how far training moved against each canary's gradient, (m,)."""
     gradients = per_sample_gradients(model, *batch, training=False, verbose=0)
-    total = np.zeros(len(tf.nest.flatten(batch)[0]))
-    for gradient, before, variable in zip(
-        gradients, start, model.trainable_variables
+    scores = np.zeros(len(tf.nest.flatten(batch)[0]))
+    for gradient, initial, variable in zip(
+        gradients, initial_weights, model.trainable_variables
     ):
         if gradient is not None:
-            moved = before - variable.numpy()
-            total += np.tensordot(np.asarray(gradient), moved, moved.ndim)
-    return total
+            # Training on a canary moves the weights against its gradient.
+            displacement = initial - variable.numpy()
+            scores += np.tensordot(
+                np.asarray(gradient), displacement, displacement.ndim
+            )
+    return scores
 
 
-def _best(score, is_in, delta, confidence, scores):
+def _best_bound(score, is_in, delta, confidence, num_scores):
     """Return the best lower bound of several numbers of guesses."""
     order = np.argsort(score, kind="stable")
-    # Each number, and each score, has its share of the error probability.
-    share = (1 - confidence) / (len(_FRACTIONS) * scores)
+    # Bonferroni: each number of guesses, and each score, has its share of the
+    # error probability.
+    error_share = (1 - confidence) / (len(_FRACTIONS) * num_scores)
     bounds = []
     for fraction in _FRACTIONS:
-        half = max(int(fraction * len(score) / 2), 1)
-        correct = is_in[order[-half:]].sum() + (~is_in[order[:half]]).sum()
-        bound = epsilon_lower_bound(
-            len(score), 2 * half, int(correct), delta, 1 - share
+        per_side = max(int(fraction * len(score) / 2), 1)
+        correct = (
+            is_in[order[-per_side:]].sum() + (~is_in[order[:per_side]]).sum()
         )
-        bounds.append((bound, 2 * half, int(correct)))
+        bound = epsilon_lower_bound(
+            len(score), 2 * per_side, int(correct), delta, 1 - error_share
+        )
+        bounds.append((bound, 2 * per_side, int(correct)))
     return max(bounds)

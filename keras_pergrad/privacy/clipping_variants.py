@@ -148,21 +148,24 @@ class AdaptiveClippedMean(ClippedMean):
         self.quantile = float(quantile)
         self.clip_rate = number_at_least_zero("clip_rate", clip_rate)
         self.count_noise = count_noise
-        if self.adds_noise and not 2 * self._deviation > self.noise_multiplier:
+        if (
+            self.adds_noise
+            and not 2 * self._count_deviation > self.noise_multiplier
+        ):
             raise ValueError(
                 "`count_noise` must be more than noise_multiplier / 2, since "
                 "the noise of both is to amount to `noise_multiplier`. "
                 f"Received: count_noise={count_noise!r}, "
                 f"noise_multiplier={noise_multiplier!r}"
             )
-        if self._deviation and not self.adds_noise:
+        if self._count_deviation and not self.adds_noise:
             raise ValueError(
                 "`count_noise` goes with a `noise_multiplier` only. "
                 f"Received: count_noise={count_noise!r}, noise_multiplier=0"
             )
 
     @property
-    def _deviation(self):
+    def _count_deviation(self):
         """The standard deviation of the noise of the count."""
         if self.count_noise is not None or not self.adds_noise:
             return float(self.count_noise or 0.0)
@@ -174,16 +177,16 @@ class AdaptiveClippedMean(ClippedMean):
         """The noise multiplier of the gradients alone."""
         if not self.adds_noise:
             return 0.0
-        count = (2 * self._deviation) ** -2
-        return (self.noise_multiplier**-2 - count) ** -0.5
+        count_precision = (2 * self._count_deviation) ** -2
+        return (self.noise_multiplier**-2 - count_precision) ** -0.5
 
     def kept(self):
         return {"clip": self.clip_norm, "below": 0.0, "seen": 0.0}
 
     def at(self, state):
-        now = copy.copy(self)
-        now.clip_norm = tf.convert_to_tensor(self._own(state).clip)
-        return now
+        current = copy.copy(self)
+        current.clip_norm = tf.convert_to_tensor(self._own(state).clip)
+        return current
 
     def observe(self, norms, state):
         """Count the samples whose norms C leaves as they are."""
@@ -194,27 +197,31 @@ class AdaptiveClippedMean(ClippedMean):
 
     def finish(self, gradients, n, state=None):
         state = self._own(state)
-        now = copy.copy(self)
-        now.noise_multiplier = self.gradient_noise
-        now.clip_norm = tf.convert_to_tensor(state.clip)
-        now.changes = False
-        gradients = ClippedMean.finish(now, gradients, n, state)
-        self._follow(state)
+        current = copy.copy(self)
+        current.noise_multiplier = self.gradient_noise
+        current.clip_norm = tf.convert_to_tensor(state.clip)
+        # This state counts no steps: it has no schedule to go on with.
+        current.changes = False
+        gradients = ClippedMean.finish(current, gradients, n, state)
+        self._adapt_clip(state)
         return gradients
 
-    def _follow(self, state):
+    def _adapt_clip(self, state):
         """Move the clip towards the quantile, and forget the counts."""
         below, seen = state.below, state.seen
-        centered = tf.convert_to_tensor(below) - seen / 2
-        if self._deviation:
-            like = tf.zeros([], "float32")
-            centered += replicas.from_first_replica(
-                [state.normal(like, self._deviation)]
+        # ±½ for each sample: one sample changes the count by ½, not by 1, so
+        # the noise hides twice as well.
+        centered_count = tf.convert_to_tensor(below) - seen / 2
+        if self._count_deviation:
+            scalar = tf.zeros([], "float32")
+            centered_count += replicas.from_first_replica(
+                [state.normal(scalar, self._count_deviation)]
             )[0]
+        # The expected size, where it is given: the true one tells of the data.
         size = self.expected_batch_size
         if not size:
             size = tf.maximum(tf.convert_to_tensor(seen), 1)
-        fraction = 0.5 + centered / size
+        fraction = 0.5 + centered_count / size
         factor = tf.exp(-self.clip_rate * (fraction - self.quantile))
         state.clip.assign(state.clip * factor)
         below.assign(tf.zeros([], "float32"))
@@ -225,8 +232,8 @@ class AdaptiveClippedMean(ClippedMean):
         return {**super().log_metrics, "clip_norm": keras.metrics.Mean}
 
     def statistics(self, norms):
-        logged = super().statistics(norms)
-        return {**logged, "clip_norm": tf.identity(self.clip_norm)}
+        statistics = super().statistics(norms)
+        return {**statistics, "clip_norm": tf.identity(self.clip_norm)}
 
     def get_config(self):
         config = super().get_config()

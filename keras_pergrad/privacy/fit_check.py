@@ -11,7 +11,7 @@ import numpy as np
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.fit.callback_list import listed, with_first
 from keras_pergrad.privacy import model_check
-from keras_pergrad.privacy.accounting import epsilon_of, most_steps
+from keras_pergrad.privacy.accounting import affordable_steps, compute_epsilon
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.private_batches import PrivateBatches
 
@@ -29,48 +29,53 @@ class TrainedModels(weakref.WeakSet):
 class PrivacyBudget(keras.callbacks.Callback):
     """Logs `epsilon` and stops training before a budget is passed."""
 
-    # In a batch's logs `epsilon` is what will be spent at the end of the epoch,
-    # since each figure takes about a tenth of a second. In an epoch's logs it
-    # is what is spent.
+    # To compute epsilon takes about a tenth of a second. So a batch's logs have
+    # the epsilon of the end of the epoch, and an epoch's logs what is spent.
 
-    def __init__(self, mechanism, delta, target_epsilon=None, watched=None):
+    def __init__(
+        self, mechanism, delta, target_epsilon=None, register_model=None
+    ):
         super().__init__()
         self.mechanism = mechanism
         self.delta = delta
         self.target_epsilon = target_epsilon
-        self._watched = watched
-        self._first = self._limit = 0
+        self._register_model = register_model
+        self._first_step = self._step_limit = 0
         self._epsilon = 0.0
 
     def on_epoch_begin(self, epoch, logs=None):
         """Allow as many updates as the budget is enough for."""
         ledger = self.model.aggregation_state
-        if self._watched is not None:
-            self._watched(self.model)
-        self._first = ledger.updates
-        self._limit = self._allowed(ledger, self._first)
-        if self._limit - self._first < self._at_once:
+        if self._register_model is not None:
+            self._register_model(self.model)
+        self._first_step = ledger.updates
+        self._step_limit = self._last_allowed_step(ledger, self._first_step)
+        if self._step_limit - self._first_step < self._steps_per_call:
             raise ValueError(
                 "The privacy budget is spent. Expected that the next call of "
                 "the train function, of steps_per_execution="
-                f"{self._at_once}, keeps epsilon at most "
+                f"{self._steps_per_call}, keeps epsilon at most "
                 f"{self.target_epsilon}, at delta="
                 f"{self.delta}. Received: a model with epsilon="
-                f"{self._spent(ledger, self._first):.6g} after {self._first} "
-                "steps. The model is as it was; to go on, compile with a "
-                "PrivateTraining of a larger target_epsilon: the ledger goes "
-                "on."
+                f"{self._epsilon_after(ledger, self._first_step):.6g} "
+                f"after {self._first_step} steps. The model is as it was; to "
+                "go on, compile with a PrivateTraining of a larger "
+                "target_epsilon: the ledger goes on."
             )
-        ledger.limit.assign(self._limit)
-        ledger.epoch_start = self._first
-        self._epsilon = self._spent(ledger, self._limit)
+        ledger.limit.assign(self._step_limit)
+        ledger.epoch_start = self._first_step
+        self._epsilon = self._epsilon_after(ledger, self._step_limit)
 
     def on_train_batch_begin(self, batch, logs=None):
         """Stop after these steps if the next ones would exceed the budget."""
-        # At the end Keras 3.8 gives the first step, later versions the last.
-        next_end = self._first + batch + 2 * self._at_once
-        within = self._limit < self._first + self.mechanism.steps_per_epoch
-        if within and next_end > self._limit:
+        # Not in on_train_batch_end: it gets the first step of a call from Keras
+        # 3.8, the last step from later versions. `stop_training` takes effect
+        # after this call, so the end of the next one must be in the budget.
+        next_end = self._first_step + batch + 2 * self._steps_per_call
+        ends_early = (
+            self._step_limit < self._first_step + self.mechanism.steps_per_epoch
+        )
+        if ends_early and next_end > self._step_limit:
             self.model.stop_training = True
 
     def on_train_batch_end(self, batch, logs=None):
@@ -82,11 +87,11 @@ class PrivacyBudget(keras.callbacks.Callback):
         """Log what is spent, and stop where nothing is left."""
         ledger = self.model.aggregation_state
         steps = ledger.updates
-        epsilon = self._spent(ledger, steps)
+        epsilon = self._epsilon_after(ledger, steps)
         if logs is not None:
             logs["epsilon"] = epsilon
         is_last = epoch + 1 == self.params.get("epochs")
-        if not is_last and not self._goes_on(ledger, steps):
+        if not is_last and not self._can_continue(ledger, steps):
             self.model.stop_training = True
             if self.params.get("verbose"):
                 print(
@@ -95,39 +100,40 @@ class PrivacyBudget(keras.callbacks.Callback):
                 )
 
     @property
-    def _at_once(self):
+    def _steps_per_call(self):
         """The number of updates between two calls of a callback, at most."""
         # A call of the train function ends with the data of the epoch.
         length = self.mechanism.steps_per_epoch
         return min(self.model.steps_per_execution, length)
 
-    def _spent(self, ledger, steps):
+    def _epsilon_after(self, ledger, steps):
         phases = (*ledger.phases, (self.mechanism, steps))
-        return epsilon_of(phases, self.delta)
+        return compute_epsilon(phases, self.delta)
 
-    def _allowed(self, ledger, steps):
+    def _last_allowed_step(self, ledger, steps):
         """Return the last step of the next epoch that the budget allows."""
-        most = steps + self.mechanism.steps_per_epoch
+        epoch_end = steps + self.mechanism.steps_per_epoch
         if self.target_epsilon is None:
-            return most
-        return most_steps(
+            return epoch_end
+        return affordable_steps(
             ledger.phases,
             self.mechanism,
             self.target_epsilon,
             self.delta,
             steps,
-            most,
+            epoch_end,
         )
 
-    def _goes_on(self, ledger, steps):
+    def _can_continue(self, ledger, steps):
         """Whether the budget is enough for some of the next epoch."""
         if self.target_epsilon is None:
             return True
         # The first figure is needed anyway when that epoch begins.
-        lengths = self.mechanism.steps_per_epoch, self._at_once
+        increments = self.mechanism.steps_per_epoch, self._steps_per_call
         return any(
-            self._spent(ledger, steps + length) <= self.target_epsilon
-            for length in lengths
+            self._epsilon_after(ledger, steps + increment)
+            <= self.target_epsilon
+            for increment in increments
         )
 
 
@@ -136,22 +142,24 @@ class PrivacyBudget(keras.callbacks.Callback):
 
 def prepare(aggregation, model, arguments):
     """Check a `fit` before it begins, and set the data that it trains on."""
-    batches = _batches(aggregation, arguments)
+    batches = _require_batches(aggregation, arguments)
     _require_unchanged(aggregation, model)
     callbacks = arguments.get("callbacks")
-    refusals = [
-        *_of_arguments(arguments),
-        *_of_callbacks(callbacks),
-        *_of_executions(model, len(batches)),
-        *model_check.problems(model, batches, aggregation.public_layers),
+    problems = [
+        *_argument_problems(arguments),
+        *_callback_problems(callbacks),
+        *_execution_problems(model, len(batches)),
+        *model_check.find_problems(model, batches, aggregation.public_layers),
     ]
-    if refusals:
-        lines = "\n".join(f"- {text}" for text in refusals)
+    if problems:
+        lines = "\n".join(f"- {text}" for text in problems)
         raise ValueError(f"This training would not be private:\n{lines}")
     state = model.aggregation_state
-    state.proof = state.proof.and_of(model_check.proof_of(model, batches))
-    _warn_of_same_data(batches, arguments.get("validation_data"))
-    arguments["callbacks"] = _counting_first(aggregation, callbacks)
+    state.proof = state.proof.merged_with(
+        model_check.proof_record(model, batches)
+    )
+    _warn_of_shared_data(batches, arguments.get("validation_data"))
+    arguments["callbacks"] = _put_budget_first(aggregation, callbacks)
     strategy = model.distribute_strategy
     arguments["shuffle"] = False  # Batches are drawn; Keras would warn.
     arguments["x"] = batches.dataset(model.aggregation_state, strategy)
@@ -162,11 +170,11 @@ def prepare(aggregation, model, arguments):
 def clipping_json(clipping):
     """Return the clipping and noise as JSON, without the seed."""
     config: Any = serialize(clipping)
-    inside = {k: v for k, v in config["config"].items() if k != "seed"}
-    return json.dumps({config["class_name"]: inside}, sort_keys=True)
+    settings = {k: v for k, v in config["config"].items() if k != "seed"}
+    return json.dumps({config["class_name"]: settings}, sort_keys=True)
 
 
-def _batches(aggregation, arguments):
+def _require_batches(aggregation, arguments):
     batches = arguments.get("x")
     if not isinstance(batches, PrivateBatches):
         raise ValueError(
@@ -187,12 +195,12 @@ def _batches(aggregation, arguments):
 
 def _require_unchanged(aggregation, model):
     state = model.aggregation_state
-    known = isinstance(state, Ledger) and (
+    is_unchanged = isinstance(state, Ledger) and (
         state.mechanism == aggregation.mechanism
         and clipping_json(aggregation.clipping)
         == aggregation.mechanism.clipping
     )
-    if not known:
+    if not is_unchanged:
         raise ValueError(
             "What clips and adds noise is not what is accounted for. Expected "
             f"{aggregation.mechanism.clipping}. Received: "
@@ -202,7 +210,7 @@ def _require_unchanged(aggregation, model):
         )
 
 
-def _of_arguments(arguments):
+def _argument_problems(arguments):
     if arguments.get("validation_split"):
         yield (
             "`validation_split` takes validation data from the examples that "
@@ -226,24 +234,25 @@ def _of_arguments(arguments):
             )
 
 
-def _of_callbacks(callbacks):
+def _callback_problems(callbacks):
     """Yield a sentence for each callback that acts on training data."""
-    kinds = keras.callbacks
+    keras_callbacks = keras.callbacks
     for callback in listed(callbacks):
         name = type(callback).__name__
-        acts = isinstance(
-            callback, (kinds.EarlyStopping, kinds.ReduceLROnPlateau)
+        acts_on_logs = isinstance(
+            callback,
+            (keras_callbacks.EarlyStopping, keras_callbacks.ReduceLROnPlateau),
         ) or (
-            isinstance(callback, kinds.ModelCheckpoint)
+            isinstance(callback, keras_callbacks.ModelCheckpoint)
             and callback.save_best_only
         )
-        if acts and not callback.monitor.startswith("val_"):
+        if acts_on_logs and not callback.monitor.startswith("val_"):
             yield (
                 f"The callback {name} acts on {callback.monitor!r}, which is "
                 "computed from the protected examples without noise. Monitor "
                 "a metric of other data, such as 'val_loss'."
             )
-        if isinstance(callback, kinds.TerminateOnNaN):
+        if isinstance(callback, keras_callbacks.TerminateOnNaN):
             yield (
                 "The callback TerminateOnNaN acts on the loss of the "
                 "protected examples. Leave it out: samples whose gradients "
@@ -251,35 +260,39 @@ def _of_callbacks(callbacks):
             )
 
 
-def _of_executions(model, length):
+def _execution_problems(model, length):
     """Yield a sentence if a call of the train function passes an epoch."""
-    # Batches for several replicas have no end.
-    at_once = model.steps_per_execution
-    several = model.distribute_strategy.num_replicas_in_sync > 1
-    if several and length % at_once:
+    # The data set for several replicas is endless, so it ends no call.
+    steps_per_call = model.steps_per_execution
+    has_replicas = model.distribute_strategy.num_replicas_in_sync > 1
+    if has_replicas and length % steps_per_call:
         yield (
             "On several replicas steps_per_execution must divide the "
             f"{length} steps of an epoch, so that no call makes an update "
-            f"beyond it. Received: steps_per_execution={at_once}."
+            f"beyond it. Received: steps_per_execution={steps_per_call}."
         )
 
 
-def _counting_first(aggregation, callbacks):
+def _put_budget_first(aggregation, callbacks):
     """Return the callbacks with the one that logs epsilon before all others."""
-    own = [c for c in listed(callbacks) if isinstance(c, PrivacyBudget)]
-    if len(own) != 1 or own[0].mechanism != aggregation.mechanism:
+    budgets = [c for c in listed(callbacks) if isinstance(c, PrivacyBudget)]
+    if len(budgets) != 1 or budgets[0].mechanism != aggregation.mechanism:
         raise ValueError(
             "The budget is kept by a callback. Expected fit(..., callbacks="
             "[private.callback]) with the PrivateTraining of the gradient "
-            f"mode, once. Received: {own or callbacks!r}"
+            f"mode, once. Received: {budgets or callbacks!r}"
         )
-    return with_first(own[0], callbacks)
+    return with_first(budgets[0], callbacks)
 
 
-def _warn_of_same_data(batches, validation_data):
-    own = getattr(batches.source, "given", ())
-    given = [part for part in keras.tree.flatten(validation_data or ())]
-    if any(_is_same(a, b) for a in own for b in given):
+def _warn_of_shared_data(batches, validation_data):
+    training_parts = getattr(batches.source, "given", ())
+    validation_parts = [
+        part for part in keras.tree.flatten(validation_data or ())
+    ]
+    if any(
+        _shares_memory(a, b) for a in training_parts for b in validation_parts
+    ):
         warnings.warn(
             "The validation data are the protected examples: figures that "
             "are computed from them are not private, and nothing may be "
@@ -288,14 +301,14 @@ def _warn_of_same_data(batches, validation_data):
         )
 
 
-def _is_same(one, other):
+def _shares_memory(one, other):
     """Whether two containers of examples have any of their memory in common."""
     if one is other:
         return one is not None
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return False
     try:
-        work: Any = 10_000
-        return np.shares_memory(one, other, max_work=work)
+        max_work: Any = 10_000
+        return np.shares_memory(one, other, max_work=max_work)
     except np.exceptions.TooHardError:
         return False

@@ -45,7 +45,7 @@ class Ledger(AggregationState):
         self.proof = ProofRecord()
         self.checksum = None
         self.epoch_start = 0
-        self._trained = None
+        self._model_ref = None
 
     @property
     def updates(self):
@@ -65,7 +65,7 @@ class Ledger(AggregationState):
     @property
     def in_fit(self):
         """Whether a `fit` is running."""
-        return self._trained is not None
+        return self._model_ref is not None
 
     def begin_fit(self, model):
         """Take note of training that is not counted."""
@@ -73,11 +73,11 @@ class Ledger(AggregationState):
         counts = aggregation is not None and aggregation.counts
         if (self.begun and not counts) or self.was_changed(model):
             self.outside = True
-        self._trained = weakref.ref(model)
+        self._model_ref = weakref.ref(model)
 
     def end_fit(self, model):
         """Allow no more updates, and stand for the weights as they are."""
-        self._trained = None
+        self._model_ref = None
         self.limit.assign(np.asarray(0, "int64"))
         self.checksum = weights_checksum(model)
 
@@ -91,7 +91,9 @@ class Ledger(AggregationState):
         """Take over from the state before another compile()."""
         super().go_on_from(before)
         if isinstance(before, Ledger):
-            self._join(before.phases, before.mechanism, before.updates)
+            self._continue_phase(
+                before.phases, before.mechanism, before.updates
+            )
             self.run = before.run
             self.outside = before.outside
             self.proof = before.proof
@@ -99,18 +101,18 @@ class Ledger(AggregationState):
             if self.seed is None or self.seed == before.seed:
                 self.key = before.key
 
-    def _join(self, phases, mechanism, steps):
+    def _continue_phase(self, phases, mechanism, steps):
         """Continue the last phase if it is the same, else close it."""
         self.phases = tuple(phases)
         if mechanism != self.mechanism:
             if steps:
                 self.phases = (*self.phases, (mechanism, steps))
             steps = 0
-            self._begin_schedules()
+            self._restart_schedules()
         getattr(self, STEPS).assign(np.asarray(steps, "int64"))
         self.limit.assign(np.asarray(0, "int64"))
 
-    def _begin_schedules(self):
+    def _restart_schedules(self):
         if "steps" in self.kept:  # Schedules begin with the phase.
             self.steps.assign(np.asarray(0, "int64"))
 
@@ -125,28 +127,28 @@ class Ledger(AggregationState):
             "run": self.run,
             "outside": self.outside,
             "proof": self.proof.to_dict(),
-            "checksum": self._checksum_now(),
+            "checksum": self._current_checksum(),
         }
 
-    def _checksum_now(self):
-        model = self._trained and self._trained()
+    def _current_checksum(self):
+        model = self._model_ref and self._model_ref()
         return self.checksum if model is None else weights_checksum(model)
 
-    def go_on_from_record(self, record):
+    def continue_from_record(self, record):
         """Continue what `record` gave, in a ledger that has not begun."""
         self._set(np.asarray(record["noise"], "uint32"))
-        self._join(*_phases(record), record["steps"])
-        self._join_proof(record)
+        self._continue_phase(*_recorded_phases(record), record["steps"])
+        self._merge_proof(record)
         self.outside = self.outside or record["outside"]
         self.run = record["run"]
         if self.seed is None:
             self.key = tuple(int(word) for word in record["key"])
 
-    def _join_proof(self, record):
-        phases, mechanism = _phases(record)
-        begun = bool(_done((*phases, (mechanism, record["steps"]))))
-        proof = ProofRecord.of_record(record.get("proof"), begun)
-        self.proof = self.proof.and_of(proof)
+    def _merge_proof(self, record):
+        phases, mechanism = _recorded_phases(record)
+        begun = bool(_nonempty_phases((*phases, (mechanism, record["steps"]))))
+        proof = ProofRecord.from_record(record.get("proof"), begun)
+        self.proof = self.proof.merged_with(proof)
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
@@ -161,47 +163,57 @@ class Ledger(AggregationState):
             return
         text = np.asarray(store[LEDGER]).tobytes().decode()
         record = json.loads(text)
-        phases, mechanism = _phases(record)
-        loaded = _done((*phases, (mechanism, record["steps"])))
-        own, same_run = _done(self.spent), record["run"] == self.run
-        if not own or (same_run and _is_start(own, loaded)):
+        phases, mechanism = _recorded_phases(record)
+        loaded = _nonempty_phases((*phases, (mechanism, record["steps"])))
+        own_phases, same_run = (
+            _nonempty_phases(self.spent),
+            record["run"] == self.run,
+        )
+        # A later state of the same run replaces this one, an earlier state
+        # changes nothing, and what another run or branch spent is added.
+        if not own_phases or (same_run and _is_prefix(own_phases, loaded)):
             super().load_own_variables(store)
-            self.go_on_from_record(record)
-        elif not (same_run and _is_start(loaded, own)):
+            self.continue_from_record(record)
+        elif not (same_run and _is_prefix(loaded, own_phases)):
             self.add_record(record)
         self.outside = self.outside or record["outside"]
         self.checksum = record["checksum"]
 
     def add_record(self, record):
         """Count what another run has spent, given by `record`, beside this."""
-        phases, mechanism = _phases(record)
+        phases, mechanism = _recorded_phases(record)
         spent = (*self.spent, *phases, (mechanism, record["steps"]))
-        self._join(_done(spent), self.mechanism, 0)
-        self._join_proof(record)
+        self._continue_phase(_nonempty_phases(spent), self.mechanism, 0)
+        self._merge_proof(record)
         self.outside = self.outside or record["outside"]
-        self._begin_schedules()
+        self._restart_schedules()
         noise = record["noise"]
-        now = np.asarray(self.generator.state)
-        if int(noise[0]) == int(now[0]) and int(noise[1]) > int(now[1]):
+        generator_state = np.asarray(self.generator.state)
+        if int(noise[0]) == int(generator_state[0]) and int(noise[1]) > int(
+            generator_state[1]
+        ):
             # The same stream of noise: go on where both have been.
-            self.generator.state.assign(np.asarray(noise, now.dtype))
+            self.generator.state.assign(
+                np.asarray(noise, generator_state.dtype)
+            )
 
 
-def _phases(record):
+def _recorded_phases(record):
     phases = [(Mechanism.from_dict(m), steps) for m, steps in record["phases"]]
     return phases, Mechanism.from_dict(record["mechanism"])
 
 
-def _done(phases):
+def _nonempty_phases(phases):
     return tuple((m, steps) for m, steps in phases if steps)
 
 
-def _is_start(part, whole):
-    """Whether training that has spent `part` may go on to spend `whole`."""
-    if not part:
+def _is_prefix(prefix, phases):
+    """Whether training that spent `prefix` may go on to spend `phases`."""
+    if not prefix:
         return True
-    *before, (mechanism, steps) = part
-    if tuple(before) != whole[: len(before)] or len(part) > len(whole):
+    # The last phase of the prefix may have gone on; all others are closed.
+    *before, (mechanism, steps) = prefix
+    if tuple(before) != phases[: len(before)] or len(prefix) > len(phases):
         return False
-    later = whole[len(before)]
-    return later[0] == mechanism and later[1] >= steps
+    continued = phases[len(before)]
+    return continued[0] == mechanism and continued[1] >= steps

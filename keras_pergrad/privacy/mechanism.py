@@ -13,7 +13,7 @@ import numpy as np
 # The events of dp-accounting that take more than its constructors.
 
 
-def library():
+def import_dp_accounting():
     """Import dp-accounting, or say how to install it."""
     try:
         import dp_accounting
@@ -28,40 +28,44 @@ def library():
     return dp_accounting
 
 
-def several_examples(mechanism, noise):
+def user_event(mechanism, noise):
     """Return a Poisson step's event if a user has several examples."""
     # How many are in a batch is binomial, so a user's effect is a mixture
     # (Charles et al., "Fine-tuning large language models with user-level
     # differential privacy", arXiv 2407.07737).
     from scipy import stats
 
-    numbers = np.arange(mechanism.examples_per_user + 1)
-    chances = stats.binom.pmf(numbers, numbers[-1], mechanism.rate)
-    return library().dp_event.MixtureOfGaussiansDpEvent(
+    counts = np.arange(mechanism.examples_per_user + 1)
+    probabilities = stats.binom.pmf(counts, counts[-1], mechanism.rate)
+    return import_dp_accounting().dp_event.MixtureOfGaussiansDpEvent(
         noise,
-        tuple(float(k) for k in numbers),
-        tuple(float(p) for p in chances),
+        tuple(float(k) for k in counts),
+        tuple(float(p) for p in probabilities),
     )
 
 
 @functools.cache
-def replaced_sensitivity():
+def replacement_sensitivity():
     """Return the sensitivity to an exchange, in dp-accounting's unit."""
     # Exchanging a gradient moves the sum by twice the clip norm. dp-accounting
     # asks for noise over the clip norm, but takes it as noise over the
     # sensitivity (google/differential-privacy#378); if that changes, this
     # shows.
-    dp = library()
+    dp = import_dp_accounting()
     event = dp.GaussianDpEvent(1.0)
 
-    def spent(relation, event):
+    def compute_epsilon(relation, event):
         accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
         return accountant.compose(event).get_epsilon(1e-5)
 
-    whole = dp.SampledWithoutReplacementDpEvent(1, 1, event)
-    replaced = spent(dp.NeighboringRelation.REPLACE_ONE, whole)
-    removed = spent(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event)
-    return 2.0 if abs(replaced - removed) < 1e-6 else 1.0
+    full_batch = dp.SampledWithoutReplacementDpEvent(1, 1, event)
+    replace_epsilon = compute_epsilon(
+        dp.NeighboringRelation.REPLACE_ONE, full_batch
+    )
+    remove_epsilon = compute_epsilon(
+        dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event
+    )
+    return 2.0 if abs(replace_epsilon - remove_epsilon) < 1e-6 else 1.0
 
 
 # The ways to choose a batch's examples, each with what it hides of them.
@@ -74,24 +78,24 @@ def replaced_sensitivity():
 #: exchanged for another, of a known number; by a blank in a unit's place.
 RELATIONS = ADD_OR_REMOVE, REPLACE, BLANK = "add_or_remove", "replace", "blank"
 
-#: Of Poisson batches, the fractions that are larger than each size: with three
-#: sizes batches of 256 are padded by 7 %, and a fourth is never needed.
-_LARGER = (0.31, 0.023, 1e-12)
+#: The share of Poisson batches that exceed each padded size. With three sizes
+#: batches of 256 are padded by 7 %; a larger batch practically never comes.
+_OVERFLOW_RATES = (0.31, 0.023, 1e-12)
 
 
 class BatchSelection:
     """How batches are chosen; a `Mechanism` has the numbers."""
 
     in_words = ""
-    serves_users = False  # who may have several examples
-    has_canaries = True  # which are in the data or missing
+    supports_users = False  # who may have several examples
+    supports_canaries = True  # which are in the data or missing
 
     def relation(self, mechanism):
         """Return how neighbouring data differ, one of `RELATIONS`."""
         return ADD_OR_REMOVE
 
-    def rows(self, mechanism, random, step, total, parts):
-        """Choose from `total` examples; random(number) makes a generator."""
+    def rows(self, mechanism, make_generator, step, total, parts):
+        """Choose from `total` examples, with what `make_generator(n)` draws."""
         raise NotImplementedError
 
     def sizes(self, mechanism):
@@ -104,16 +108,22 @@ class BatchSelection:
     def require_parts(self, mechanism, parts):
         """Refuse so many workers where the numbers do not allow them."""
 
-    def noises(self, mechanism, steps):
+    def count_noises(self, mechanism, steps):
         """Count the noise multipliers that hide an example in so many steps."""
         return collections.Counter(mechanism.noise(0, steps))
 
     def event(self, mechanism, noise):
-        """Return the `DpEvent` of what one of these does."""
-        whole = library().GaussianDpEvent(noise / mechanism.examples_per_user)
-        return whole if mechanism.is_full_batch else self.part(mechanism, noise)
+        """Return the `DpEvent` of a step with this noise."""
+        gaussian = import_dp_accounting().GaussianDpEvent(
+            noise / mechanism.examples_per_user
+        )
+        return (
+            gaussian
+            if mechanism.is_full_batch
+            else self.batch_event(mechanism, noise)
+        )
 
-    def part(self, mechanism, noise):
+    def batch_event(self, mechanism, noise):
         """Return the event of a batch that has not all examples."""
         raise NotImplementedError
 
@@ -125,33 +135,35 @@ class Poisson(BatchSelection):
         "each example is in a batch with probability {rate:.6g}, "
         "independently of all others and of other batches"
     )
-    serves_users = True
+    supports_users = True
 
-    def rows(self, mechanism, random, step, total, parts):
-        return poisson(random(step), total, mechanism.rate)
+    def rows(self, mechanism, make_generator, step, total, parts):
+        return poisson_sample(make_generator(step), total, mechanism.rate)
 
     def sizes(self, mechanism):
         from scipy.stats import binom  # a requirement of dp-accounting
 
-        found = binom.isf(_LARGER, mechanism.examples, mechanism.rate)
-        return sorted({max(int(size), 1) for size in found})
+        quantiles = binom.isf(
+            _OVERFLOW_RATES, mechanism.examples, mechanism.rate
+        )
+        return sorted({max(int(size), 1) for size in quantiles})
 
-    def part(self, mechanism, noise):
-        dp = library()
+    def batch_event(self, mechanism, noise):
+        dp = import_dp_accounting()
         if mechanism.examples_per_user > 1:
-            return several_examples(mechanism, noise)
-        one = dp.GaussianDpEvent(noise)
-        return dp.PoissonSampledDpEvent(mechanism.rate, one)
+            return user_event(mechanism, noise)
+        gaussian = dp.GaussianDpEvent(noise)
+        return dp.PoissonSampledDpEvent(mechanism.rate, gaussian)
 
 
 class Fixed(BatchSelection):
-    """So many examples, none twice, drawn anew for each batch."""
+    """A fixed number of examples, drawn anew for each batch."""
 
     in_words = (
         "each batch is {batch_size} of {examples} examples, drawn without "
         "replacement, independently of other batches"
     )
-    has_canaries = False
+    supports_canaries = False
 
     def relation(self, mechanism):
         return ADD_OR_REMOVE if mechanism.is_full_batch else REPLACE
@@ -159,10 +171,12 @@ class Fixed(BatchSelection):
     def sizes(self, mechanism):
         return [mechanism.batch_size]
 
-    def rows(self, mechanism, random, step, total, parts):
+    def rows(self, mechanism, make_generator, step, total, parts):
         self.require_parts(mechanism, parts)
         size = mechanism.batch_size // parts
-        return random(step).choice(total, size, replace=False, shuffle=False)
+        return make_generator(step).choice(
+            total, size, replace=False, shuffle=False
+        )
 
     def require_parts(self, mechanism, parts):
         if mechanism.examples % parts or mechanism.batch_size % parts:
@@ -175,12 +189,12 @@ class Fixed(BatchSelection):
                 "no such numbers."
             )
 
-    def part(self, mechanism, noise):
-        dp = library()
+    def batch_event(self, mechanism, noise):
+        dp = import_dp_accounting()
         return dp.SampledWithoutReplacementDpEvent(
             mechanism.examples,
             mechanism.batch_size,
-            dp.GaussianDpEvent(noise / replaced_sensitivity()),
+            dp.GaussianDpEvent(noise / replacement_sensitivity()),
         )
 
 
@@ -195,42 +209,42 @@ class Shuffled(BatchSelection):
     def relation(self, mechanism):
         return BLANK
 
-    def rows(self, mechanism, random, step, total, parts):
-        epoch, place = divmod(step, mechanism.steps_per_epoch)
+    def rows(self, mechanism, make_generator, step, total, parts):
+        epoch, position = divmod(step, mechanism.steps_per_epoch)
         edges = np.linspace(0, total, mechanism.steps_per_epoch + 1)
-        first, last = np.round(edges[place : place + 2]).astype(int)
-        return random(epoch).permutation(total)[first:last]
+        first, last = np.round(edges[position : position + 2]).astype(int)
+        return make_generator(epoch).permutation(total)[first:last]
 
-    def noises(self, mechanism, steps):
+    def count_noises(self, mechanism, steps):
         # In an epoch every example is in one batch: only the noise of that
         # batch hides it. Whole epochs count, by the least noise in each.
-        length = mechanism.steps_per_epoch
-        noise = mechanism.noise(0, -(-steps // length) * length)
-        return collections.Counter(noise.reshape(-1, length).min(axis=1))
+        epoch_steps = mechanism.steps_per_epoch
+        noise = mechanism.noise(0, -(-steps // epoch_steps) * epoch_steps)
+        return collections.Counter(noise.reshape(-1, epoch_steps).min(axis=1))
 
-    def part(self, mechanism, noise):
-        each = noise / mechanism.examples_per_user
-        return library().GaussianDpEvent(each)
+    def batch_event(self, mechanism, noise):
+        user_noise = noise / mechanism.examples_per_user
+        return import_dp_accounting().GaussianDpEvent(user_noise)
 
 
 SELECTIONS = {"poisson": Poisson(), "fixed": Fixed(), "shuffled": Shuffled()}
 
 
-def poisson(generator, total, rate):
-    """Return each of `total` numbers with a probability, independently."""
+def poisson_sample(generator, total, rate):
+    """Draw each of `total` numbers with one probability, independently."""
     # The gap from one drawn number to the next is geometric, so the time
     # depends on how many are drawn, not on `total`.
     if rate >= 1:
         return np.arange(total)
-    drawn, last = [], -1
+    chunks, last = [], -1
     while last < total:
         expected = (total - last) * rate
         size = int(expected + 4 * expected**0.5) + 16
-        places = last + np.cumsum(generator.geometric(rate, size))
-        drawn.append(places)
-        last = places[-1]
-    drawn = np.concatenate(drawn)
-    return drawn[: np.searchsorted(drawn, total)]
+        chunk = last + np.cumsum(generator.geometric(rate, size))
+        chunks.append(chunk)
+        last = chunk[-1]
+    chunks = np.concatenate(chunks)
+    return chunks[: np.searchsorted(chunks, total)]
 
 
 # The mechanism of private training: the numbers its privacy depends on.
@@ -290,7 +304,7 @@ class Mechanism:
         """Return the noise multipliers of some steps, (steps,)."""
         if isinstance(self.noise_multiplier, float):
             return np.full(steps, self.noise_multiplier)
-        return _scheduled(self.noise_multiplier, first + steps)[first:]
+        return _schedule_values(self.noise_multiplier, first + steps)[first:]
 
     def noise_range(self, steps):
         """Return the least and the largest noise multiplier of some steps."""
@@ -307,7 +321,7 @@ class Mechanism:
 
 
 @functools.lru_cache(maxsize=32)
-def _scheduled(config, steps):
+def _schedule_values(config, steps):
     schedule = keras.saving.deserialize_keras_object(json.loads(config))
     values = [float(schedule(step)) for step in range(steps)]
     return np.asarray(values)
@@ -320,26 +334,34 @@ def _scheduled(config, steps):
 
 
 #: Separates these numbers from others made from the same seed.
-_PURPOSE = 0x6B7067
+_KEY_DOMAIN = 0x6B7067
 
 
 def make_key(seed):
     """Return the key of all draws, two integers; None: the system's own."""
     if seed is None:
         return secrets.randbits(64), secrets.randbits(64)
-    words = np.random.SeedSequence([_PURPOSE, seed]).generate_state(2, "uint64")
+    words = np.random.SeedSequence([_KEY_DOMAIN, seed]).generate_state(
+        2, "uint64"
+    )
     return int(words[0]), int(words[1])
 
 
-def draw(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
+def draw_batch(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
     """Return the examples of one batch of a phase, sorted, (m,) integers."""
     # Of several workers each draws from its own part of the examples, number
     # `part` and every `parts`-th after it.
 
-    def random(number):
-        bits = np.random.Philox(key=key, counter=[0, number, part, phase])
-        return np.random.Generator(bits)
+    # Philox counts in its first word. The other three name a stream, so that
+    # no two batches share random numbers.
+    def make_generator(position):
+        bit_generator = np.random.Philox(
+            key=key, counter=[0, position, part, phase]
+        )
+        return np.random.Generator(bit_generator)
 
     total = len(range(part, mechanism.examples, parts))
-    chosen = mechanism.selection.rows(mechanism, random, step, total, parts)
+    chosen = mechanism.selection.rows(
+        mechanism, make_generator, step, total, parts
+    )
     return np.sort(chosen) * parts + part

@@ -33,33 +33,33 @@ from keras_pergrad.uses import TracedStep, refusals, vouched_ops
 layers = keras.layers
 
 
-def adapted(model, public):
+def adapted_layers(model, public):
     """Yield each layer that was adapted to private data, with what it keeps."""
-    waiting, inside = layers_of(model), set()
-    for layer in waiting:
+    candidates, inner_lookups = layers_of(model), set()
+    for layer in candidates:
         if isinstance(layer, layers.TextVectorization):
-            inside.add(id(lookup_of(layer)))
-    for layer in waiting:
-        if layer.name not in public and id(layer) not in inside:
-            kept = _kept(layer)
-            if kept:
-                yield layer, kept
+            inner_lookups.add(id(lookup_of(layer)))
+    for layer in candidates:
+        if layer.name not in public and id(layer) not in inner_lookups:
+            state = _adapted_state(layer)
+            if state:
+                yield layer, state
 
 
-def _kept(layer):
+def _adapted_state(layer):
     """Return what a layer has from adapt(), in words, or None."""
     if isinstance(layer, layers.Normalization):
         return "mean and variance" if _has_moments(layer) else None
     if isinstance(layer, layers.Discretization):
         # With `num_bins` they can come from adapt() alone.
-        by_adapt = layer.num_bins is not None
-        known = layer.bin_boundaries is not None
-        return "boundaries" if by_adapt and known else None
+        can_adapt = layer.num_bins is not None
+        has_boundaries = layer.bin_boundaries is not None
+        return "boundaries" if can_adapt and has_boundaries else None
     if isinstance(layer, layers.TextVectorization):
         layer = lookup_of(layer)
     if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
-        return "vocabulary" if _has_words(layer) else None
-    # Of one's own: whether it was called is not known.
+        return "vocabulary" if _has_vocabulary(layer) else None
+    # A layer of the user's: whether adapt() was called is not known.
     return "state" if callable(getattr(layer, "adapt", None)) else None
 
 
@@ -72,7 +72,7 @@ def _has_moments(layer):
     return bool(mean.any() or (variance != 1).any())
 
 
-def _has_words(lookup):
+def _has_vocabulary(lookup):
     """Whether words were given by adapt() or set_vocabulary()."""
     if has_given_words(lookup):
         return False
@@ -82,45 +82,47 @@ def _has_words(lookup):
 # State that a traced forward pass takes from its batch.
 
 
-class KeptState:
+class AssignedState:
     """The variables whose new values depend on a traced function's batch."""
 
     # A count of the calls does not depend on it, nor does a seed.
 
-    def __init__(self, concrete, batch, given=()):
+    def __init__(self, concrete, batch, outputs=()):
         graph = concrete.graph
         self._types = StepTypes(
-            graph, batch, [], list(given), graph.get_operations()
+            graph, batch, [], list(outputs), graph.get_operations()
         )
         self._handles = [
             handle
-            for handle, kind in self._types.assigned
-            if handle is not None and _tells(kind)
+            for handle, tensor_type in self._types.assigned
+            if handle is not None and _reveals_batch(tensor_type)
         ]
 
-    def has(self, tensor):
+    def depends_on_batch(self, tensor):
         """Whether a tensor of the function depends on its arguments."""
-        return _tells(self._types.of(tensor))
+        return _reveals_batch(self._types.of(tensor))
 
     def names(self, model):
         """Name the variables and tables that ops assign, without repetition."""
         # Keras's variables are not among them if the function was traced in a
         # `keras.StatelessScope`.
-        names = {id(t): _name(t, model) for t in self._handles}
+        names = {id(t): _state_name(t, model) for t in self._handles}
         return sorted(set(names.values()))
 
 
-def _tells(kind):
+def _reveals_batch(tensor_type):
     """Whether a tensor of a type tells of the batch, if only of its size."""
-    return not isinstance(kind, Free) or bool(kind.flags & BY_SIZE)
+    return not isinstance(tensor_type, Free) or bool(
+        tensor_type.flags & BY_SIZE
+    )
 
 
-def _name(handle, model):
+def _state_name(handle, model):
     """Return the name of what a captured handle belongs to."""
     if not Handle.is_variable(handle):
         return "a table"
     for owner in _owners(model):
-        for name, variable in _variables(owner):
+        for name, variable in _owned_variables(owner):
             if variable.handle is handle:
                 return f"{name!r} of {owner.name!r}"
     return "a tf.Variable"
@@ -131,7 +133,7 @@ def _owners(model):
     return [*layers_of(model), *losses]
 
 
-def _variables(owner):
+def _owned_variables(owner):
     for variable in plain_variables([owner]):
         yield variable.name, variable
     for value in vars(owner).values():
@@ -142,7 +144,7 @@ def _variables(owner):
 # The proof that an example's gradient is its own, as far as there is one.
 
 
-ALONE = "each example's clipped gradient depends on that example alone"
+CLAIM = "each example's clipped gradient depends on that example alone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +166,8 @@ class ProofRecord:
     known: bool = True
 
     @classmethod
-    def of_record(cls, record, begun):
-        """Return it from what `to_dict` gave; None: an earlier version."""
+    def from_record(cls, record, begun):
+        """Read what `to_dict` wrote; None is of an earlier version."""
         if record is None:
             return cls(known=not begun)
         return cls(
@@ -177,14 +179,14 @@ class ProofRecord:
         )
 
     def to_dict(self):
-        """Return it for JSON."""
+        """Return the fields as a dict, for JSON."""
         return dataclasses.asdict(self)
 
-    def and_of(self, other):
-        """Return both together."""
+    def merged_with(self, other):
+        """Return the record of both together."""
 
-        def union(name):
-            both = {*getattr(self, name), *getattr(other, name)}
+        def union(field):
+            both = {*getattr(self, field), *getattr(other, field)}
             return tuple(sorted(both))
 
         return ProofRecord(
@@ -196,30 +198,34 @@ class ProofRecord:
         )
 
     def in_words(self, names=()):
-        """Return a sentence without its end; `names` are vouched for next."""
+        """Say it without a full stop; `names` are those to be vouched for."""
         if not self.known:
             return (
-                f"Whether {ALONE} was not recorded by the version that "
+                f"Whether {CLAIM} was not recorded by the version that "
                 "trained the model"
             )
         if not self.ops:
-            what = f" but what you vouch for: {_listed(names)}" if names else ""
+            exclusion = (
+                f" but what you vouch for: {_format_names(names)}"
+                if names
+                else ""
+            )
             return (
-                f"{ALONE[0].upper()}{ALONE[1:]}: this will be proved for all "
-                f"ops of the step before training begins{what}"
+                f"{CLAIM[0].upper()}{CLAIM[1:]}: this will be proved for all "
+                f"ops of the step before training begins{exclusion}"
             )
         number = " or ".join(map(str, self.ops))
-        text = f"{ALONE[0].upper()}{ALONE[1:]}: proved for all {number} ops"
+        text = f"{CLAIM[0].upper()}{CLAIM[1:]}: proved for all {number} ops"
         if not self.count:
             return f"{text} of the step"
         return (
             f"{text} of the step but {self.count} ({', '.join(self.kinds)}), "
             "for which the user vouches by name: "
-            f"compile(vouched={_listed(self.names)})"
+            f"compile(vouched={_format_names(self.names)})"
         )
 
 
-def _listed(names):
+def _format_names(names):
     return f"[{', '.join(map(repr, names))}]"
 
 
@@ -227,38 +233,41 @@ def _listed(names):
 
 
 #: There may be one example more or less; losses are looked at as fractions.
-_OF_EXAMPLES = {
+_EXAMPLE_OPTIONS = {
     "repeated": "example",
     "values": fractions.numerators,
 }
-LOOKED_AT = 8  # examples to run where the graph alone does not tell
+PROBED_EXAMPLES = 8  # examples to run where the graph alone does not tell
 
 
-def problems(model, batches, public_layers=()):
+def find_problems(model, batches, public_layers=()):
     """Return what breaks privacy, a list of sentences."""
-    reasons = [*_of_steps(model), *_of_optimizer(model)]
-    if reasons:
-        return reasons
-    reasons += [*_of_layers(model), *_of_adapted(model, public_layers)]
-    reasons += _of_variables(model)
-    if not reasons:
-        reasons += _of_losses(model, batches)
-    if not reasons:
-        reasons += _of_samples(model, batches)
-    return reasons
+    sentences = [*_step_problems(model), *_optimizer_problems(model)]
+    if sentences:
+        return sentences
+    sentences += [
+        *_layer_problems(model),
+        *_adapted_problems(model, public_layers),
+    ]
+    sentences += _variable_problems(model)
+    if not sentences:
+        sentences += _loss_problems(model, batches)
+    if not sentences:
+        sentences += _sample_problems(model, batches)
+    return sentences
 
 
-def proof_of(model, batches):
+def proof_record(model, batches):
     """Return how far it is proved that examples are apart."""
-    vouched, ops = vouched_ops(_traced_step(model, batches), **_OF_EXAMPLES)
+    vouched, ops = vouched_ops(_traced_step(model, batches), **_EXAMPLE_OPTIONS)
     names = model.vouched if vouched else ()
-    kinds = sorted({kind for kind, _ in vouched})
-    return ProofRecord((ops,), len(vouched), tuple(kinds), tuple(names))
+    op_types = sorted({op_type for op_type, _ in vouched})
+    return ProofRecord((ops,), len(vouched), tuple(op_types), tuple(names))
 
 
-def _of_samples(model, batches):
+def _sample_problems(model, batches):
     """Yield why an example's gradient is not proved to be its own."""
-    for error in refusals(_traced_step(model, batches), **_OF_EXAMPLES):
+    for error in refusals(_traced_step(model, batches), **_EXAMPLE_OPTIONS):
         yield str(error)
 
 
@@ -266,7 +275,7 @@ def _traced_step(model, batches):
     return TracedStep(model, keras.utils.unpack_x_y_sample_weight(batches.spec))
 
 
-def _of_steps(model):
+def _step_problems(model):
     if type(model).train_step is not PerGradModel.train_step:
         yield (
             f"{type(model).__name__} has a train_step of its own, which may "
@@ -289,9 +298,9 @@ def _of_steps(model):
         )
 
 
-def _of_optimizer(model):
-    several = hasattr(model.optimizer, "optimizers")
-    if several and model.built and not model.optimizer.built:
+def _optimizer_problems(model):
+    is_multi = hasattr(model.optimizer, "optimizers")
+    if is_multi and model.built and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     for optimizer in all_of(model.optimizer):
@@ -311,7 +320,7 @@ def _of_optimizer(model):
             )
 
 
-def _of_variables(model):
+def _variable_problems(model):
     for variable in model.trainable_variables:
         if variable.dtype in ("float16", "bfloat16"):
             yield (
@@ -323,13 +332,13 @@ def _of_variables(model):
             return
 
 
-def _of_layers(model):
+def _layer_problems(model):
     """Yield a sentence for each layer of a kind known to be wrong."""
-    how = "draws batches of other examples each time"
-    yield from stateful_layers(model, "PrivateTraining", how)
+    behavior = "draws batches of other examples each time"
+    yield from stateful_layers(model, "PrivateTraining", behavior)
     for layer in layers_of(model):
-        kind = keras.layers.BatchNormalization
-        if isinstance(layer, kind) and layer.trainable:
+        batch_norm = keras.layers.BatchNormalization
+        if isinstance(layer, batch_norm) and layer.trainable:
             yield (
                 f"layer {layer.name!r} ({type(layer).__name__}) normalises by "
                 "the statistics of the batch and keeps their averages, which "
@@ -338,27 +347,27 @@ def _of_layers(model):
             )
 
 
-def _of_adapted(model, public):
-    for layer, kept in adapted(model, public):
+def _adapted_problems(model, public):
+    for layer, state in adapted_layers(model, public):
         yield (
             f"layer {layer.name!r} ({type(layer).__name__}) was adapted to "
-            f"data. If they are those to be protected, its {kept} tells of "
+            f"data. If they are those to be protected, its {state} tells of "
             "them without noise: give it constants instead, as arguments when "
             "it is made. If they are public, say so by "
             f"PrivateTraining(public_layers=[{layer.name!r}])."
         )
 
 
-def _of_losses(model, batches):
+def _loss_problems(model, batches):
     """Yield the problems that a trace of the model's step shows."""
-    assigned, kept, terms, adds = _traced(model, batches)
+    assigned, state_names, terms, uses_add_loss = _trace_forward(model, batches)
     for variable in assigned:
         yield (
             f"The forward pass assigns {variable.path!r} what depends on the "
             "batch: what a layer keeps of the samples is in the model without "
             "noise. Leave it out, or freeze it (trainable=False)."
         )
-    for name in kept:
+    for name in state_names:
         yield (
             f"The forward pass or the loss assigns {name} what depends on the "
             "batch: what is kept of the samples goes into later steps, and "
@@ -379,7 +388,7 @@ def _of_losses(model, batches):
                 "its own mean over its mask, with reduction="
                 "'sum_over_batch_size', on outputs without mask."
             )
-    if adds and any(_sums(model, batches)):
+    if uses_add_loss and any(_added_sums(model, batches)):
         yield (
             "A loss given to add_loss() is a sum over the batch, so that a "
             "sample's gradient depends on how many others there are. Use "
@@ -387,18 +396,18 @@ def _of_losses(model, batches):
         )
 
 
-def _traced(model, batches):
+def _trace_forward(model, batches):
     """Return weights and other state that keep samples, and the losses."""
     # These are loss fractions, and whether add_loss is used.
     traces = []
 
     @tf.function(autograph=False)
-    def look(data):
+    def forward_pass(data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        noted = []
+        added_losses = []
         with (
             keras.StatelessScope(collect_losses=True) as scope,
-            noting_losses(model, noted),
+            noting_losses(model, added_losses),
         ):
             y_pred = call_model(model, x)
         assigned = [
@@ -409,27 +418,29 @@ def _traced(model, batches):
         terms = fractions.evaluate(
             compiled_loss(model), y, y_pred, sample_weight
         )
-        traces.append(((x, y, sample_weight), assigned, terms, bool(noted)))
+        traces.append(
+            ((x, y, sample_weight), assigned, terms, bool(added_losses))
+        )
 
     data = batches.spec
     build_symbolically(model, keras.utils.unpack_x_y_sample_weight(data))
-    concrete = look.get_concrete_function(data)
+    concrete = forward_pass.get_concrete_function(data)
     batch, assigned, *losses = traces[-1]
-    given = [value for _, value in assigned]
+    values = [value for _, value in assigned]
     try:
-        state = KeptState(concrete, batch, given)
+        state = AssignedState(concrete, batch, values)
     except ShapesUnknown as error:
         raise ValueError(messages.shapes_unknown(model, error)) from None
-    weights = [v for v, value in assigned if state.has(value)]
+    weights = [v for v, value in assigned if state.depends_on_batch(value)]
     return weights, state.names(model), *losses
 
 
-def _sums(model, batches):
-    rows = np.arange(min(LOOKED_AT, batches.source.size))
+def _added_sums(model, batches):
+    rows = np.arange(min(PROBED_EXAMPLES, batches.source.size))
     x = keras.utils.unpack_x_y_sample_weight(batches.source.take(rows))[0]
 
     @tf.function(autograph=False)
-    def look(x):
+    def added_sums(x):
         return microbatches.add_loss_kinds(model, x)
 
-    return [bool(value) for value in look(x)]
+    return [bool(value) for value in added_sums(x)]

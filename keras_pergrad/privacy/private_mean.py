@@ -63,9 +63,9 @@ class PrivateMean(Aggregation):
         return self.clipping.groups(variables)
 
     def at(self, state):
-        now = copy.copy(self)
-        now.clipping = self.clipping.at(state)
-        return now
+        current = copy.copy(self)
+        current.clipping = self.clipping.at(state)
+        return current
 
     def weights(self, norms):
         return self.clipping.weights(norms)
@@ -83,15 +83,18 @@ class PrivateMean(Aggregation):
     def make_state(self, before=None):
         kept = self.clipping.kept()
         state = Ledger(self.mechanism, self.clipping.seed, **kept)
-        after, begun = self.after, isinstance(before, Ledger) and before.begun
-        if after is not None and not begun:
-            state.go_on_from_record(after)
+        after, has_begun = (
+            self.after,
+            isinstance(before, Ledger) and before.begun,
+        )
+        if after is not None and not has_begun:
+            state.continue_from_record(after)
             if isinstance(before, Ledger):
                 return state
         if isinstance(before, AggregationState):
             state.go_on_from(before)
-        # Where it is compiled so again, it counts again: epsilon is not less.
-        if after is not None and begun and before.run != after["run"]:
+        # Compiled again, it may count twice what was spent: never too little.
+        if after is not None and has_begun and before.run != after["run"]:
             state.add_record(after)
         return state
 
@@ -102,9 +105,11 @@ class PrivateMean(Aggregation):
                 "gradients, n, state) with what make_state() returned. "
                 f"Received: state={state!r}"
             )
-        done = tf.convert_to_tensor(getattr(state, STEPS))
-        allowed = done < tf.convert_to_tensor(state.limit)
-        check = tf.debugging.Assert(allowed, [_NOT_ALLOWED, done])
+        num_updates = tf.convert_to_tensor(getattr(state, STEPS))
+        allowed = num_updates < tf.convert_to_tensor(state.limit)
+        check = tf.debugging.Assert(allowed, [_NOT_ALLOWED, num_updates])
+        # Eagerly Assert raises by itself and returns None. In a graph, identity
+        # ties the gradients to the check.
         with tf.control_dependencies([check] if check is not None else []):
             gradients = [
                 None if g is None else tf.identity(tf.convert_to_tensor(g))
@@ -112,7 +117,7 @@ class PrivateMean(Aggregation):
             ]
             gradients = self.clipping.finish(gradients, n, state)
             state.advance(STEPS, tf.cast(allowed, "int64"))
-        # XLA leaves assertions out: what is not allowed is nothing there.
+        # XLA drops assertions: there, a step that is not allowed gets zeros.
         return [
             None if g is None else tf.where(allowed, g, tf.zeros_like(g))
             for g in gradients

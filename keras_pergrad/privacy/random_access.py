@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.data.batches import by_position, is_composite
 
 
-def source_of(x, y=None, sample_weight=None):
+def make_source(x, y=None, sample_weight=None):
     """Return a source for what `PrivateTraining.batches` takes."""
     for name, part in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(part, (list, tuple)) and not all(map(_has_shape, part)):
@@ -15,7 +15,7 @@ def source_of(x, y=None, sample_weight=None):
                 f"Expected `{name}` as an array. Received: a "
                 f"{type(part).__name__}. Use np.asarray({name})."
             )
-    alone = y is None and sample_weight is None
+    is_single = y is None and sample_weight is None
     if isinstance(x, tf.data.Dataset):
         source = _DatasetSource
     elif isinstance(x, keras.utils.PyDataset):
@@ -32,7 +32,7 @@ def source_of(x, y=None, sample_weight=None):
             f"Received: {type(x).__name__}. Put what a generator gives into "
             "arrays first, such as memory-mapped ones."
         )
-    if not alone:
+    if not is_single:
         raise ValueError(
             f"A {type(x).__name__} gives its targets and weights itself. "
             "Expected batches(data), or arrays: np.asarray(x). Received: y or "
@@ -70,9 +70,9 @@ class _ArraySource(_Source):
             parts = x, y, sample_weight
         else:
             parts = (x,) if y is None else (x, y)
-        self.given = _arrays(parts)
-        self.parts = _mapped(_readable, _as_keras(parts))
-        sizes = [len(part) for part in _arrays(self.parts)]
+        self.given = _flatten_arrays(parts)
+        self.parts = _map_arrays(_as_indexable, _lists_to_tuples(parts))
+        sizes = [len(part) for part in _flatten_arrays(self.parts)]
         if len(set(sizes)) > 1:
             raise ValueError(
                 "All arrays must have the same number of rows, one for each "
@@ -85,46 +85,54 @@ class _ArraySource(_Source):
         return ""
 
     def take(self, rows):
-        return _mapped(lambda part: _plain(part[rows]), self.parts)
+        return _map_arrays(lambda part: _cast_floats(part[rows]), self.parts)
 
     def tensors(self):
         """Return all of the data if it is in memory anyway, else None."""
-        if any(type(part) is not np.ndarray for part in _arrays(self.parts)):
+        if any(
+            type(part) is not np.ndarray for part in _flatten_arrays(self.parts)
+        ):
             return None
-        return _mapped(lambda part: tf.constant(_plain(part)), self.parts)
+        return _map_arrays(
+            lambda part: tf.constant(_cast_floats(part)), self.parts
+        )
 
 
-class _OneByOne(_Source):
+class _SingleExampleSource(_Source):
     """Examples that are given one at a time."""
 
     def tensors(self):
         return None
 
     def hint(self):
-        shapes = [tuple(np.shape(part)) for part in _arrays(self.example(0))]
+        shapes = [
+            tuple(np.shape(part)) for part in _flatten_arrays(self.example(0))
+        ]
         return (
-            f", the first of which is of shape {_listed(shapes)}. If these "
-            f"are batches: {_BATCHED}"
+            f", the first of which is of shape {_format_shapes(shapes)}. If "
+            f"these are batches: {_BATCHED_HINT}"
         )
 
     def take(self, rows):
         examples = [self.example(int(row)) for row in rows]
         if not examples:
-            return _mapped(lambda part: part[:0], self.take([0]))
-        return _mapped(lambda *parts: _plain(np.stack(parts)), *examples)
+            return _map_arrays(lambda part: part[:0], self.take([0]))
+        return _map_arrays(
+            lambda *parts: _cast_floats(np.stack(parts)), *examples
+        )
 
 
-class _ItemSource(_OneByOne):
+class _ItemSource(_SingleExampleSource):
     def __init__(self, items):
         self.items = items
         self.size = len(items)
 
     def example(self, row):
         item = self.items[row]
-        return _as_keras(item if isinstance(item, tuple) else (item,))
+        return _lists_to_tuples(item if isinstance(item, tuple) else (item,))
 
 
-class _DatasetSource(_OneByOne):
+class _DatasetSource(_SingleExampleSource):
     def __init__(self, dataset):
         self.size = int(dataset.cardinality())
         if self.size < 0:
@@ -149,10 +157,12 @@ class _DatasetSource(_OneByOne):
 
     def example(self, row):
         item = tf.data.experimental.at(self.dataset, row)
-        return _mapped(np.asarray, item if isinstance(item, tuple) else (item,))
+        return _map_arrays(
+            np.asarray, item if isinstance(item, tuple) else (item,)
+        )
 
 
-class _PyDatasetSource(_OneByOne):
+class _PyDatasetSource(_SingleExampleSource):
     """A PyDataset, which gives batches; each batch that is needed is read."""
 
     def __init__(self, dataset):
@@ -168,9 +178,13 @@ class _PyDatasetSource(_OneByOne):
         # the first epoch.
         dataset.on_epoch_begin()
         self._is_prepared = True
-        self.length = self._length(dataset[0])
-        rest = self.length if count == 1 else self._length(dataset[count - 1])
-        self.size = (count - 1) * self.length + rest
+        self.batch_length = self._batch_length(dataset[0])
+        last_length = (
+            self.batch_length
+            if count == 1
+            else self._batch_length(dataset[count - 1])
+        )
+        self.size = (count - 1) * self.batch_length + last_length
 
     def begin_epoch(self):
         if not self._is_prepared:
@@ -181,58 +195,67 @@ class _PyDatasetSource(_OneByOne):
         self.dataset.on_epoch_end()
 
     def take(self, rows):
-        parts, taken = np.divmod(np.asarray(rows, int), self.length), []
-        for number in np.unique(parts[0]):
-            batch = _as_keras(self.dataset[int(number)])
-            if self._length(batch) < parts[1][parts[0] == number].max() + 1:
+        # indices[0] are the numbers of batches, indices[1] the places in them.
+        indices, pieces = (
+            np.divmod(np.asarray(rows, int), self.batch_length),
+            [],
+        )
+        for number in np.unique(indices[0]):
+            batch = _lists_to_tuples(self.dataset[int(number)])
+            if (
+                self._batch_length(batch)
+                < indices[1][indices[0] == number].max() + 1
+            ):
                 raise ValueError(
                     "The batches of a PyDataset must have one size, but for "
-                    f"the last. Expected {self.length} examples in batch "
-                    f"{number}. Received: {self._length(batch)}"
+                    f"the last. Expected {self.batch_length} examples in batch "
+                    f"{number}. Received: {self._batch_length(batch)}"
                 )
-            chosen = parts[1][parts[0] == number]
-            taken.append(_mapped(lambda a, c=chosen: a[c], batch))
-        if not taken:
-            return _mapped(lambda part: part[:0], self.take([0]))
-        return _mapped(lambda *parts: _plain(np.concatenate(parts)), *taken)
+            chosen = indices[1][indices[0] == number]
+            pieces.append(_map_arrays(lambda a, c=chosen: a[c], batch))
+        if not pieces:
+            return _map_arrays(lambda part: part[:0], self.take([0]))
+        return _map_arrays(
+            lambda *arrays: _cast_floats(np.concatenate(arrays)), *pieces
+        )
 
     def hint(self):
-        return f", in batches of {self.length}"
+        return f", in batches of {self.batch_length}"
 
-    def _length(self, batch):
+    def _batch_length(self, batch):
         return len(keras.tree.flatten(batch)[0])
 
 
-def spec_of(source):
+def batch_spec(source):
     """Return the `tf.TensorSpec`s of batches of any size."""
-    return _mapped(
+    return _map_arrays(
         lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype),
         source.take(np.arange(1)),
     )
 
 
 #: What to do where batches were given in place of examples.
-_BATCHED = (
+_BATCHED_HINT = (
     "expected single examples, which are drawn into batches here. Give the "
     "data as they are before .batch(), or arrays."
 )
 
 
-def _as_keras(parts):
+def _lists_to_tuples(parts):
     """Return a structure with tuples in place of lists, as `fit` makes it."""
     # A tf.data.Dataset takes a list for one tensor.
     return keras.tree.lists_to_tuples(parts)
 
 
-def _listed(shapes):
+def _format_shapes(shapes):
     return " and ".join(str(shape) for shape in shapes)
 
 
-def _arrays(parts):
+def _flatten_arrays(parts):
     return [part for part in keras.tree.flatten(parts) if part is not None]
 
 
-def _mapped(function, *structures):
+def _map_arrays(function, *structures):
     """Map the parts of structures, but for those that are None."""
     return keras.tree.map_structure(
         lambda *parts: None if parts[0] is None else function(*parts),
@@ -240,7 +263,7 @@ def _mapped(function, *structures):
     )
 
 
-def _readable(part):
+def _as_indexable(part):
     """Return what can be indexed by an array of rows."""
     part = by_position(part)
     if isinstance(part, np.ndarray):
@@ -255,7 +278,7 @@ def _readable(part):
     return part
 
 
-def _plain(part):
+def _cast_floats(part):
     """Return an array in the float type that Keras casts data to."""
     part = np.asarray(part)
     if part.dtype == np.float64:

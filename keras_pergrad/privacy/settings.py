@@ -10,8 +10,8 @@ from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import SAMPLINGS
 
 
-def probability(name, value):
-    """Return a number between 0 and 1."""
+def check_probability(name, value):
+    """Return a number strictly between 0 and 1, or refuse it."""
     if isinstance(value, float) and 0 < value < 1:
         return value
     raise ValueError(
@@ -19,15 +19,15 @@ def probability(name, value):
     )
 
 
-def budget(value):
-    """Return a budget for epsilon as float, or None."""
+def check_budget(value):
+    """Return a budget for epsilon as a float, or None; refuse others."""
     if value is None:
         return None
     return positive_number("target_epsilon", value, " or None")
 
 
-def multiplier(value):
-    """Return a noise multiplier as float."""
+def check_multiplier(value):
+    """Return a noise multiplier as a float, or refuse it."""
     return positive_number(
         "noise_multiplier",
         value,
@@ -35,8 +35,8 @@ def multiplier(value):
     )
 
 
-def known_sampling(value):
-    """Return one of `SAMPLINGS`."""
+def check_sampling(value):
+    """Return one of `SAMPLINGS`, or refuse the value."""
     if value in SAMPLINGS:
         return value
     raise ValueError(
@@ -44,8 +44,8 @@ def known_sampling(value):
     )
 
 
-def size_of_batch(value, examples):
-    """Return a batch size that is at most the number of examples."""
+def check_batch_size(value, examples):
+    """Return a batch size, at most the number of examples, or refuse it."""
     size = positive_integer("batch_size", value)
     if size > examples:
         raise ValueError(
@@ -55,7 +55,7 @@ def size_of_batch(value, examples):
     return size
 
 
-def number_of_steps(epochs, steps, mechanism):
+def planned_steps(epochs, steps, mechanism):
     """Return the number of steps that are planned, or None."""
     if epochs is not None and steps is not None:
         raise ValueError(
@@ -67,8 +67,8 @@ def number_of_steps(epochs, steps, mechanism):
     return None if steps is None else positive_integer("steps", steps)
 
 
-def steps_given(value):
-    """Return a number of steps as an int."""
+def check_steps(value):
+    """Return a number of steps as an int, or refuse it."""
     if value is None:
         raise ValueError(
             "The number of steps is not known. Expected epsilon(steps), "
@@ -91,7 +91,7 @@ def steps_given(value):
     return steps
 
 
-def spent_by(model):
+def spent_phases(model):
     """Return the phases and the record of a private model; of None none."""
     if model is None:
         return (), None
@@ -104,7 +104,7 @@ def spent_by(model):
     return ledger.spent, ledger.record()
 
 
-def clipping_with_noise(clipping, clip_norm, noise, seed, size):
+def configure_clipping(clipping, clip_norm, noise, seed, size):
     """Return the clipping, with its noise, seed and batch size set."""
     if clipping is None:
         clip_norm = 1.0 if clip_norm is None else clip_norm
@@ -114,9 +114,9 @@ def clipping_with_noise(clipping, clip_norm, noise, seed, size):
             "Expected `clip_norm` or `clipping`. Received: both, "
             f"clip_norm={clip_norm!r}, clipping={clipping!r}"
         )
-    given = ("noise_multiplier", "seed", "expected_batch_size")
+    reserved = ("noise_multiplier", "seed", "expected_batch_size")
     if not isinstance(clipping, ClippedMean) or any(
-        getattr(clipping, name) for name in given
+        getattr(clipping, name) for name in reserved
     ):
         raise ValueError(
             "`clipping` must be a ClippedMean, an AutomaticClippedMean or an "

@@ -16,37 +16,37 @@ from keras_pergrad.privacy.model_check import ProofRecord
 # The words for private training, for those who read it.
 
 
-_PARTS = {
+_NORM_SCOPES = {
     "variable": ", each variable to its equal part of that",
     "layer": ", each layer to its equal part of that",
 }
 
 
-def clipping_in_words(text):
+def describe_clipping(text):
     """Say how gradients are clipped, from the JSON that `Mechanism` has."""
     ((name, config),) = json.loads(text).items()
-    norm = _value(config.get("clip_norm"))
+    norm = _format_value(config.get("clip_norm"))
     if name == "AutomaticClippedMean":
         words = f"gradients scaled to norm {norm} (automatic clipping)"
     elif name == "AdaptiveClippedMean":
         words = (
             f"gradients clipped to norm {norm} at first, which then follows "
-            f"the {_value(config['quantile'])} quantile of their norms"
+            f"the {_format_value(config['quantile'])} quantile of their norms"
         )
     elif name == "ClippedMean":
         words = f"gradients clipped to norm {norm}"
     else:
         words = f"gradients clipped by {name}, clip_norm {norm}"
-    return words + _PARTS.get(config.get("per"), "")
+    return words + _NORM_SCOPES.get(config.get("per"), "")
 
 
-def noise_in_words(values):
+def describe_noise(values):
     """Say how large the noise multipliers are, from the least and the most."""
     least, most = values
     return f"{least:.4g}" if least == most else f"{least:.4g} to {most:.4g}"
 
 
-def plan_in_words(private):
+def describe_plan(private):
     """Return the lines that a `PrivateTraining` prints."""
     m, steps = private.mechanism, private.steps
     budget = private.target_epsilon
@@ -62,9 +62,9 @@ def plan_in_words(private):
     rows = {
         "steps": planned,
         "batches": f"{m.batch_size} of {m.examples} examples, {m.sampling}",
-        "clipping": clipping_in_words(m.clipping),
-        "noise": f"{noise_in_words(m.noise_range(steps or 1))} times that norm",
-        "unit": _unit(m),
+        "clipping": describe_clipping(m.clipping),
+        "noise": f"{describe_noise(m.noise_range(steps or 1))} times that norm",
+        "unit": _describe_unit(m),
         "epsilon": epsilon,
         "delta": f"{private.delta:g}",
     }
@@ -72,17 +72,17 @@ def plan_in_words(private):
     return "\n".join(["Private training (DP-SGD)", *lines])
 
 
-def _unit(mechanism):
+def _describe_unit(mechanism):
     """Say whom the guarantee is for."""
     if mechanism.unit == "user":
-        most = mechanism.examples_per_user
-        return f"a user, with at most {most} example{'s' * (most > 1)}"
+        count = mechanism.examples_per_user
+        return f"a user, with at most {count} example{'s' * (count > 1)}"
     if mechanism.unit == "unique":
         return "an example, each of another person"
     return "an example, of which a person may have several"
 
 
-def _value(value):
+def _format_value(value):
     """Return a number in few figures; a schedule by its class."""
     if isinstance(value, dict):
         return f"of a schedule ({value['class_name']})"
@@ -150,26 +150,26 @@ class Statement(dict):
         vouched=(),
     ):
         """Make the statement for phases, (`Mechanism`, steps) each."""
-        begun = [(m, steps) for m, steps in phases if steps]
-        relation = accounting.relation_of(begun or phases)
-        units = {(m.unit, m.examples_per_user) for m, _ in begun or phases}
+        started = [(m, steps) for m, steps in phases if steps]
+        relation = accounting.neighboring_relation(started or phases)
+        units = {(m.unit, m.examples_per_user) for m, _ in started or phases}
         proof = proof or ProofRecord()
         names = proof.names if proof.ops else vouched
-        users = len(units) == 1 and units.pop()[0] == USER
-        unit = "user" if users else "example"
+        for_users = len(units) == 1 and units.pop()[0] == USER
+        unit = "user" if for_users else "example"
         return cls(
-            epsilon=accounting.epsilon_of(tuple(phases), delta),
+            epsilon=accounting.compute_epsilon(tuple(phases), delta),
             delta=delta,
             planned=planned,
             budget=private.target_epsilon,
             unit=unit,
             neighbours=_NEIGHBOURS[relation].format(unit=unit),
-            accountant=_accountant(begun),
+            accountant=_accountant_or_default(started),
             outside=outside,
             proof=proof.in_words(vouched),
             vouched=list(names),
-            phases=[_phase(m, steps) for m, steps in begun or phases],
-            assumptions=list(_assumptions(begun or phases, names)),
+            phases=[_phase_entry(m, steps) for m, steps in started or phases],
+            assumptions=list(_assumptions(started or phases, names)),
             not_covered=list(_NOT_COVERED),
         )
 
@@ -191,7 +191,9 @@ class Statement(dict):
                 "gradient mode, in a loop of one's own, through a model that "
                 "shares layers, or by weights set or loaded from elsewhere."
             )
-        lines += [f"Phase: {_in_words(phase)}" for phase in self["phases"]]
+        lines += [
+            f"Phase: {_describe_phase(phase)}" for phase in self["phases"]
+        ]
         lines.append(f"{self['proof']}.")
         lines.append("It is assumed that")
         lines += [f"- {text};" for text in self["assumptions"]]
@@ -207,11 +209,11 @@ class Statement(dict):
     __repr__ = __str__
 
 
-def _accountant(begun):
-    return accounting.accountant_of(tuple(begun)) if begun else "PLD"
+def _accountant_or_default(started):
+    return accounting.accountant_name(tuple(started)) if started else "PLD"
 
 
-def _phase(mechanism, steps):
+def _phase_entry(mechanism, steps):
     return {
         "steps": steps,
         "sampling": mechanism.sampling,
@@ -223,12 +225,12 @@ def _phase(mechanism, steps):
     }
 
 
-def _in_words(phase):
+def _describe_phase(phase):
     return (
         f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
         f"{phase['batch_size']} from {phase['samples']} examples, "
-        f"{clipping_in_words(phase['clipping'])}, noise multiplier "
-        f"{noise_in_words(phase['noise_multiplier'])}"
+        f"{describe_clipping(phase['clipping'])}, noise multiplier "
+        f"{describe_noise(phase['noise_multiplier'])}"
     )
 
 
@@ -242,12 +244,12 @@ def _assumptions(phases, vouched=()):
         )
         for mechanism in mechanisms
     )
-    for most in sorted(
+    for max_examples in sorted(
         {m.examples_per_user for m in mechanisms if m.unit == USER}
     ):
         yield (
             "`user_ids` are right; of each user at most "
-            f"{most} examples are used"
+            f"{max_examples} examples are used"
         )
     if any(m.unit == EXAMPLE for m in mechanisms):
         yield "each example is of another person: else a person has less"

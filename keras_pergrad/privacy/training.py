@@ -17,7 +17,7 @@ from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
-from keras_pergrad.privacy.accounting import calibrated
+from keras_pergrad.privacy.accounting import calibrate_noise
 from keras_pergrad.privacy.fit_check import (
     PrivacyBudget,
     TrainedModels,
@@ -27,24 +27,24 @@ from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
 from keras_pergrad.privacy.private_batches import (
     PrivateBatches,
-    rows_of_users,
-    unit_of,
+    privacy_unit,
+    select_user_rows,
 )
 from keras_pergrad.privacy.private_mean import PrivateMean
-from keras_pergrad.privacy.random_access import require_examples, source_of
+from keras_pergrad.privacy.random_access import make_source, require_examples
 from keras_pergrad.privacy.settings import (
-    budget,
-    clipping_with_noise,
-    known_sampling,
-    multiplier,
-    number_of_steps,
-    probability,
-    size_of_batch,
-    spent_by,
-    steps_given,
+    check_batch_size,
+    check_budget,
+    check_multiplier,
+    check_probability,
+    check_sampling,
+    check_steps,
+    configure_clipping,
+    planned_steps,
+    spent_phases,
     warn_of_weights,
 )
-from keras_pergrad.privacy.statement import Statement, plan_in_words
+from keras_pergrad.privacy.statement import Statement, describe_plan
 
 METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
 UNIQUE = "unique"
@@ -163,9 +163,9 @@ class PrivateTraining:
         public_layers: Sequence[str] = (),
         continue_from: keras.Model | None = None,
     ):
-        accounting.library()
-        self.delta = probability("delta", delta)
-        self.target_epsilon = budget(target_epsilon)
+        accounting.import_dp_accounting()
+        self.delta = check_probability("delta", delta)
+        self.target_epsilon = check_budget(target_epsilon)
         self.microbatch_size = microbatch_size and positive_integer(
             "microbatch_size", microbatch_size
         )
@@ -177,41 +177,45 @@ class PrivateTraining:
         self.method = method
         self.public_layers = tuple(public_layers)
         self.seed = seed_or_none(seed)
-        self.total = positive_integer("samples", samples)
-        self._rows = rows_of_users(
-            self.total, user_ids, samples_per_user, sampling, self.seed
+        self.num_samples = positive_integer("samples", samples)
+        self._user_rows = select_user_rows(
+            self.num_samples, user_ids, samples_per_user, sampling, self.seed
         )
-        used = self.total if self._rows is None else len(self._rows)
-        if self.delta > 1 / used:
+        num_used = (
+            self.num_samples
+            if self._user_rows is None
+            else len(self._user_rows)
+        )
+        if self.delta > 1 / num_used:
             warnings.warn(
                 f"delta={delta} is more than 1 / samples: it would permit "
                 "publishing a sample. Take a delta well below that.",
                 stacklevel=2,
             )
         mechanism = Mechanism(
-            sampling=known_sampling(sampling),
-            examples=used,
-            batch_size=size_of_batch(batch_size, used),
+            sampling=check_sampling(sampling),
+            examples=num_used,
+            batch_size=check_batch_size(batch_size, num_used),
             noise_multiplier=0.0,
             clipping="",
             examples_per_user=samples_per_user or 1,
-            unit=unit_of(user_ids),
+            unit=privacy_unit(user_ids),
         )
-        self.steps = number_of_steps(epochs, steps, mechanism)
-        self._before, self._record = spent_by(continue_from)
-        noise = self._noise(noise_multiplier, mechanism)
-        self.clipping = clipping_with_noise(
+        self.steps = planned_steps(epochs, steps, mechanism)
+        self._earlier_phases, self._earlier_record = spent_phases(continue_from)
+        noise = self._choose_noise(noise_multiplier, mechanism)
+        self.clipping = configure_clipping(
             clipping, clip_norm, noise, self.seed, mechanism.batch_size
         )
-        described = noise
+        noise_config = noise
         if is_schedule(noise):
-            described = json.dumps(serialize(noise), sort_keys=True)
+            noise_config = json.dumps(serialize(noise), sort_keys=True)
         self.mechanism = dataclasses.replace(
             mechanism,
-            noise_multiplier=described,
+            noise_multiplier=noise_config,
             clipping=clipping_json(self.clipping),
         )
-        self._require_enough()
+        self._require_budget()
         self._models = TrainedModels()
 
     @property
@@ -239,7 +243,7 @@ class PrivateTraining:
                 self.delta,
                 self.target_epsilon,
                 self.public_layers,
-                self._record,
+                self._earlier_record,
             )
         )
         if self.microbatch_size is None:
@@ -284,13 +288,15 @@ class PrivateTraining:
                 taken at random.
             TypeError: `x` is something else.
         """
-        return self._batches_without(x, y, sample_weight, ())
+        return self._batches_excluding(x, y, sample_weight, ())
 
-    def _batches_without(self, x, y, sample_weight, without):
-        source = source_of(x, y, sample_weight)
-        require_examples(source, self.total)
+    def _batches_excluding(self, x, y, sample_weight, excluded_rows):
+        source = make_source(x, y, sample_weight)
+        require_examples(source, self.num_samples)
         warn_of_weights(sample_weight)
-        return PrivateBatches(source, self.mechanism, self._rows, without)
+        return PrivateBatches(
+            source, self.mechanism, self._user_rows, excluded_rows
+        )
 
     def epsilon(self, steps=None):
         """Return the epsilon of some steps, those of `continue_from` included.
@@ -305,8 +311,8 @@ class PrivateTraining:
         """
         if steps is None:
             steps = self.steps
-        phases = (*self._before, (self.mechanism, steps_given(steps)))
-        return accounting.epsilon_of(phases, self.delta)
+        phases = (*self._earlier_phases, (self.mechanism, check_steps(steps)))
+        return accounting.compute_epsilon(phases, self.delta)
 
     def statement(self, model=None):
         """Return what is guaranteed for a model, a `Statement`.
@@ -327,14 +333,14 @@ class PrivateTraining:
                 )
             model = trained[0] if trained else None
         if model is None:
-            phases = (*self._before, (self.mechanism, self.steps or 0))
-            before = (self._record or {}).get("proof", {})
+            phases = (*self._earlier_phases, (self.mechanism, self.steps or 0))
+            earlier_proof = (self._earlier_record or {}).get("proof", {})
             return Statement.of(
                 phases,
                 self.delta,
                 self,
                 planned=True,
-                vouched=before.get("names", ()),
+                vouched=earlier_proof.get("names", ()),
             )
         ledger = getattr(model, "aggregation_state", None)
         if not isinstance(ledger, Ledger):
@@ -353,7 +359,7 @@ class PrivateTraining:
         )
 
     def __str__(self):
-        return plan_in_words(self)
+        return describe_plan(self)
 
     def __repr__(self):
         m = self.mechanism
@@ -365,20 +371,28 @@ class PrivateTraining:
             f"sampling={m.sampling!r}, unit={m.unit!r})"
         )
 
-    def _noise(self, given, mechanism):
-        if given is not None:
-            return given if is_schedule(given) else multiplier(given)
+    def _choose_noise(self, noise_multiplier, mechanism):
+        if noise_multiplier is not None:
+            return (
+                noise_multiplier
+                if is_schedule(noise_multiplier)
+                else check_multiplier(noise_multiplier)
+            )
         if self.target_epsilon is None or self.steps is None:
             raise ValueError(
                 "Expected `target_epsilon` with `epochs` or `steps`, for which "
                 "the noise is calibrated, or `noise_multiplier`. Received: "
                 f"target_epsilon={self.target_epsilon}, steps={self.steps}"
             )
-        return calibrated(
-            mechanism, self.steps, self.target_epsilon, self.delta, self._before
+        return calibrate_noise(
+            mechanism,
+            self.steps,
+            self.target_epsilon,
+            self.delta,
+            self._earlier_phases,
         )
 
-    def _require_enough(self):
+    def _require_budget(self):
         """Refuse a budget that is too small for one step."""
         if self.target_epsilon is None:
             return

@@ -9,9 +9,9 @@ import numpy as np
 from keras_pergrad.runs import store
 from keras_pergrad.runs.store import Run, RunRecordWarning
 
-_COMPARED = ("loss", "gradient_norm", "gradient_variance")
-_MOST = 5
-_ONE_PROBE = (
+_COMPARED_SCALARS = ("loss", "gradient_norm", "gradient_variance")
+_MAX_NAMED = 5
+_PROBE_HINT = (
     "Unless one is given, the probe is the first batch, which each shuffle "
     "changes: train with GradientVariance(probe=(x[:64], y[:64])). "
 )
@@ -48,29 +48,31 @@ class AlignedRuns:
 
     def scalars(self, name):
         """Return a scalar of every step and run, (T, R); NaN for none."""
-        out = np.full(self.rows.shape, np.nan)
+        values = np.full(self.rows.shape, np.nan)
         for r, run in enumerate(self.runs):
-            there = self.rows[:, r] >= 0
-            out[there, r] = run.scalars[name][self.rows[there, r]]
-        return out
+            has_record = self.rows[:, r] >= 0
+            values[has_record, r] = run.scalars[name][self.rows[has_record, r]]
+        return values
 
-    def shared_rows(self, chosen):
+    def shared_rows(self, indices):
         """Return all steps that two chosen runs have, (T,), and their rows."""
-        each = [self.runs[r].scalars["step"] for r in chosen]
-        steps = _shared(each)
-        return steps, np.stack([_find(mine, steps) for mine in each], 1)
+        run_steps = [self.runs[r].scalars["step"] for r in indices]
+        steps = _shared_steps(run_steps)
+        return steps, np.stack(
+            [_record_indices(own_steps, steps) for own_steps in run_steps], 1
+        )
 
 
 def align(log_dir, max_steps):
     """Read the runs of one directory or several, and check them."""
     folders = directories(log_dir)
     paths = [path for d in folders for path in store.list_runs(d)]
-    found = list(map(_read, paths))  # No frame between, for the warning.
-    read = [run for run in found if run is not None]
-    runs = [run for run in read if len(run)]
-    empty = [str(run.info["run"]) for run in read if not len(run)]
+    loaded = list(map(_read_run, paths))  # No frame between, for the warning.
+    readable = [run for run in loaded if run is not None]
+    runs = [run for run in readable if len(run)]
+    empty = [str(run.info["run"]) for run in readable if not len(run)]
     notes = [f"Without any record: {', '.join(empty)}."] if empty else []
-    where = ", ".join(map(repr, folders))
+    location = ", ".join(map(repr, folders))
     for directory in folders:
         if os.path.isfile(os.path.join(directory, store.FILE)):
             raise ValueError(
@@ -82,38 +84,45 @@ def align(log_dir, max_steps):
         raise ValueError(
             f"`log_dir` expected a directory with runs that have records, as "
             f"callbacks.GradientVariance(log_dir=...) writes them. Received: "
-            f"log_dir={where} with {len(paths)} runs and no record."
+            f"log_dir={location} with {len(paths)} runs and no record."
         )
     if len(runs) < 2:
         raise ValueError(
             f"Expected two or more runs with records. Received: log_dir="
-            f"{where} with one, {runs[0].info['run']!r}. Train again with "
+            f"{location} with one, {runs[0].info['run']!r}. Train again with "
             "the same `log_dir` and another `run_name`, with another seed "
             "or, to see nondeterminism, with the same."
         )
-    _check_equal(runs)
-    each = [run.scalars["step"] for run in runs]
-    shared = _shared(each)
+    _require_comparable(runs)
+    run_steps = [run.scalars["step"] for run in runs]
+    shared = _shared_steps(run_steps)
     if not len(shared):
-        first = [f"{r.info['run']!r} at {_some(s)}" for r, s in zip(runs, each)]
+        listing = [
+            f"{r.info['run']!r} at {_format_steps(s)}"
+            for r, s in zip(runs, run_steps)
+        ]
         raise ValueError(
             "Expected runs that were measured at the same steps. Received: "
-            f"{'; '.join(first[:3])}. Give GradientVariance the same number "
+            f"{'; '.join(listing[:3])}. Give GradientVariance the same number "
             "`every` in all runs."
         )
-    steps = shared[evenly(len(shared), max_steps)]
-    rows = np.stack([_find(mine, steps) for mine in each], 1)
-    aligned = AlignedRuns(runs, _names(runs), steps, rows, len(shared), notes)
-    notes += [*_on_settings(aligned), *_on_steps(aligned)]
+    steps = shared[even_indices(len(shared), max_steps)]
+    rows = np.stack(
+        [_record_indices(own_steps, steps) for own_steps in run_steps], 1
+    )
+    aligned = AlignedRuns(
+        runs, _unique_names(runs), steps, rows, len(shared), notes
+    )
+    notes += [*_setting_notes(aligned), *_step_notes(aligned)]
     return aligned
 
 
-def _read(path):
+def _read_run(path):
     try:
-        return store.read_run(path, _COMPARED)
+        return store.read_run(path, _COMPARED_SCALARS)
     except store.DamagedRun as error:
-        said = f"{error} The run is left out."
-        warnings.warn(said, RunRecordWarning, stacklevel=4)
+        message = f"{error} The run is left out."
+        warnings.warn(message, RunRecordWarning, stacklevel=4)
 
 
 def directories(log_dir):
@@ -128,80 +137,83 @@ def directories(log_dir):
     return folders
 
 
-def _check_equal(runs):
-    for field in store.EQUAL:
+def _require_comparable(runs):
+    for field in store.COMPARABLE_FIELDS:
         values = [run.info.get(field) for run in runs]
-        most = max(values, key=values.count)
+        majority = max(values, key=values.count)
         for run, value in zip(runs, values):
-            if value == most:
+            if value == majority:
                 continue
-            other = runs[values.index(most)].info["run"]
+            other = runs[values.index(majority)].info["run"]
             raise ValueError(
                 f"Runs can be compared when they have the same `{field}`. "
                 f"Received: {value!r} in run {run.info['run']!r}, but "
-                f"{most!r} in run {other!r} ({values.count(most)} of "
-                f"{len(runs)} runs). {_ONE_PROBE if field == 'probe' else ''}"
+                f"{majority!r} in run {other!r} ({values.count(majority)} of "
+                f"{len(runs)} runs). {_PROBE_HINT if field == 'probe' else ''}"
                 "Keep runs of another model, loss or probe batch in a "
                 "directory of their own."
             )
 
 
-def evenly(count, most):
+def even_indices(count, most):
     """Return up to `most` of `count` indices, evenly spread, with the ends."""
-    chosen = np.linspace(0, count - 1, min(count, most))
-    return np.unique(chosen.round().astype(int))
+    indices = np.linspace(0, count - 1, min(count, most))
+    return np.unique(indices.round().astype(int))
 
 
-def _shared(each):
+def _shared_steps(run_steps):
     """Return the steps that two or more of some runs have."""
-    steps, counts = np.unique(np.concatenate(each), return_counts=True)
+    steps, counts = np.unique(np.concatenate(run_steps), return_counts=True)
     return steps[counts > 1]
 
 
-def _some(steps):
-    shown = ", ".join(str(s) for s in steps[:3])
-    return shown + (", …" if len(steps) > 3 else "")
+def _format_steps(steps):
+    listed = ", ".join(str(s) for s in steps[:3])
+    return listed + (", …" if len(steps) > 3 else "")
 
 
-def _find(steps, wanted):
+def _record_indices(steps, queries):
     """Return the record of each wanted step; -1 for none."""
-    at = np.minimum(np.searchsorted(steps, wanted), len(steps) - 1)
-    return np.where(steps[at] == wanted, at, -1)
+    # Past the end searchsorted has no record: look at the last, which differs.
+    indices = np.minimum(np.searchsorted(steps, queries), len(steps) - 1)
+    return np.where(steps[indices] == queries, indices, -1)
 
 
-def _names(runs):
+def _unique_names(runs):
     """Return the runs' names, with their directory where two are equal."""
     names = [str(run.info["run"]) for run in runs]
     parents = [os.path.basename(os.path.dirname(run.path)) for run in runs]
-    plain = [
+    qualified = [
         name if names.count(name) == 1 else f"{parent}/{name}"
         for name, parent in zip(names, parents)
     ]
     return [
-        name if plain.count(name) == 1 else f"{name} ({i + 1})"
-        for i, name in enumerate(plain)
+        name if qualified.count(name) == 1 else f"{name} ({i + 1})"
+        for i, name in enumerate(qualified)
     ]
 
 
-def _on_settings(aligned):
+def _setting_notes(aligned):
     """Say which layer settings differ, of those that two runs know."""
-    first, values = {}, {}
+    first_run, values = {}, {}
     for name, info in zip(aligned.names, aligned.infos):
         for setting, value in (info.get("settings") or {}).items():
-            first.setdefault((setting, str(value)), name)
+            first_run.setdefault((setting, str(value)), name)
             values.setdefault(setting, []).append(str(value))
     differences = []
-    for setting, seen in values.items():
-        each = [f"{v} in {first[setting, v]}" for v in dict.fromkeys(seen)]
-        if len(each) > 1:
-            differences.append(f"{setting} is {', but '.join(each)}")
+    for setting, variants in values.items():
+        choices = [
+            f"{v} in {first_run[setting, v]}" for v in dict.fromkeys(variants)
+        ]
+        if len(choices) > 1:
+            differences.append(f"{setting} is {', but '.join(choices)}")
     if differences:
         hidden = len(differences) - 3
         more = f" ({hidden} more)" if hidden > 0 else ""
         yield f"The models differ: {'; '.join(differences[:3])}{more}."
 
 
-def _on_steps(aligned):
+def _step_notes(aligned):
     """Say which steps are missing, and what to change."""
     shown, common = len(aligned.steps), aligned.common_steps
     if common > shown:
@@ -213,10 +225,14 @@ def _on_steps(aligned):
         )
     counts = (aligned.rows >= 0).sum(0)
     if counts.min() < shown:
-        short = [n for n, c in zip(aligned.names, counts) if c < counts.max()]
+        shorter = [n for n, c in zip(aligned.names, counts) if c < counts.max()]
         yield (
             "Not every run has every step"
-            + (f": fewer in {', '.join(short[:_MOST])}" if short else "")
-            + (", …" if len(short) > _MOST else "")
+            + (
+                f": fewer in {', '.join(shorter[:_MAX_NAMED])}"
+                if shorter
+                else ""
+            )
+            + (", …" if len(shorter) > _MAX_NAMED else "")
             + ". At each step the runs that have it are compared."
         )

@@ -17,7 +17,7 @@ from keras_pergrad.runs import (
     step_statistics,
     store,
 )
-from keras_pergrad.runs.grouping import FIELDS, Grouping, mode_of, short_names
+from keras_pergrad.runs.grouping import FIELDS, Grouping, mode_name, short_names
 
 
 @dataclasses.dataclass(repr=False)
@@ -64,12 +64,12 @@ class RunComparison:
     @property
     def findings(self):
         """What was found: a list of `Finding`, the most important first."""
-        return findings.findings(self)
+        return findings.collect_findings(self)
 
     @property
     def answer(self):
         """Whether seeds and nondeterminism normally make such differences."""
-        return findings.answer(self)
+        return findings.make_answer(self)
 
     @property
     def verdict(self):
@@ -189,19 +189,19 @@ def compare_runs(
         )
     max_steps = positive_integer("max_steps", max_steps)
     _require_no_directory(log_dir, by)
-    page.load("scipy.special", "Comparing runs")  # before the work
+    page.import_extra("scipy.special", "Comparing runs")  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
-    data, apart = step_statistics.figures(aligned, grouping)
-    parted = divergence.divergences(aligned, grouping, tolerance)
+    data, distances = step_statistics.compute_figures(aligned, grouping)
+    divergences = divergence.find_divergences(aligned, grouping, tolerance)
     # Repeats that share no finite step say nothing about nondeterminism.
-    repeats = grouping.repeats & np.isfinite(apart)
+    repeats = grouping.repeats & np.isfinite(distances)
     return RunComparison(
-        runs=_runs(aligned, grouping),
+        runs=_run_summaries(aligned, grouping),
         data=data,
-        apart=apart,
-        divergences=parted,
-        groups=effects.effects(apart, grouping, by) if by else [],
+        apart=distances,
+        divergences=divergences,
+        groups=effects.compute_effects(distances, grouping, by) if by else [],
         by=by,
         seeds=len(np.unique(grouping.seeds)),
         repeated=int(repeats.any(1).sum()),
@@ -224,29 +224,31 @@ def _require_no_directory(log_dir, by):
         )
 
 
-def _runs(aligned, grouping):
+def _run_summaries(aligned, grouping):
     """Return one dict a run."""
     labels = short_names(aligned.infos)
-    described = []
+    summaries = []
     for r, (name, run) in enumerate(zip(aligned.names, aligned.runs)):
         steps = run.scalars["step"].tolist()
         finite = np.isfinite(run.scalars["gradient_norm"])
-        broken = (s for s, fine in zip(steps, finite) if not fine)
-        described.append(
+        nonfinite_steps = (
+            s for s, is_finite in zip(steps, finite) if not is_finite
+        )
+        summaries.append(
             {
                 "name": name,
                 "label": labels[r],
                 "seed": run.info.get("seed"),
                 "device": run.info.get("device"),
-                "mode": mode_of(run.info),
+                "mode": mode_name(run.info),
                 "group": grouping.groups[r] if grouping.groups else None,
                 "tags": dict(run.info.get("tags") or {}),
                 "records": len(run),
                 "last_step": steps[-1],
-                "first_not_finite": next(broken, None),
+                "first_not_finite": next(nonfinite_steps, None),
             }
         )
-    return described
+    return summaries
 
 
 def _notes(grouping, by, repeats):
@@ -254,7 +256,7 @@ def _notes(grouping, by, repeats):
     if grouping.groups and len(set(grouping.groups)) == 1:
         group = grouping.groups[0]
         yield f"All runs have {by} {group!r}: no groups to compare."
-    unknown = int((~grouping.known).sum())
+    unknown = int((~grouping.has_seed).sum())
     if unknown:
         yield (
             f"{unknown} runs have no known seed and count as runs of "

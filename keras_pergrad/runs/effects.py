@@ -1,6 +1,6 @@
 """Effects of groups: differences beyond those between the groups' own runs.
 
-`apart` holds squared distances between runs, relative to the gradient's norm
+`distances` are squared distances between runs, relative to the gradient's norm
 and averaged over the steps. Two groups are judged by the pairs that differ
 only in the group: pairs of equal seeds if there are any, else all pairs. The
 yardstick is the distance between repeats or, without repeats, between seeds.
@@ -13,13 +13,13 @@ import math
 import numpy as np
 
 from keras_pergrad.runs import page
-from keras_pergrad.runs.grouping import equal
+from keras_pergrad.runs.grouping import equality_matrix
 
 REPEATS, SEEDS, RUNS = "repeats", "seeds", "runs"
-_SHUFFLES = 1999
+_NUM_SHUFFLES = 1999
 # With fewer ways to deal the runs, chance alone gives a p above 0.05.
-_ENOUGH_WAYS = 40
-_LEVEL = 0.05
+_MIN_SPLITS = 40
+_SIGNIFICANCE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,89 +69,94 @@ class Effect:
             return False
         if self.probability is None:
             return math.isinf(self.ratio)
-        return self.probability < _LEVEL
+        return self.probability < _SIGNIFICANCE
 
 
-def effects(apart, grouping, by):
+def compute_effects(distances, grouping, by):
     """Return an `Effect` for each pair of groups, the largest ratio first."""
     names = sorted(set(grouping.groups))
     groups = np.array([names.index(g) for g in grouping.groups])
-    judged = []
+    results = []
     for a, b in itertools.combinations(range(len(names)), 2):
         first, second = np.flatnonzero(groups == a), np.flatnonzero(groups == b)
-        both = np.sort(np.concatenate([first, second]))
-        both = both[_measured(apart[np.ix_(both, both)]).any(1)]
-        pairs = np.ix_(both, both)
+        members = np.sort(np.concatenate([first, second]))
+        members = members[
+            _has_distance(distances[np.ix_(members, members)]).any(1)
+        ]
+        pairs = np.ix_(members, members)
         besides = grouping.always_differ(first, second)
-        of_pairs = _judged(
-            apart[pairs],
-            groups[both] == b,
-            grouping.seeds[both],
+        statistics = _pair_statistics(
+            distances[pairs],
+            groups[members] == b,
+            grouping.seeds[members],
             grouping.repeats[pairs],
-            grouping.known[both].all(),
+            grouping.has_seed[members].all(),
             # A seed cannot be on both sides of groups made of seeds.
             by == "seed",
         )
         counts = len(first), len(second)
         besides = [name for name in besides if name != by]
-        who = names[a], names[b], counts
-        judged.append(Effect(*who, besides=besides, **of_pairs))
+        identity = names[a], names[b], counts
+        results.append(Effect(*identity, besides=besides, **statistics))
     return sorted(
-        judged, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
+        results, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
     )
 
 
-def _measured(apart):
+def _has_distance(distances):
     """Return whether two runs have a distance, (R, R)."""
-    return ~np.isnan(apart) & ~np.eye(len(apart), dtype=bool)
+    return ~np.isnan(distances) & ~np.eye(len(distances), dtype=bool)
 
 
-def _judged(apart, side, seeds, repeats, known, by_seed):
-    """Return what an `Effect` says besides its groups."""
-    measured = _measured(apart)
-    same_seed, cross, within = equal(seeds), *_sides(side)
-    if not (cross & measured).any():
+def _pair_statistics(distances, side, seeds, repeats, known_seeds, by_seed):
+    """Return the fields of an `Effect` other than its groups."""
+    has_distance = _has_distance(distances)
+    same_seed, cross, within = equality_matrix(seeds), *_pair_masks(side)
+    if not (cross & has_distance).any():
         return {}
-    paired = bool((cross & same_seed & measured).any())
-    repeated = bool((repeats & measured).any())
-    several = bool((within & ~same_seed & measured).any())
-    distance = _rms(apart, cross & same_seed if paired else cross)
+    paired = bool((cross & same_seed & has_distance).any())
+    has_repeats = bool((repeats & has_distance).any())
+    has_seed_pairs = bool((within & ~same_seed & has_distance).any())
+    distance = _rms(distances, cross & same_seed if paired else cross)
     confounded, strata = False, seeds * 0 if by_seed else seeds
-    if by_seed or (paired and repeated):
-        floor = _rms(apart, repeats)
-        yardstick = REPEATS if repeated else None
+    # The test deals the runs of a stratum anew: those of a seed, or all.
+    if by_seed or (paired and has_repeats):
+        floor = _rms(distances, repeats)
+        yardstick = REPEATS if has_repeats else None
     else:
-        floor = _rms(apart, within & ~same_seed)
+        floor = _rms(distances, within & ~same_seed)
         # Repeats say nothing about the distance of two seeds. Without pairing,
         # only what exceeds the noise of the seeds shows.
-        apart, side = _by_seed(apart, side, seeds)
+        distances, side = _average_repeats(distances, side, seeds)
         strata = np.zeros(len(side), int)
-        yardstick = (SEEDS if known else RUNS) if several else None
+        yardstick = (SEEDS if known_seeds else RUNS) if has_seed_pairs else None
         if not paired:
-            cross, within = _sides(side)
-            distance, floor = _rms(apart, cross), _rms(apart, within)
-            confounded = not several
+            cross, within = _pair_masks(side)
+            distance, floor = _rms(distances, cross), _rms(distances, within)
+            confounded = not has_seed_pairs
     ratio = _ratio(distance, floor)
-    judged = yardstick and np.isfinite(ratio)
+    is_testable = yardstick and np.isfinite(ratio)
     return {
         "distance": distance,
         "yardstick": yardstick,
         "floor": floor,
         "ratio": ratio,
-        "probability": _probability(apart, side, strata) if judged else None,
+        "probability": _p_value(distances, side, strata)
+        if is_testable
+        else None,
         "paired": paired,
         "confounded": confounded,
     }
 
 
-def _sides(side):
+def _pair_masks(side):
     """Return the pairs across the groups and those inside one, (R, R) each."""
-    cross = ~equal(side)
+    cross = ~equality_matrix(side)
     return cross, ~cross & ~np.eye(len(side), dtype=bool)
 
 
-def _rms(apart, pairs):
-    return math.sqrt(_mean(apart[pairs]))
+def _rms(distances, pairs):
+    return math.sqrt(_mean(distances[pairs]))
 
 
 def _mean(values):
@@ -165,65 +170,67 @@ def _ratio(distance, floor):
     return distance / floor
 
 
-def _by_seed(apart, side, seeds):
+def _average_repeats(distances, side, seeds):
     """Average over the repeats of a seed: one row for each seed and side."""
     keys = np.unique(np.stack([side, seeds], 1), axis=0)
     members = [(side == k[0]) & (seeds == k[1]) for k in keys]
-    out = np.array(
-        [[_mean(apart[np.ix_(a, b)]) for b in members] for a in members]
+    averages = np.array(
+        [[_mean(distances[np.ix_(a, b)]) for b in members] for a in members]
     )
-    return out, keys[:, 0].astype(bool)
+    return averages, keys[:, 0].astype(bool)
 
 
-def _probability(apart, side, strata):
+def _p_value(distances, side, strata):
     """Return how likely such a large ratio is if the groups are alike."""
     # The runs are dealt into the groups anew, seed by seed where seeds are in
     # both. With few runs the distribution of F is used, as if all differences
     # lay in one direction: the result is too large rather than too small.
-    inside = equal(strata)
-    if np.isnan(apart[inside]).any():
+    same_stratum = equality_matrix(strata)
+    if np.isnan(distances[same_stratum]).any():
         return None
-    ways = 1
+    num_splits = 1
     for s in np.unique(strata):
-        mine = side[strata == s]
-        ways *= math.comb(len(mine), int(mine.sum()))
-    if ways < 2 * _ENOUGH_WAYS:
-        return _by_f(apart, side, strata)
-    dealt = np.repeat(side[None].astype(float), _SHUFFLES, axis=0)
+        stratum = side[strata == s]
+        num_splits *= math.comb(len(stratum), int(stratum.sum()))
+    if num_splits < 2 * _MIN_SPLITS:
+        return _f_test(distances, side, strata)
+    shuffled = np.repeat(side[None].astype(float), _NUM_SHUFFLES, axis=0)
     random = np.random.default_rng(0)
     for s in np.unique(strata):
-        mine = strata == s
-        dealt[:, mine] = random.permuted(dealt[:, mine], axis=1)
+        stratum = strata == s
+        shuffled[:, stratum] = random.permuted(shuffled[:, stratum], axis=1)
     # The sum over all pairs is the same for each deal, and so is the number of
     # pairs across the groups: the sum over these alone orders the ratios.
-    inner = np.where(inside, apart, 0.0)
-    across = ((dealt @ inner) * (1 - dealt)).sum(1)
-    observed = (side @ inner * ~side).sum()
+    stratum_distances = np.where(same_stratum, distances, 0.0)
+    across = ((shuffled @ stratum_distances) * (1 - shuffled)).sum(1)
+    observed = (side @ stratum_distances * ~side).sum()
     at_least = (across >= observed * (1 - 1e-12)).sum()
-    return float(1 + at_least) / (_SHUFFLES + 1)
+    return float(1 + at_least) / (_NUM_SHUFFLES + 1)
 
 
-def _by_f(apart, side, strata):
-    between = inner = 0.0
+def _f_test(distances, side, strata):
+    between = within = 0.0
     groups = freedom = 0
     for s in np.unique(strata):
         a = np.flatnonzero((strata == s) & ~side)
         b = np.flatnonzero((strata == s) & side)
-        inside = 0.0
-        for part in filter(len, (a, b)):
-            total = apart[np.ix_(part, part)].sum() / 2
-            inside += total / len(part) ** 2
-            inner += total / len(part)
-            freedom += len(part) - 1
+        spread = 0.0
+        for group in filter(len, (a, b)):
+            # Over the group's size, this is its sum of squares; over the square
+            # of the size, its part in the mean squared distance across.
+            group_sum = distances[np.ix_(group, group)].sum() / 2
+            spread += group_sum / len(group) ** 2
+            within += group_sum / len(group)
+            freedom += len(group) - 1
         if len(a) and len(b):
-            means = apart[np.ix_(a, b)].mean() - inside
-            between += means * len(a) * len(b) / (len(a) + len(b))
+            mean_gap = distances[np.ix_(a, b)].mean() - spread
+            between += mean_gap * len(a) * len(b) / (len(a) + len(b))
             groups += 1
-    if not freedom or not groups or not inner:
+    if not freedom or not groups or not within:
         return None
-    value = (between / groups) / (inner / freedom)
+    value = (between / groups) / (within / freedom)
     return float(
-        page.load("scipy.special", "Comparing runs").fdtrc(
+        page.import_extra("scipy.special", "Comparing runs").fdtrc(
             groups, freedom, value
         )
     )

@@ -5,13 +5,14 @@ import string
 
 import numpy as np
 
-from keras_pergrad.runs.divergence import farthest
+from keras_pergrad.runs.divergence import outlier_index
 from keras_pergrad.runs.effects import REPEATS
 
-# Nondeterminism begins with rounding; other weights differ at once.
-_NO_REPEAT = 0.5
-_MOST = 6
-_MOST_NAMED = 5
+# Nondeterminism begins with rounding errors. Repeats that differ at their first
+# step by more than this share of the distance of seeds had other weights.
+_MAX_REPEAT_RATIO = 0.5
+_MAX_FINDINGS = 6
+_MAX_NAMED = 5
 
 # {share} is a share of something, {list} a list of names.
 TEXTS = {
@@ -68,12 +69,16 @@ TEXTS = {
     "ends": "{ends:list}.",
     "more": "{count} more {what}: see `comparison.{what}`.",
 }
-_MORE = "The runs differ by more than seeds and nondeterminism normally make"
-_UNKNOWN = (
+_ABNORMAL_ANSWER = (
+    "The runs differ by more than seeds and nondeterminism normally make"
+)
+_UNKNOWN_ANSWER = (
     "Whether the runs differ by more than seeds and nondeterminism normally "
     "make is not known"
 )
-_NORMAL = "The runs differ by what seeds and nondeterminism normally make"
+_NORMAL_ANSWER = (
+    "The runs differ by what seeds and nondeterminism normally make"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,27 +100,27 @@ class Finding:
 
     def __str__(self):
         texts = " ".join(TEXTS[kind] for kind in self.kinds)
-        return _Words().vformat(texts, (), self.values)
+        return _FindingFormatter().vformat(texts, (), self.values)
 
 
 def _finding(*kinds, **values):
     return Finding(kinds, values)
 
 
-class _Words(string.Formatter):
+class _FindingFormatter(string.Formatter):
     """Formats shares, probabilities and lists."""
 
     def format_field(self, value, format_spec):
         if format_spec == "share":
-            return share(value)
+            return format_share(value)
         if format_spec == "p":
             return "< 0.001" if value < 0.001 else f"= {value:.2g}"
         if format_spec == "list":
-            return listed(value)
+            return join_words(value)
         return super().format_field(value, format_spec)
 
 
-def share(value):
+def format_share(value):
     """Return a share of something: "12 %", "0.3 %", "4e-07", "0"."""
     if not np.isfinite(value):
         return "–" if np.isnan(value) else "∞"
@@ -126,7 +131,7 @@ def share(value):
     return f"{100 * value:.1f} %" if value < 0.1 else f"{100 * value:.0f} %"
 
 
-def listed(words, most=_MOST_NAMED):
+def join_words(words, most=_MAX_NAMED):
     """Return "a, b and c"; of more than `most` words the number left out."""
     words = list(map(str, words))
     if len(words) > most:
@@ -135,27 +140,31 @@ def listed(words, most=_MOST_NAMED):
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def findings(comparison):
+def collect_findings(comparison):
     """Return what a `RunComparison` found, the most important first."""
     c = comparison
-    of_groups = [_of_groups(effect) for effect in c.groups]
-    found = [*_few(of_groups, "groups"), *_of_runs(c)]
-    if not any(f.kind == "not_finite" for f in found):
-        found += _not_finite(c)
-    return [*found, *_sampling(c), *_few(_of_sets(c), "divergences")]
-
-
-def _few(found, what):
-    """Return the first findings, and how many more there are."""
-    if len(found) <= _MOST:
-        return found
+    group_findings = [_group_finding(effect) for effect in c.groups]
+    items = [*_truncate(group_findings, "groups"), *_run_findings(c)]
+    if not any(f.kind == "not_finite" for f in items):
+        items += _nonfinite_findings(c)
     return [
-        *found[:_MOST],
-        _finding("more", count=len(found) - _MOST, what=what),
+        *items,
+        *_sampling_findings(c),
+        *_truncate(_set_findings(c), "divergences"),
     ]
 
 
-def _of_groups(e):
+def _truncate(items, attribute):
+    """Return the first findings, and how many more there are."""
+    if len(items) <= _MAX_FINDINGS:
+        return items
+    return [
+        *items[:_MAX_FINDINGS],
+        _finding("more", count=len(items) - _MAX_FINDINGS, what=attribute),
+    ]
+
+
+def _group_finding(e):
     if not e.compared:
         kind = "not_compared"
     elif e.confounded:
@@ -177,109 +186,119 @@ def _of_groups(e):
     )
 
 
-def _of_runs(c):
-    apart = c.apart[np.triu_indices(len(c.runs), 1)]
-    count, distance = len(c.runs), _typical(c.data["distance"])
-    (everything,) = [d for d in c.divergences if len(d.runs) == count]
-    if np.isnan(apart).all():
+def _run_findings(c):
+    distances = c.apart[np.triu_indices(len(c.runs), 1)]
+    count, distance = len(c.runs), _rms(c.data["distance"])
+    (overall,) = [d for d in c.divergences if len(d.runs) == count]
+    if np.isnan(distances).all():
         return [_finding("not_compared", who="All runs")]
-    if np.nanmax(apart) == 0:
-        exceptions = _exceptions(c, [everything])
+    if np.nanmax(distances) == 0:
+        exceptions = _exception_findings(c, [overall])
         if exceptions:
             who = f"the {count} runs"
             return [_finding("equal_where_compared", who=who), *exceptions]
-        return [_finding("all_equal", count=count, steps=_steps(everything))]
+        return [
+            _finding("all_equal", count=count, steps=_describe_steps(overall))
+        ]
     if c.seeds == 1:
         kind = "repeats_apart" if c.repeated == count else "one_seed"
         return [_finding(kind, count=count, distance=distance)]
     known = all(run["seed"] is not None for run in c.runs)
     who = f"Runs of {'different' if known else 'different or unknown'} seeds"
     kind = "not_compared" if np.isnan(distance) else "seeds"
-    return [_finding(kind, who=who, distance=distance), *_repeats(c, distance)]
+    return [
+        _finding(kind, who=who, distance=distance),
+        *_repeat_findings(c, distance),
+    ]
 
 
-def _repeats(c, apart):
+def _repeat_findings(c, seed_rms):
     """Return findings on how repeats differ, if there are several seeds."""
     distance, repeats = c.data["distance"], c.data["repeat_distance"]
     sets = [d for d in c.divergences if d.repeats]
     if not c.repeated:
-        none = _finding("no_repeats")
-        unmet = _finding("not_compared", who="Repeats of a seed")
-        return [unmet if sets else none]
-    mine = _typical(repeats)
-    if mine == 0:
-        exceptions = _exceptions(c, sets)
+        no_repeats = _finding("no_repeats")
+        not_compared = _finding("not_compared", who="Repeats of a seed")
+        return [not_compared if sets else no_repeats]
+    repeat_rms = _rms(repeats)
+    if repeat_rms == 0:
+        exceptions = _exception_findings(c, sets)
         if exceptions:
             who = "repeats of a seed"
             return [_finding("equal_where_compared", who=who), *exceptions]
         return [_finding("repeats_equal")]
-    if repeats[np.isfinite(repeats)][0] > _NO_REPEAT * apart:
-        return [_finding("repeats_not_repeated", repeats=mine)]
+    if repeats[np.isfinite(repeats)][0] > _MAX_REPEAT_RATIO * seed_rms:
+        return [_finding("repeats_not_repeated", repeats=repeat_rms)]
     with np.errstate(invalid="ignore", divide="ignore"):
         explained = _median((repeats / distance) ** 2)
     if np.isnan(explained):
-        return [_finding("repeats", repeats=mine)]
-    values = {"repeats": mine, "explained": min(explained, 1.0)}
+        return [_finding("repeats", repeats=repeat_rms)]
+    values = {"repeats": repeat_rms, "explained": min(explained, 1.0)}
     return [_finding("repeats", "explained", **values)]
 
 
-def _exceptions(c, sets):
-    """Return findings against calling these sets equal at every step."""
-    chosen = {name for d in sets for name in d.runs}
-    broken = {k: step for k, step in _broken(c).items() if k in chosen}
+def _exception_findings(c, sets):
+    """Return why these sets cannot be called equal at every step."""
+    names = {name for d in sets for name in d.runs}
+    nonfinite_steps = {
+        k: step for k, step in _nonfinite_steps(c).items() if k in names
+    }
     exceptions = []
-    if broken:
-        exceptions += _not_finite(c)
-    elif any(_unknown_distance(c, d.runs) for d in sets):
+    if nonfinite_steps:
+        exceptions += _nonfinite_findings(c)
+    elif any(_has_unknown_distance(c, d.runs) for d in sets):
         exceptions.append(_finding("not_compared", who="Some runs"))
-    known = (None, *broken.values())
+    known = (None, *nonfinite_steps.values())
     differing = [d for d in sets if d.differ_step not in known]
-    return exceptions + [_of_set(d, c.tolerance) for d in differing]
+    return exceptions + [_set_finding(d, c.tolerance) for d in differing]
 
 
-def _unknown_distance(c, names):
+def _has_unknown_distance(c, names):
     """Return whether any two of these runs have no distance."""
-    chosen = [i for i, run in enumerate(c.runs) if run["name"] in names]
-    apart = c.apart[np.ix_(chosen, chosen)]
-    return np.isnan(apart[~np.eye(len(chosen), dtype=bool)]).any()
+    indices = [i for i, run in enumerate(c.runs) if run["name"] in names]
+    distances = c.apart[np.ix_(indices, indices)]
+    return np.isnan(distances[~np.eye(len(indices), dtype=bool)]).any()
 
 
-def _broken(c):
+def _nonfinite_steps(c):
     """Return the first step that is not finite of each run with one."""
     steps = {run["name"]: run["first_not_finite"] for run in c.runs}
     return {name: step for name, step in steps.items() if step is not None}
 
 
-def _not_finite(c):
-    runs = [f"{name} (from step {step})" for name, step in _broken(c).items()]
+def _nonfinite_findings(c):
+    runs = [
+        f"{name} (from step {step})"
+        for name, step in _nonfinite_steps(c).items()
+    ]
     return [_finding("not_finite", runs=runs)] if runs else []
 
 
-def _sampling(c):
+def _sampling_findings(c):
     ratio = _median(c.data["sampling_ratio"])
     # Repeats see the same batches: sampling explains nothing.
     if np.isnan(ratio) or c.seeds == 1:
         return []
-    distance = _typical(c.data["sampling_distance"])
+    distance = _rms(c.data["sampling_distance"])
     values = {"samples": c.samples, "distance": distance, "ratio": ratio}
     return [_finding("sampling", **values)]
 
 
-def _of_sets(c):
+def _set_findings(c):
     # It is obvious that seeds differ from the start.
-    chosen = [
+    divergences = [
         d
         for d in c.divergences
         if d.common or c.seeds == 1 or d.step != d.first_step
     ]
     # Small sets (repeats) come first; of equal sizes, the first to part.
-    chosen.sort(
+    divergences.sort(
         key=lambda d: (len(d.runs), np.inf if d.step is None else d.step)
     )
-    return [_of_set(d, c.tolerance) for d in chosen]
+    return [_set_finding(d, c.tolerance) for d in divergences]
 
 
-def _of_set(d, tolerance):
+def _set_finding(d, tolerance):
     extra = [kind for kind in ("odd", "ends") if getattr(d, kind)]
     if d.first_step is None:
         kind, extra = "not_compared", []
@@ -294,7 +313,7 @@ def _of_set(d, tolerance):
     runs = f"{len(d.runs)} runs"
     values = vars(d) | {
         "who": f"The {runs} of {d.common}" if d.common else f"All {runs}",
-        "steps": _steps(d),
+        "steps": _describe_steps(d),
         "tolerance": tolerance,
         "variable": variable,
         "size": size,
@@ -304,7 +323,7 @@ def _of_set(d, tolerance):
     return _finding(kind, *extra, **values)
 
 
-def _steps(d):
+def _describe_steps(d):
     """Say at which steps the runs were compared."""
     if not d.ends:
         return "every step"
@@ -312,7 +331,7 @@ def _steps(d):
     return f"every step that {both} have"
 
 
-def _typical(values):
+def _rms(values):
     """Return the root mean square over the steps at which it is defined."""
     values = values[np.isfinite(values)]
     return float(np.sqrt(np.mean(values**2))) if len(values) else np.nan
@@ -324,37 +343,42 @@ def _median(values):
     return float(np.median(values)) if len(values) else np.nan
 
 
-def answer(comparison):
+def make_answer(comparison):
     """Return one sentence: more than normal, not known, or normal, and why."""
     kinds = {finding.kind for finding in comparison.findings}
     if "all_equal" in kinds:
         return "The runs do not differ in any bit recorded."
-    for begins, reasons in ((_MORE, _more), (_UNKNOWN, _unknown)):
-        for why in reasons(comparison, kinds):
-            return f"{begins}: {why}."
-    return f"{_NORMAL}: {_normal(comparison, kinds)}."
+    for opening, reasons in (
+        (_ABNORMAL_ANSWER, _abnormal_reasons),
+        (_UNKNOWN_ANSWER, _unknown_reasons),
+    ):
+        for reason in reasons(comparison, kinds):
+            return f"{opening}: {reason}."
+    return f"{_NORMAL_ANSWER}: {_normal_reason(comparison, kinds)}."
 
 
-def _more(c, kinds):
+def _abnormal_reasons(c, kinds):
     """Yield what seeds and nondeterminism do not make."""
-    broken = _broken(c)
-    if broken:
-        yield f"gradients of {listed(broken)} are not finite"
+    nonfinite_steps = _nonfinite_steps(c)
+    if nonfinite_steps:
+        yield f"gradients of {join_words(nonfinite_steps)} are not finite"
     # Seeds are meant to differ by more than their repeats.
     real = [e for e in c.groups if e.real and c.by != "seed"]
     if real:
-        both = [f"{e.first} differs from {e.second}" for e in real]
-        yield listed(both, 3)
+        pairs = [f"{e.first} differs from {e.second}" for e in real]
+        yield join_words(pairs, 3)
     if "repeats_not_repeated" in kinds:
         yield "repeats of a seed are as far apart as seeds from the start"
-    odd = {d.odd for d in c.divergences if d.repeats and d.odd} or _odd(c)
+    odd = {
+        d.odd for d in c.divergences if d.repeats and d.odd
+    } or _outlier_names(c)
     if odd:
-        yield f"{listed(sorted(odd))} stands out from the others"
+        yield f"{join_words(sorted(odd))} stands out from the others"
 
 
-def _unknown(c, kinds):
+def _unknown_reasons(c, kinds):
     """Yield why nothing can be said."""
-    if np.isnan(_typical(c.data["distance"])):
+    if np.isnan(_rms(c.data["distance"])):
         yield "too few runs share a step"
     if not all(e.compared and e.yardstick for e in c.groups):
         yield "not all groups could be judged"
@@ -377,7 +401,7 @@ def _unknown(c, kinds):
         yield "two runs have no yardstick; train more seeds, or one twice"
 
 
-def _normal(c, kinds):
+def _normal_reason(c, kinds):
     if "repeats_equal" in kinds:
         return "repeats are equal in every bit, and no seed stands out"
     if c.seeds == 1:
@@ -387,12 +411,12 @@ def _normal(c, kinds):
     return "no seed stands out"
 
 
-def _odd(c):
+def _outlier_names(c):
     """Return the run whose seed is far from the others, in a set."""
     seeds = [run["seed"] for run in c.runs]
     first = [r for r, s in enumerate(seeds) if s is None or seeds.index(s) == r]
-    apart = np.sqrt(c.apart[np.ix_(first, first)])
-    if len(first) < 3 or np.isnan(apart).any():
+    distances = np.sqrt(c.apart[np.ix_(first, first)])
+    if len(first) < 3 or np.isnan(distances).any():
         return set()
-    place = farthest(apart)
-    return set() if place is None else {c.runs[first[place]]["name"]}
+    outlier = outlier_index(distances)
+    return set() if outlier is None else {c.runs[first[outlier]]["name"]}

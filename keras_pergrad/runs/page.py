@@ -81,7 +81,7 @@ def figure(title, drawing, note):
     )
 
 
-def listed(sentences):
+def bullet_list(sentences):
     """Return sentences as a list; nothing of none."""
     items = "".join(f"<li>{escape(s)}</li>" for s in sentences)
     return f"<ul>{items}</ul>" if items else ""
@@ -90,7 +90,7 @@ def listed(sentences):
 # The libraries that only an extra of the package installs.
 
 
-def load(name, what, extra="compare"):
+def import_extra(name, what, extra="compare"):
     """Return a module that `what` needs, or say how to install it."""
     library = name.partition(".")[0]
     try:

@@ -116,11 +116,11 @@ class RunWriter:
     """
 
     def __init__(self, log_dir, info, resumes=False):
-        self.directory = _path(log_dir, info.run)
+        self.directory = _run_path(log_dir, info.run)
         self._log_dir = os.fspath(log_dir)
-        self._shapes = store.shapes(dataclasses.asdict(info))
+        self._shapes = store.vector_shapes(dataclasses.asdict(info))
         self._connection = None
-        with self._as_os_error():
+        with self._wrap_errors():
             os.makedirs(self.directory, exist_ok=True)
             names = os.listdir(self.directory)
         if names and store.FILE not in names:
@@ -132,9 +132,9 @@ class RunWriter:
             )
         path = os.path.join(self.directory, store.FILE)
         try:
-            with self._as_os_error():
+            with self._wrap_errors():
                 self._connection = store.connect(path, timeout=0)
-                self._take(info, resumes)
+                self._acquire(info, resumes)
         except BaseException:
             self.close()
             raise
@@ -211,15 +211,15 @@ class RunWriter:
             ),
         ]
         row = [
-            *_scalars(scalars),
+            *_ordered_scalars(scalars),
             np.concatenate(variables, 1).tobytes(),
             _float32("sketch", sketch, self._shapes["sketch"]).tobytes(),
-            store.packed(reading),
+            store.pack_reading(reading),
         ]
-        marks = ", ".join("?" * len(row))
-        with self._as_os_error(), self._transaction() as execute:
+        placeholders = ", ".join("?" * len(row))
+        with self._wrap_errors(), self._transaction() as execute:
             execute("DELETE FROM records WHERE step >= ?", row[:1])
-            execute(f"INSERT INTO records VALUES ({marks})", row)
+            execute(f"INSERT INTO records VALUES ({placeholders})", row)
 
     def close(self):
         """Release the run; may be called again."""
@@ -234,7 +234,7 @@ class RunWriter:
         self.close()
 
     @contextlib.contextmanager
-    def _as_os_error(self):
+    def _wrap_errors(self):
         """Raise errors inside as an `OSError` about `log_dir`."""
         try:
             yield
@@ -271,18 +271,18 @@ class RunWriter:
                 connection.execute("ROLLBACK")
             raise
 
-    def _take(self, info, resumes):
+    def _acquire(self, info, resumes):
         """Keep other writers out; start the run, or go on with it."""
         connection = self._connection
         # Takes a third of the time of making and removing the journal.
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(f"PRAGMA busy_timeout = {1000 * store.PATIENCE}")
-        known = store.info_of(connection, self.directory)
-        if known is not None and resumes:
-            self._require_same(known, info)
+        connection.execute(f"PRAGMA busy_timeout = {1000 * store.TIMEOUT}")
+        stored_info = store.read_info(connection, self.directory)
+        if stored_info is not None and resumes:
+            self._require_same(stored_info, info)
             return
-        if known is not None:
+        if stored_info is not None:
             self._require_empty(info)
         with self._transaction() as execute:
             for table in ("info", "records"):
@@ -308,10 +308,10 @@ class RunWriter:
     def _require_same(self, old, info):
         """Refuse to resume a run that measured something else."""
         new = json.loads(info.to_json())
-        for known in (old, new):
+        for facts in (old, new):
             # Keras numbers layers anew in every process: names may differ.
-            known["variables"] = [v["shape"] for v in known["variables"]]
-        for field in (*store.EQUAL, "settings", "variables"):
+            facts["variables"] = [v["shape"] for v in facts["variables"]]
+        for field in (*store.COMPARABLE_FIELDS, "settings", "variables"):
             if old.get(field) != new[field]:
                 raise ValueError(
                     f"The run {info.run!r} in {self._log_dir!r} cannot be "
@@ -333,7 +333,7 @@ def _float32(name, value, shape):
         return np.asarray(value, "<f4")
 
 
-def _scalars(scalars):
+def _ordered_scalars(scalars):
     """Return a record's scalars in the order of the table."""
     names = (*store.COUNTERS, *store.SCALARS)
     unknown = sorted(set(scalars) - set(names))
@@ -347,7 +347,7 @@ def _scalars(scalars):
     return [*counters, *(None if v is None else float(v) for v in values)]
 
 
-def _path(log_dir, run):
+def _run_path(log_dir, run):
     if (
         not isinstance(run, str)
         or run != os.path.basename(run)
@@ -389,9 +389,9 @@ def export(path: str | os.PathLike, *, to: Any):
     """
     run = store.read_run(path)
     fields = [field.name for field in dataclasses.fields(RunInfo)]
-    known = {name: run.info[name] for name in fields if name in run.info}
+    facts = {name: run.info[name] for name in fields if name in run.info}
     try:
-        to.begin(RunInfo(**known))
+        to.begin(RunInfo(**facts))
         for reading in run.readings:
             to.write(reading)
     finally:

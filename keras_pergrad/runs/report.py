@@ -11,14 +11,14 @@ import numpy as np
 
 from keras_pergrad.common import text as tables
 from keras_pergrad.runs import drawing
-from keras_pergrad.runs.alignment import evenly
-from keras_pergrad.runs.findings import share
-from keras_pergrad.runs.page import figure, listed, main, whole
+from keras_pergrad.runs.alignment import even_indices
+from keras_pergrad.runs.findings import format_share
+from keras_pergrad.runs.page import bullet_list, figure, main, whole
 from keras_pergrad.runs.step_statistics import MEANINGS
 
-_MOST_ROWS, _MOST_PAGE_ROWS, _MOST_SQUARES = 12, 40, 40
+_MAX_ROWS, _MAX_PAGE_ROWS, _MAX_SQUARES = 12, 40, 40
 # An interval that is wider, as that of two seeds, would only fill the chart.
-_MOST_TIMES = 4
+_MAX_INTERVAL_RATIO = 4
 
 
 class Column(NamedTuple):
@@ -50,42 +50,47 @@ class Chart(NamedTuple):
     lines: tuple[Line, ...]
 
 
-def number(value, figures=3):
+def format_number(value, figures=3):
     """Return a number to some figures; a dash for none."""
     if not np.isfinite(value):
         return "–" if np.isnan(value) else "∞"
     return f"{float(f'{value:.{figures}g}'):g}"  # 160, not 1.6e+02
 
 
-def _with_interval(at):
-    if not at["variance"] > 0:
-        return number(at["variance"])
-    low, high = number(at["variance_low"], 2), number(at["variance_high"], 2)
-    return f"{number(at['variance'])} [{low}, {high}]"
+def _format_variance(row):
+    if not row["variance"] > 0:
+        return format_number(row["variance"])
+    low, high = (
+        format_number(row["variance_low"], 2),
+        format_number(row["variance_high"], 2),
+    )
+    return f"{format_number(row['variance'])} [{low}, {high}]"
 
 
-def _cosine(value):
+def _format_cosine(value):
     return "–" if np.isnan(value) else f"{value:.3f}"
 
 
-def _step(d, step):
+def _format_step(d, step):
     if d.first_step is None:
         return "–"
     return "never" if step is None else str(step)
 
 
-def _sized(variables):
-    return ", ".join(f"{path} ({share(v)})" for path, v in variables) or "–"
+def _format_variables(variables):
+    return (
+        ", ".join(f"{path} ({format_share(v)})" for path, v in variables) or "–"
+    )
 
 
-def _plain(value):
+def _format_field(value):
     if isinstance(value, dict):
         value = ", ".join(f"{k}={v}" for k, v in value.items()) or None
     return "–" if value is None else str(value)
 
 
-def _norm(at):
-    return f"{number(at['norm'])} ± {number(at['norm_sd'], 2)}"
+def _format_norm(row):
+    return f"{format_number(row['norm'])} ± {format_number(row['norm_sd'], 2)}"
 
 
 _INTERVAL = " In brackets: its 95 % interval, as if normally distributed."
@@ -96,30 +101,34 @@ _SAMPLING = (
 )
 # fmt: off
 COLUMNS = (
-    Column("step", lambda at: str(at["step"])),
-    Column("runs", lambda at: str(at["runs"]), wide=True),
-    Column("norm ± sd", _norm, f"{MEANINGS['norm']} {MEANINGS['norm_sd']}"),
-    Column("distance", lambda at: share(at["distance"])),
-    Column("repeats", lambda at: share(at["repeat_distance"]),
+    Column("step", lambda row: str(row["step"])),
+    Column("runs", lambda row: str(row["runs"]), wide=True),
+    Column("norm ± sd", _format_norm,
+           f"{MEANINGS['norm']} {MEANINGS['norm_sd']}"),
+    Column("distance", lambda row: format_share(row["distance"])),
+    Column("repeats", lambda row: format_share(row["repeat_distance"]),
            MEANINGS["repeat_distance"]),
-    Column("variance [95 %]", _with_interval, MEANINGS["variance"] + _INTERVAL),
-    Column("sampling", lambda at: share(at["sampling_share"]), _SAMPLING),
-    Column("cosine", lambda at: _cosine(at["cosine"])),
-    Column("least cosine", lambda at: _cosine(at["cosine_min"]),
+    Column("variance [95 %]", _format_variance,
+           MEANINGS["variance"] + _INTERVAL),
+    Column("sampling", lambda row: format_share(row["sampling_share"]),
+           _SAMPLING),
+    Column("cosine", lambda row: _format_cosine(row["cosine"])),
+    Column("least cosine", lambda row: _format_cosine(row["cosine_min"]),
            MEANINGS["cosine_min"], wide=True),
 )
 #: The other tables of the page: of two groups, of a set of runs, of a run.
 GROUPS = (
     Column("groups", lambda e: f"{e.first} – {e.second}"),
     Column("runs of each", lambda e: f"{e.counts[0]}, {e.counts[1]}"),
-    Column("apart", lambda e: share(e.distance),
+    Column("apart", lambda e: format_share(e.distance),
            "Distance between runs of the two groups, over the norm."),
-    Column("inside", lambda e: f"{share(e.floor)} ({e.yardstick or 'none'})",
+    Column("inside",
+           lambda e: f"{format_share(e.floor)} ({e.yardstick or 'none'})",
            "The yardstick: the distance of repeats or, without any, of seeds."),
-    Column("ratio", lambda e: number(e.ratio),
+    Column("ratio", lambda e: format_number(e.ratio),
            "The distance apart over that inside; 1 is no effect."),
-    Column("p", lambda e: number(np.nan if e.probability is None
-                                 else e.probability),
+    Column("p", lambda e: format_number(np.nan if e.probability is None
+                                        else e.probability),
            "How likely chance makes such a ratio; below 0.05 groups differ."),
     Column("equal seeds", lambda e: "yes" if e.paired else "no",
            "Whether only runs of equal seeds were compared."),
@@ -127,18 +136,19 @@ GROUPS = (
 SETS = (
     Column("set", lambda d: d.common or "all runs"),
     Column("count", lambda d: str(len(d.runs)), "How many runs it has."),
-    Column("first bit", lambda d: _step(d, d.differ_step),
+    Column("first bit", lambda d: _format_step(d, d.differ_step),
            "The first step at which gradients of the set differ in any bit."),
-    Column("parted", lambda d: _step(d, d.step),
+    Column("parted", lambda d: _format_step(d, d.step),
            "The first step at which a variable differs beyond the tolerance."),
-    Column("variables, largest first", lambda d: _sized(d.variables),
+    Column("variables, largest first", lambda d: _format_variables(d.variables),
            "Those that differ at that step, and by how much of their norm."),
     Column("odd run", lambda d: d.odd or "–",
            "A run far from the others then, which are near each other."),
 )
 RUNS = (
     Column("run", lambda run: run["label"]),
-    *[Column(head, lambda run, key=head: _plain(run[key.replace(" ", "_")]))
+    *[Column(head, lambda run, key=head:
+             _format_field(run[key.replace(" ", "_")]))
       for head in ("name", "seed", "device", "mode", "records", "last step",
                    "tags")],
 )
@@ -187,16 +197,16 @@ CHARTS = (
 def text(comparison):
     """Return what `print` shows: the answer, what it rests on, the table."""
     c = comparison
-    shown = [column for column in COLUMNS if not column.wide]
-    heads, lines = table(shown, at_steps(c, _MOST_ROWS))
+    columns = [column for column in COLUMNS if not column.wide]
+    heads, lines = table(columns, step_rows(c, _MAX_ROWS))
     return "\n".join(
         [
-            f"{len(c.runs)} runs of {', '.join(size(c))}",
+            f"{len(c.runs)} runs of {', '.join(describe_size(c))}",
             *tables.bullets([c.answer], "="),
             *tables.bullets(c.verdict),
             "",
             *tables.as_text(heads, lines),
-            *tables.bullets(left_out(c, _MOST_ROWS), "*"),
+            *tables.bullets(omission_note(c, _MAX_ROWS), "*"),
             "distance, repeats: of two runs, over the gradient's norm",
             "sampling: variance between batches at equal weights over that "
             "between",
@@ -206,10 +216,10 @@ def text(comparison):
     )
 
 
-def size(comparison):
+def describe_size(comparison):
     """Say how many seeds and steps there are."""
     counts = {"seed": comparison.seeds, "step": len(comparison.data["step"])}
-    return [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items()]
+    return [f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in counts.items()]
 
 
 def table(columns, items):
@@ -224,14 +234,14 @@ def meanings(columns):
     return {head: text for head, text in words.items() if text}
 
 
-def at_steps(comparison, most):
+def step_rows(comparison, most):
     """Return the figures at up to `most` steps, evenly spread."""
     data = comparison.data
-    chosen = evenly(len(data["step"]), most)
-    return [{name: values[t] for name, values in data.items()} for t in chosen]
+    indices = even_indices(len(data["step"]), most)
+    return [{name: values[t] for name, values in data.items()} for t in indices]
 
 
-def left_out(comparison, most):
+def omission_note(comparison, most):
     """Say that the table lacks some steps, if it does."""
     count = len(comparison.data["step"])
     if count > most:
@@ -241,11 +251,11 @@ def left_out(comparison, most):
         )
 
 
-def curves(chart, data):
+def chart_curves(chart, data):
     """Return the title, the steps and the lines of a chart."""
 
-    def finite(what):
-        values = data[what] if isinstance(what, str) else what(data)
+    def finite(source):
+        values = data[source] if isinstance(source, str) else source(data)
         return np.where(np.isfinite(values), values, np.nan)
 
     lines = []
@@ -253,8 +263,10 @@ def curves(chart, data):
         values, low, high = finite(line.values), None, None
         if line.low is not None:
             low, high = finite(line.low), finite(line.high)
-            shown = high < _MOST_TIMES * values
-            low, high = (np.where(shown, edge, np.nan) for edge in (low, high))
+            is_narrow = high < _MAX_INTERVAL_RATIO * values
+            low, high = (
+                np.where(is_narrow, edge, np.nan) for edge in (low, high)
+            )
         if np.isfinite(values).any():
             lines.append(drawing.Line(values, line.label, low, high))
     return chart.title, data["step"], lines
@@ -262,7 +274,7 @@ def curves(chart, data):
 
 def plot(comparison, axes):
     """Draw the charts on matplotlib's axes; return the figure."""
-    charts = [curves(chart, comparison.data) for chart in CHARTS]
+    charts = [chart_curves(chart, comparison.data) for chart in CHARTS]
     return drawing.plot(charts, axes)
 
 
@@ -276,33 +288,35 @@ def content(comparison):
     """Return the content of the page, as a notebook shows it."""
     c = comparison
     steps = c.data["step"]
-    of_groups = GROUPS if c.groups else ()
-    words = meanings([*COLUMNS, *of_groups, *SETS])
+    group_columns = GROUPS if c.groups else ()
+    words = meanings([*COLUMNS, *group_columns, *SETS])
     parts = [
         f"<h1>Gradients of {len(c.runs)} runs</h1>",
-        f'<p class="muted">{" · ".join(size(c))}, {steps[0]} to '
+        f'<p class="muted">{" · ".join(describe_size(c))}, {steps[0]} to '
         f"{steps[-1]} · probe batch of {c.samples} samples</p>",
         f'<p class="first">{escape(c.answer)}</p>',
-        listed(c.verdict),
+        bullet_list(c.verdict),
         '<div class="charts">',
         *[
             figure(
-                chart.title, drawing.chart(*curves(chart, c.data)), chart.note
+                chart.title,
+                drawing.chart(*chart_curves(chart, c.data)),
+                chart.note,
             )
             for chart in CHARTS
         ],
-        _map(c),
+        _distance_map(c),
         "</div>",
-        f"<h2>Groups by {escape(c.by)}</h2>" if of_groups else "",
-        _table(of_groups, c.groups) if of_groups else "",
+        f"<h2>Groups by {escape(c.by)}</h2>" if group_columns else "",
+        _table(group_columns, c.groups) if group_columns else "",
         f"<h2>Where runs part by more than {c.tolerance:g}</h2>",
         _table(SETS, c.divergences),
         "<h2>Step by step</h2>",
-        _table(COLUMNS, at_steps(c, _MOST_PAGE_ROWS)),
-        listed(left_out(c, _MOST_PAGE_ROWS)),
+        _table(COLUMNS, step_rows(c, _MAX_PAGE_ROWS)),
+        bullet_list(omission_note(c, _MAX_PAGE_ROWS)),
         "<h2>Runs</h2>",
         _table(RUNS, c.runs),
-        f"<h2>Notes</h2>{listed(c.notes)}" if c.notes else "",
+        f"<h2>Notes</h2>{bullet_list(c.notes)}" if c.notes else "",
         "<h2>What the headings mean</h2><dl>",
         *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in words.items()],
         "</dl>",
@@ -314,9 +328,9 @@ def _table(columns, items):
     return tables.as_html(*table(columns, items))
 
 
-def _map(c):
+def _distance_map(c):
     """Return a map of the distances of runs, sorted by group and seed."""
-    if len(c.runs) > _MOST_SQUARES:
+    if len(c.runs) > _MAX_SQUARES:
         return ""
     order = sorted(
         range(len(c.runs)),
@@ -324,23 +338,26 @@ def _map(c):
     )
     distance = np.sqrt(np.maximum(c.apart, 0))
     np.fill_diagonal(distance, 0)
-    apart = distance[distance > 0]
+    positive = distance[distance > 0]
     names = [escape(run["label"]) for run in c.runs]
 
-    def square(a, b):
+    def map_cell(a, b):
         if a == b:
             return '<td class="self"></td>'
-        said = f"{names[a]} – {names[b]}: {share(distance[a, b])}"
-        return f'<td title="{said}" {_shade(distance[a, b], apart)}></td>'
+        label = f"{names[a]} – {names[b]}: {format_share(distance[a, b])}"
+        return (
+            f'<td title="{label}" {_cell_style(distance[a, b], positive)}></td>'
+        )
 
     rows = "".join(
         f'<tr><th scope="row">{names[a]}</th>'
-        f"{''.join(square(a, b) for b in order)}</tr>"
+        f"{''.join(map_cell(a, b) for b in order)}</tr>"
         for a in order
     )
     scale = (
-        f", from {share(apart.min())} (pale) to {share(apart.max())} (strong)"
-        if len(apart)
+        f", from {format_share(positive.min())} (pale) to "
+        f"{format_share(positive.max())} (strong)"
+        if len(positive)
         else ""
     )
     return figure(
@@ -352,13 +369,13 @@ def _map(c):
     )
 
 
-def _shade(value, every):
+def _cell_style(value, distances):
     """Return the attributes of a distance's square, among all distances."""
     if np.isnan(value):
         return 'class="none"'
     if value == 0:
         return ""
-    low, high = np.log(every.min()), np.log(every.max())
-    place = (np.log(value) - low) / (high - low) if high > low else 0.6
-    color = f"color-mix(in srgb,var(--c1) {15 + 80 * place:.0f}%,"
+    low, high = np.log(distances.min()), np.log(distances.max())
+    position = (np.log(value) - low) / (high - low) if high > low else 0.6
+    color = f"color-mix(in srgb,var(--c1) {15 + 80 * position:.0f}%,"
     return f'style="background:{color}transparent)"'

@@ -24,7 +24,7 @@ from keras_pergrad.common.numbers import positive_integer
 VARIABLE_SKETCH_SIZE = 16
 # Never change this: the sketches of all runs must be made alike.
 _KEY = 0x6B70675F736B6574
-_BLOCKS_AT_ONCE = 256
+_BLOCKS_PER_CHUNK = 256
 
 
 class GradientSketch:
@@ -67,18 +67,20 @@ class GradientSketch:
         """
         # A gradient with ∞ in it has a sketch with NaN, as it should.
         with np.errstate(invalid="ignore"):
-            parts = [self._project(k, g) for k, g in enumerate(gradients)]
-            small = [self._fold(k, s) for k, s in enumerate(parts)]
-            return np.sum(parts, 0), np.stack(small)
+            sketches = [self._project(k, g) for k, g in enumerate(gradients)]
+            variable_sketches = [
+                self._fold(k, s) for k, s in enumerate(sketches)
+            ]
+            return np.sum(sketches, 0), np.stack(variable_sketches)
 
     def _project(self, variable, gradient):
         flat = np.ascontiguousarray(gradient).reshape(-1)
         blocks = -(-flat.size // self.size)
         sketch = np.zeros(self.size)
-        for first in range(0, blocks, _BLOCKS_AT_ONCE):
-            last = min(first + _BLOCKS_AT_ONCE, blocks)
+        for first in range(0, blocks, _BLOCKS_PER_CHUNK):
+            last = min(first + _BLOCKS_PER_CHUNK, blocks)
             values = flat[first * self.size : last * self.size]
-            random = _random(variable, first // _BLOCKS_AT_ONCE)
+            random = _make_generator(variable, first // _BLOCKS_PER_CHUNK)
             turns = random.random_raw(last - first) % self.size
             signed = np.zeros((last - first) * self.size)
             signed[: values.size] = _signs(random, values.size) * values
@@ -90,7 +92,7 @@ class GradientSketch:
 
     def _fold(self, variable, sketch):
         """Return the sketch of a sketch, with `variable_size` numbers."""
-        random = _random(variable, -1)
+        random = _make_generator(variable, -1)
         places = random.random_raw(self.size) % self.variable_size
         signed = _signs(random, self.size) * sketch
         return np.bincount(
@@ -98,7 +100,7 @@ class GradientSketch:
         )
 
 
-def _random(variable, part):
+def _make_generator(variable, part):
     """Return a separate random generator for each part of each variable."""
     counter = np.array([0, 0, variable, part % 2**64], np.uint64)
     return np.random.Philox(key=_KEY, counter=counter)

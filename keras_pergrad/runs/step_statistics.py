@@ -6,14 +6,14 @@ it was repeated. x is a sketch, d² a squared distance. The variance between
 runs is the trace of their covariance: ½ the mean d² of two units' runs, which
 for runs of different seeds is Σ‖xᵢ − x̄‖²/(R − 1).
 
-To add a figure, add an entry to `MEANINGS`; compute it in `_of_block` from
-sketches or in `figures` from the other figures.
+To add a figure, add an entry to `MEANINGS`; compute it in
+`_block_figures` from sketches or in `compute_figures` from the other figures.
 """
 
 import numpy as np
 
 from keras_pergrad.runs import page
-from keras_pergrad.runs.grouping import equal, numbers
+from keras_pergrad.runs.grouping import equality_codes, equality_matrix
 
 _NUMBERS_AT_ONCE = 2**22
 
@@ -47,103 +47,109 @@ MEANINGS = {
 }
 
 
-def figures(aligned, grouping):
+def compute_figures(aligned, grouping):
     """Compute every figure, (T,), and each two runs' mean d² over the norm²."""
-    figure, apart = _of_sketches(aligned, grouping)
-    scale = figure.pop("scale")
+    figures, distances = _sketch_figures(aligned, grouping)
+    scale = figures.pop("scale")
     units = grouping.units
     loss, norm, variance = (
-        _finite(aligned.scalars(name))
+        _nonfinite_to_nan(aligned.scalars(name))
         for name in ("loss", "gradient_norm", "gradient_variance")
     )
-    sampling = average(variance, units) / aligned.infos[0]["probe_samples"]
+    sampling = unit_average(variance, units) / aligned.infos[0]["probe_samples"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = sampling / figure["variance"]
-        ratio = np.where(figure["variance"] > 0, ratio, np.nan)
+        ratio = sampling / figures["variance"]
+        ratio = np.where(figures["variance"] > 0, ratio, np.nan)
         # Two draws of variance v are √(2v) apart.
         for name, variance in (
-            ("distance", figure["variance"]),
-            ("repeat_distance", figure["repeat_variance"]),
+            ("distance", figures["variance"]),
+            ("repeat_distance", figures["repeat_variance"]),
             ("sampling_distance", sampling),
         ):
-            figure[name] = np.sqrt(2 * np.maximum(variance, 0) / scale)
-    figure |= {
+            figures[name] = np.sqrt(2 * np.maximum(variance, 0) / scale)
+    figures |= {
         "step": aligned.steps,
         "runs": (aligned.rows >= 0).sum(1),
-        "loss": average(loss, units),
-        "norm": average(norm, units),
-        "norm_sd": deviation(norm, units),
+        "loss": unit_average(loss, units),
+        "norm": unit_average(norm, units),
+        "norm_sd": unit_deviation(norm, units),
         "sampling_variance": sampling,
         "sampling_ratio": ratio,
         "sampling_share": np.minimum(ratio, 1.0),
     }
-    return {name: figure[name] for name in MEANINGS}, apart
+    return {name: figures[name] for name in MEANINGS}, distances
 
 
-def _finite(values):
+def _nonfinite_to_nan(values):
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _of_sketches(aligned, grouping):
+def _sketch_figures(aligned, grouping):
     """Go through the sketches, a few steps at a time."""
     steps, count = aligned.rows.shape
-    figure = {name: np.full(steps, np.nan) for name in (*MEANINGS, "scale")}
-    total, shared = np.zeros((count, count)), np.zeros((count, count))
-    for where, present, sketches in _blocks(aligned):
-        both = np.ix_(present, present)
-        members = members_of(grouping.units[present])
-        apart = _distances(sketches)
-        block = _of_block(sketches, apart, members, grouping.repeats[both])
+    figures = {name: np.full(steps, np.nan) for name in (*MEANINGS, "scale")}
+    total, pair_counts = np.zeros((count, count)), np.zeros((count, count))
+    for step_indices, present, sketches in _blocks(aligned):
+        pair_indices = np.ix_(present, present)
+        members = averaging_matrix(grouping.units[present])
+        distances = _distances(sketches)
+        block = _block_figures(
+            sketches, distances, members, grouping.repeats[pair_indices]
+        )
         for name, values in block.items():
-            figure[name][where] = values
+            figures[name][step_indices] = values
         scale = block["scale"]
         defined = scale > 0
-        total[both] += (apart[defined] / scale[defined, None, None]).sum(0)
-        shared[both] += defined.sum()
+        total[pair_indices] += (
+            distances[defined] / scale[defined, None, None]
+        ).sum(0)
+        pair_counts[pair_indices] += defined.sum()
     with np.errstate(invalid="ignore"):
-        return figure, np.where(shared > 0, total / shared, np.nan)
+        return figures, np.where(pair_counts > 0, total / pair_counts, np.nan)
 
 
-def _of_block(sketches, apart, members, repeats):
+def _block_figures(sketches, distances, members, repeats):
     """Compute the figures of steps from sketches (T, R, S) and d² (T, R, R)."""
-    square = np.einsum("trs,trs->tr", sketches, sketches)
-    figure = {"scale": square @ members.mean(0)}
+    squared_norms = np.einsum("trs,trs->tr", sketches, sketches)
+    figures = {"scale": squared_norms @ members.mean(0)}
     if repeats.any():
-        figure["repeat_variance"] = 0.5 * apart[:, repeats].mean(1)
+        figures["repeat_variance"] = 0.5 * distances[:, repeats].mean(1)
     if len(members) > 1:
-        weights = pairs(members)
-        variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
-        low, high = _interval(variance, apart, members, sketches.shape[2])
-        mean, least = _cosines(square, apart, weights)
-        figure |= {
+        weights = pair_weights(members)
+        variance = 0.5 * np.einsum("tij,ij->t", distances, weights)
+        low, high = _variance_interval(
+            variance, distances, members, sketches.shape[2]
+        )
+        mean, least = _cosines(squared_norms, distances, weights)
+        figures |= {
             "variance": variance,
             "variance_low": low,
             "variance_high": high,
             "cosine": mean,
             "cosine_min": least,
         }
-    return figure
+    return figures
 
 
 def _blocks(aligned):
     """Yield steps that the same runs have: (indices, runs, sketches)."""
     size = aligned.infos[0]["sketch_size"]
     finite = np.isfinite(aligned.scalars("gradient_norm"))
-    there = (aligned.rows >= 0) & finite
-    patterns, which = np.unique(there, axis=0, return_inverse=True)
+    is_present = (aligned.rows >= 0) & finite
+    patterns, pattern_ids = np.unique(is_present, axis=0, return_inverse=True)
     for k, pattern in enumerate(patterns):
         present = np.flatnonzero(pattern)
         if len(present) < 2:
             continue
-        where = np.flatnonzero(which.reshape(-1) == k)
-        at_once = max(1, _NUMBERS_AT_ONCE // (len(present) * size))
-        for start in range(0, len(where), at_once):
-            block = where[start : start + at_once]
-            out = np.empty((len(block), len(present), size))
+        step_indices = np.flatnonzero(pattern_ids.reshape(-1) == k)
+        block_steps = max(1, _NUMBERS_AT_ONCE // (len(present) * size))
+        for start in range(0, len(step_indices), block_steps):
+            block = step_indices[start : start + block_steps]
+            sketches = np.empty((len(block), len(present), size))
             for j, r in enumerate(present):
                 rows = aligned.rows[block, r]
-                out[:, j] = aligned.runs[r].read("sketches", rows)
-            yield block, present, out
+                sketches[:, j] = aligned.runs[r].read("sketches", rows)
+            yield block, present, sketches
 
 
 def _distances(sketches):
@@ -153,93 +159,95 @@ def _distances(sketches):
     centred = sketches - sketches.mean(1, keepdims=True)
     # One by one: NumPy recognises a product with its own transpose, and takes
     # a fifth of the time.
-    products = np.stack([one @ one.T for one in centred])
+    products = np.stack([matrix @ matrix.T for matrix in centred])
     square = np.einsum("tii->ti", products)
-    both = square[:, :, None] + square[:, None, :]
-    apart = np.maximum(both - 2 * products, 0)
+    square_sums = square[:, :, None] + square[:, None, :]
+    distances = np.maximum(square_sums - 2 * products, 0)
     # Bitwise equal runs have distance 0, whatever rounding gives above.
-    for step, values in zip(apart, sketches):
-        step[equal(numbers(v.tobytes() for v in values))] = 0
-    return apart
+    for step, values in zip(distances, sketches):
+        step[equality_matrix(equality_codes(v.tobytes() for v in values))] = 0
+    return distances
 
 
-def _cosines(square, apart, weights):
+def _cosines(squared_norms, distances, weights):
     """Return the weighted mean and least cosine of the pairs, each (T,)."""
     first, second = np.nonzero(np.triu(weights, 1))
-    a, b = square[:, first], square[:, second]
+    a, b = squared_norms[:, first], squared_norms[:, second]
     with np.errstate(invalid="ignore", divide="ignore"):
-        cosine = (a + b - apart[:, first, second]) / (2 * np.sqrt(a * b))
+        cosine = (a + b - distances[:, first, second]) / (2 * np.sqrt(a * b))
         # A gradient of zero has no direction: NaN.
         mean = cosine @ (2 * weights[first, second])
     return mean, cosine.min(1)
 
 
-def _interval(variance, apart, members, size):
+def _variance_interval(variance, distances, members, size):
     """Return a 95 % interval for the variance, by Satterthwaite."""
     # The trace is a sum of chi-squares, one for each direction in which runs
     # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at
     # most the number of runs less one: the interval is too wide rather than
     # too narrow. The sketch adds its own 2/(S·directions).
-    special = page.load("scipy.special", "Comparing runs")
+    special = page.import_extra("scipy.special", "Comparing runs")
     count = len(members)
-    freedom = count - 1
+    max_directions = count - 1
     if count < members.shape[1]:
-        apart = members @ apart @ members.T
+        distances = members @ distances @ members.T
     # Products of the centred means from their distances (Gower).
-    products = -0.5 * apart
+    products = -0.5 * distances
     products = products - products.mean(1, keepdims=True)
     products -= products.mean(2, keepdims=True)
     trace = np.einsum("tii->t", products)
     square = np.einsum("tij,tij->t", products, products)
-    there = (variance > 0) & (square > 0)
+    is_defined = (variance > 0) & (square > 0)
     directions = np.ones_like(variance)
-    np.divide(trace**2, square, out=directions, where=there)
-    directions = np.clip(directions, 1.0, freedom)
-    degrees = directions * freedom * size / (freedom + size)
-    scale = np.where(there, degrees * variance, 0.0)
+    np.divide(trace**2, square, out=directions, where=is_defined)
+    directions = np.clip(directions, 1.0, max_directions)
+    degrees = directions * max_directions * size / (max_directions + size)
+    scale = np.where(is_defined, degrees * variance, 0.0)
     return [scale / special.chdtri(degrees, tail) for tail in (0.025, 0.975)]
 
 
-def members_of(units):
+def averaging_matrix(units):
     """Return a matrix (U, R): row u averages the runs of unit u."""
     members = (units[None, :] == np.unique(units)[:, None]).astype(float)
     return members / members.sum(1, keepdims=True)
 
 
-def pairs(members):
+def pair_weights(members):
     """Return weights (R, R) of a mean in which each two units count once."""
     between = 1 - np.eye(len(members))
     return members.T @ (between / max(between.sum(), 1)) @ members
 
 
-def average(values, units):
+def unit_average(values, units):
     """Return the mean over the units of a scalar (T, R), without NaN."""
-    start, centred = _centred(values)
-    return start + _mean(_of_units(centred, units))
+    start, centred = _center(values)
+    return start + _mean(_unit_means(centred, units))
 
 
-def deviation(values, units):
+def unit_deviation(values, units):
     """Return the standard deviation of a scalar (T, R) between units, (T,)."""
     # Its square is ½ the mean squared difference of two units' runs, as for
     # the variance of the gradient.
-    _, centred = _centred(values)
-    means = _of_units(centred, units)
-    squares = _of_units(centred**2, units)
+    _, centred = _center(values)
+    means = _unit_means(centred, units)
+    squares = _unit_means(centred**2, units)
     count = (~np.isnan(means)).sum(1)
-    crossed = np.nansum(means, 1) ** 2 - np.nansum(means**2, 1)
+    cross_products = np.nansum(means, 1) ** 2 - np.nansum(means**2, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = (np.nansum(squares, 1) - crossed / (count - 1)) / count
+        variance = (
+            np.nansum(squares, 1) - cross_products / (count - 1)
+        ) / count
     return np.where(count > 1, np.sqrt(np.maximum(variance, 0)), np.nan)
 
 
-def _centred(values):
+def _center(values):
     """Return each step's first value, and all values minus it, 0 if equal."""
     first = np.argmax(~np.isnan(values), axis=1)[:, None]
     start = np.take_along_axis(values, first, 1)
     return start[:, 0], values - start
 
 
-def _of_units(values, units):
+def _unit_means(values, units):
     """Return the mean over each unit's runs, (T, U); NaN of none."""
     return np.stack(
         [_mean(values[:, units == unit]) for unit in np.unique(units)], 1
@@ -247,6 +255,6 @@ def _of_units(values, units):
 
 
 def _mean(values):
-    there = ~np.isnan(values)
+    is_defined = ~np.isnan(values)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(there, values, 0).sum(1) / there.sum(1)
+        return np.where(is_defined, values, 0).sum(1) / is_defined.sum(1)

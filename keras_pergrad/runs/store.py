@@ -24,7 +24,7 @@ import numpy as np
 FORMAT = 2
 FILE = "run.sqlite"
 #: Gradients can be compared where all of these are equal.
-EQUAL = (
+COMPARABLE_FIELDS = (
     "architecture",
     "loss",
     "probe",
@@ -61,7 +61,7 @@ SCHEMA = (
 )
 # Seconds that a reader waits for a record that is being written, and that the
 # writer waits for readers.
-PATIENCE = 60
+TIMEOUT = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,17 +171,17 @@ class Run:
                 f"`name` expected one of {', '.join(_VECTORS)}. Received: "
                 f"name={name!r}"
             )
-        column, part = _VECTORS[name]
-        contents = self._column(column, records)
+        column, selection = _VECTORS[name]
+        contents = self._read_column(column, records)
         values = np.frombuffer(b"".join(contents), "<f4")
-        shape = shapes(self.info)[column]
-        return values.reshape(len(contents), *shape)[part]
+        shape = vector_shapes(self.info)[column]
+        return values.reshape(len(contents), *shape)[selection]
 
-    def _column(self, name, records=None):
+    def _read_column(self, name, records=None):
         """Return a column of some records, in their order."""
         steps = self.scalars["step"]
         steps = steps if records is None else steps[np.asarray(records, int)]
-        with _reading(self.path) as connection:
+        with _open_records(self.path) as connection:
             # CROSS keeps the order of the steps asked for.
             rows = connection.execute(
                 f"SELECT {name} FROM json_each(?) CROSS JOIN records "
@@ -198,7 +198,11 @@ class Run:
     @property
     def readings(self):
         """The `results.HealthReading` of each record that has one, a list."""
-        return [unpacked(r) for r in self._column("reading") if r is not None]
+        return [
+            unpack_reading(r)
+            for r in self._read_column("reading")
+            if r is not None
+        ]
 
     @property
     def norms(self):
@@ -281,8 +285,8 @@ def read_run(path, scalars=SCALARS):
             f"`scalars` expected some of {', '.join(SCALARS)}. Received: "
             f"{', '.join(unknown)}"
         )
-    with _reading(path) as connection:
-        info = info_of(connection, path)
+    with _open_records(path) as connection:
+        info = read_info(connection, path)
         if info is None:
             raise DamagedRun(
                 f"The file {FILE!r} of {os.fspath(path)!r} is empty: its "
@@ -298,7 +302,7 @@ def read_run(path, scalars=SCALARS):
     return Run(os.fspath(path), info, columns)
 
 
-def connect(path, timeout=PATIENCE):
+def connect(path, timeout=TIMEOUT):
     """Open a run's file, without locks where the file system has none."""
     # Not "ro": SQLite must roll back what a killed process left unfinished.
     uri = f"{pathlib.Path(path).absolute().as_uri()}?mode=rwc"
@@ -322,7 +326,7 @@ def _connect(uri, timeout):
     return connection
 
 
-def info_of(connection, directory):
+def read_info(connection, directory):
     """Return what was run, a dict; None where nothing is written yet."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, FORMAT):
@@ -338,7 +342,7 @@ def info_of(connection, directory):
 
 
 @contextlib.contextmanager
-def _reading(directory):
+def _open_records(directory):
     path = os.path.join(directory, FILE)
     if not os.path.isfile(path):
         raise FileNotFoundError(
@@ -358,28 +362,28 @@ def _reading(directory):
         ) from error
 
 
-def packed(reading):
+def pack_reading(reading):
     """Return a reading as compressed JSON; None of none."""
     if reading is None:
         return None
-    known = json.dumps(dataclasses.asdict(reading), default=float)
-    return zlib.compress(known.encode())
+    text = json.dumps(dataclasses.asdict(reading), default=float)
+    return zlib.compress(text.encode())
 
 
-def unpacked(content):
-    """Return the reading that was `packed`."""
-    known = json.loads(zlib.decompress(content))
+def unpack_reading(content):
+    """Return the reading that `pack_reading` packed."""
+    fields = json.loads(zlib.decompress(content))
     for name in ("by_variable", "layers"):
-        known[name] = {k: tuple(v) for k, v in known[name].items()}
-    known["variable_names"] = tuple(known["variable_names"])
-    known["histograms"] = {
+        fields[name] = {k: tuple(v) for k, v in fields[name].items()}
+    fields["variable_names"] = tuple(fields["variable_names"])
+    fields["histograms"] = {
         name: Histogram(tuple(h["counts"]), tuple(h["edges"]))
-        for name, h in known["histograms"].items()
+        for name, h in fields["histograms"].items()
     }
-    return HealthReading(**known)
+    return HealthReading(**fields)
 
 
-def shapes(info):
+def vector_shapes(info):
     """Return the shapes of a record's two vectors, by their columns."""
     return {
         "variables": (len(info["variables"]), 2 + info["variable_sketch_size"]),

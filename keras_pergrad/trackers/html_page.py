@@ -10,18 +10,24 @@ from typing import Any
 
 from keras_pergrad.common import text as tables
 from keras_pergrad.runs import drawing
-from keras_pergrad.runs.alignment import evenly
+from keras_pergrad.runs.alignment import even_indices
 from keras_pergrad.runs.page import figure, main, whole
-from keras_pergrad.runs.report import number
+from keras_pergrad.runs.report import format_number
 from keras_pergrad.trackers.tracker import Tracker
 
 # Measurements that a chart, and a line in the table, shows.
-_MOST, _FEW = 200, 40
-_SECONDS = 5
+_MAX_CHART_STEPS, _MAX_TABLE_STEPS = 200, 40
+_REFRESH_SECONDS = 5
 # Times that it took to write the page until it is written again.
 _PAUSE = 20
-_NONE = float("nan")
-_FACTS = ("seed", "device", "batch_size", "steps_per_epoch", "probe_samples")
+_NAN = float("nan")
+_FACT_FIELDS = (
+    "seed",
+    "device",
+    "batch_size",
+    "steps_per_epoch",
+    "probe_samples",
+)
 
 
 class Page(Tracker):
@@ -53,22 +59,22 @@ class Page(Tracker):
     def __init__(self, path: str | os.PathLike, earlier: Sequence[Any] = ()):
         self.path = os.fspath(path)
         self._earlier = list(earlier)
-        self._run, self._readings, self._due = None, [], 0.0
+        self._run, self._readings, self._next_save = None, [], 0.0
         self._advice, self._state = None, "ended"
 
     def begin(self, run):
         self._advice, self._state = None, "ended"
-        self._run, self._readings, self._due = run, self._earlier, 0.0
+        self._run, self._readings, self._next_save = run, self._earlier, 0.0
         self._earlier = []
 
     def write(self, reading):
-        before = [r for r in self._readings if r.step < reading.step]
-        self._readings = [*before, reading]
-        begun = time.monotonic()
-        if begun >= self._due:
+        earlier = [r for r in self._readings if r.step < reading.step]
+        self._readings = [*earlier, reading]
+        start = time.monotonic()
+        if start >= self._next_save:
             self._save(running=True)
             now = time.monotonic()
-            self._due = now + _PAUSE * (now - begun)
+            self._next_save = now + _PAUSE * (now - start)
 
     def advise(self, advice):
         self._advice = advice
@@ -82,26 +88,26 @@ class Page(Tracker):
         self._readings = []
 
     def _save(self, running):
-        again = f'<meta http-equiv="refresh" content="{_SECONDS}">'
+        refresh = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">'
         text = whole(
             _title(self._run),
-            _content(
+            _page_content(
                 self._run,
                 self._readings,
                 "still running" if running else self._state,
                 self._advice,
             ),
-            again * running,
+            refresh * running,
         )
         # Beside it, so that no browser sees half of a page.
-        unfinished = f"{self.path}.new"
+        temporary = f"{self.path}.new"
         try:
-            with open(unfinished, "w", encoding="utf-8") as file:
+            with open(temporary, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(unfinished, self.path)
+            os.replace(temporary, self.path)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.remove(unfinished)
+                os.remove(temporary)
             raise
 
 
@@ -109,12 +115,12 @@ def _title(run):
     return f"Gradients of {run.run}" if run.run else "Gradients"
 
 
-def _content(run, readings, state, advice):
+def _page_content(run, readings, state, advice):
     last = readings[-1]
-    shown = [readings[i] for i in evenly(len(readings), _MOST)]
+    shown = [readings[i] for i in even_indices(len(readings), _MAX_CHART_STEPS)]
     facts = [
         f"{name.replace('_', ' ')} {value}"
-        for name in _FACTS
+        for name in _FACT_FIELDS
         if (value := getattr(run, name)) is not None
     ] + [f"{name} {value}" for name, value in run.tags.items()]
     norms = last.histograms.get("sample_norms")
@@ -129,33 +135,36 @@ def _content(run, readings, state, advice):
                 for name, paths in last.layers.items()
                 if paths
             ],
-            *_advised(advice),
+            *_advice_html(advice),
             '<div class="charts">',
-            *[_figure(name, shown) for name in _names(shown, "figures")],
-            _of_norms(norms) if norms is not None else "",
+            *[
+                _chart_figure(name, shown)
+                for name in _field_names(shown, "figures")
+            ],
+            _norm_figure(norms) if norms is not None else "",
             "</div>",
             _table(shown),
         ]
     )
 
 
-def _advised(advice):
+def _advice_html(advice):
     """Return paragraphs of advice; None: none was given."""
     if advice is None:
         return []
-    lines = [f"<p>{one.name}: {escape(one.text)}</p>" for one in advice]
+    lines = [f"<p>{item.name}: {escape(item.text)}</p>" for item in advice]
     return ["<h2>Advice</h2>", *(lines or ["<p>Nothing to advise.</p>"])]
 
 
-def _names(readings, field):
+def _field_names(readings, field):
     """Return the names in any reading, in order."""
     return dict.fromkeys(name for r in readings for name in getattr(r, field))
 
 
-def _figure(name, readings):
+def _chart_figure(name, readings):
     steps = [r.step for r in readings]
-    values = [float(r.figures.get(name, _NONE)) for r in readings]
-    note = f"last: {number(values[-1])}"
+    values = [float(r.figures.get(name, _NAN)) for r in readings]
+    note = f"last: {format_number(values[-1])}"
     infinite = [s for s, v in zip(steps, values) if math.isinf(v)]
     if infinite:
         note += f"; infinite at step {', '.join(map(str, infinite[:5]))}"
@@ -164,35 +173,41 @@ def _figure(name, readings):
     )
 
 
-def _of_norms(histogram):
+def _norm_figure(histogram):
     title = "Norms of the samples' gradients"
     return figure(title, drawing.bars(title, histogram), "at the last step")
 
 
 def _table(readings):
     """Return each variable's last values, with their lines over the steps."""
-    few = [readings[i] for i in evenly(len(readings), _FEW)]
-    last, steps = few[-1], [r.step for r in few]
-    instruments = list(_names(few, "by_variable"))
-    drawn = any(name != "sample_norms" for name in last.histograms)
-    heads = ["variable", *instruments, *(["gradient"] if drawn else [])]
+    sampled = [
+        readings[i] for i in even_indices(len(readings), _MAX_TABLE_STEPS)
+    ]
+    last, steps = sampled[-1], [r.step for r in sampled]
+    instruments = list(_field_names(sampled, "by_variable"))
+    has_histograms = any(name != "sample_norms" for name in last.histograms)
+    heads = [
+        "variable",
+        *instruments,
+        *(["gradient"] if has_histograms else []),
+    ]
     rows = []
     for i, path in enumerate(last.variable_names):
         cells = [escape(path)]
         for name in instruments:
-            each = [r.by_variable.get(name) for r in few]
-            values = [_NONE if v is None else float(v[i]) for v in each]
+            series = [r.by_variable.get(name) for r in sampled]
+            values = [_NAN if v is None else float(v[i]) for v in series]
             line = drawing.sparkline(steps, values)
-            cells.append(f"{line} {number(values[-1])}")
-        if drawn:
-            cells.append(_of_entries(last.histograms.get(f"gradient/{path}")))
+            cells.append(f"{line} {format_number(values[-1])}")
+        if has_histograms:
+            cells.append(_entry_cell(last.histograms.get(f"gradient/{path}")))
         rows.append([f"<td>{cell}</td>" for cell in cells])
     return f"<h2>By variable</h2>{tables.of_cells(heads, rows)}"
 
 
-def _of_entries(histogram):
+def _entry_cell(histogram):
     """Return the cell of the entries of a variable's gradient."""
     if histogram is None:
         return ""
-    low, high = (number(histogram.edges[i]) for i in (0, -1))
+    low, high = (format_number(histogram.edges[i]) for i in (0, -1))
     return f"{low} {drawing.bars('', histogram, small=True)} {high}"

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.runs.page import load
+from keras_pergrad.runs.page import import_extra
 from keras_pergrad.trackers.tracker import Tracker
 
 # What an MLflow server takes in one request.
-_MOST_METRICS = 1000
+_MAX_METRICS = 1000
 # As many as a run's page of Weights & Biases draws.
-_MOST_BINS = 512
+_MAX_BINS = 512
 _PARAMETERS = (
     "batch_size",
     "device",
@@ -66,11 +66,11 @@ class TensorBoard(Tracker):
             tf.summary.record_if(True),
         ):
             for name, value in self.numbers(reading).items():
-                _write(name, "scalars", np.float32(value))
+                _write_summary(name, "scalars", np.float32(value))
             for name, histogram in reading.histograms.items():
                 edges = np.asarray(histogram.edges, np.float64)
-                bins = [edges[:-1], edges[1:], histogram.counts]
-                _write(name, "histograms", np.stack(bins, 1))
+                columns = [edges[:-1], edges[1:], histogram.counts]
+                _write_summary(name, "histograms", np.stack(columns, 1))
         # A process that is killed loses nothing.
         self._writer.flush()
 
@@ -80,11 +80,11 @@ class TensorBoard(Tracker):
             writer.close()
 
 
-def _write(name, plugin, value):
+def _write_summary(name, plugin, value):
     # Those of tf.summary.scalar and .histogram, which need the package
     # `tensorboard`, and of which the second counts the values by itself.
-    known = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": plugin})
-    tf.summary.write(name, value, metadata=known)
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": plugin})
+    tf.summary.write(name, value, metadata=metadata)
 
 
 class MLflow(Tracker):
@@ -129,58 +129,58 @@ class MLflow(Tracker):
                 "`run` belongs to an experiment already, so `experiment` was "
                 f"expected to be absent. Received: experiment={experiment!r}"
             )
-        self._mlflow = load("mlflow", "trackers.MLflow", "mlflow")
+        self._mlflow = import_extra("mlflow", "trackers.MLflow", "mlflow")
         self._client = self._mlflow.MlflowClient(tracking_uri)
         self._experiment = "Default" if experiment is None else experiment
-        self._given = getattr(getattr(run, "info", None), "run_id", run)
-        self._run, self._status = self._given, "FINISHED"
+        self._user_run = getattr(getattr(run, "info", None), "run_id", run)
+        self._run, self._status = self._user_run, "FINISHED"
 
     def begin(self, run):
         self._status = "FINISHED"
-        if self._given is not None:
+        if self._user_run is not None:
             return
         client, facts = self._client, dataclasses.asdict(run)
-        known = client.get_experiment_by_name(self._experiment)
-        begun = client.create_run(
+        experiment = client.get_experiment_by_name(self._experiment)
+        created_run = client.create_run(
             client.create_experiment(self._experiment)
-            if known is None
-            else known.experiment_id,
+            if experiment is None
+            else experiment.experiment_id,
             run_name=run.run or None,
             tags={name: str(value) for name, value in run.tags.items()},
         )
-        self._run = begun.info.run_id
+        self._run = created_run.info.run_id
         param = self._mlflow.entities.Param
-        known = [param(k, str(facts[k])) for k in _PARAMETERS]
-        client.log_batch(self._run, params=known)
+        params = [param(k, str(facts[k])) for k in _PARAMETERS]
+        client.log_batch(self._run, params=params)
         client.log_text(self._run, run.to_json(), "run.json")
 
     def write(self, reading):
         now, metric = int(1000 * time.time()), self._mlflow.entities.Metric
         metrics = [
-            metric(_name(name), value, now, reading.step)
+            metric(_metric_name(name), value, now, reading.step)
             for name, value in self.numbers(reading).items()
         ]
-        for start in range(0, len(metrics), _MOST_METRICS):
-            few = metrics[start : start + _MOST_METRICS]
-            self._client.log_batch(self._run, metrics=few)
+        for start in range(0, len(metrics), _MAX_METRICS):
+            batch = metrics[start : start + _MAX_METRICS]
+            self._client.log_batch(self._run, metrics=batch)
         if reading.histograms:
             histograms = {
                 name: dataclasses.asdict(histogram)
                 for name, histogram in reading.histograms.items()
             }
-            place = f"histograms/{reading.step:09}.json"
-            self._client.log_text(self._run, json.dumps(histograms), place)
+            artifact = f"histograms/{reading.step:09}.json"
+            self._client.log_text(self._run, json.dumps(histograms), artifact)
 
     def interrupt(self):
         self._status = "KILLED"
 
     def end(self):
-        if self._given is None and self._run is not None:
+        if self._user_run is None and self._run is not None:
             run, self._run = self._run, None
             self._client.set_terminated(run, self._status)
 
 
-def _name(name):
+def _metric_name(name):
     """Return a name with only the characters that MLflow allows."""
     return re.sub(r"[^\w.\-: /]", "_", name)
 
@@ -222,41 +222,41 @@ class WandB(Tracker):
                 f"new one were expected to be absent. Received: run={run!r}, "
                 f"project={project!r}, {settings}"
             )
-        self._wandb = load("wandb", "trackers.WandB", "wandb")
+        self._wandb = import_extra("wandb", "trackers.WandB", "wandb")
         # A run of its own, even where another one is going on.
         self._settings = {"reinit": "create_new", "project": project} | settings
-        self._given, self._run, self._named = run, run, set()
+        self._user_run, self._run, self._defined_metrics = run, run, set()
         self._exit_code = 0
 
     def begin(self, run):
-        self._named, self._exit_code = set(), 0
-        if self._given is None:
+        self._defined_metrics, self._exit_code = set(), 0
+        if self._user_run is None:
             facts = {"name": run.run or None, "config": dataclasses.asdict(run)}
             self._run = self._wandb.init(**(facts | self._settings))
 
     def write(self, reading):
         row = self.numbers(reading) | {
-            name: self._wandb.Histogram(np_histogram=_bins(histogram))
+            name: self._wandb.Histogram(np_histogram=_join_bins(histogram))
             for name, histogram in reading.histograms.items()
         }
-        for name in row.keys() - self._named:
+        for name in row.keys() - self._defined_metrics:
             self._run.define_metric(name, step_metric="update")
-        self._named |= row.keys()
+        self._defined_metrics |= row.keys()
         self._run.log({"update": reading.step, **row})
 
     def interrupt(self):
         self._exit_code = 1
 
     def end(self):
-        if self._given is None and self._run is not None:
+        if self._user_run is None and self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=self._exit_code)
 
 
-def _bins(histogram):
+def _join_bins(histogram):
     """Return counts and edges, bins joined until they are few enough."""
     counts, edges = list(histogram.counts), list(histogram.edges)
-    width = -(-len(counts) // _MOST_BINS)
+    width = -(-len(counts) // _MAX_BINS)
     starts = range(0, len(counts), width)
     joined = [sum(counts[start : start + width]) for start in starts]
     return joined, [edges[start] for start in starts] + edges[-1:]

@@ -68,11 +68,11 @@ class Tracker:
             A dict of the figures by their names in the logs, and of those of
             variables by `"<instrument>/<path of the variable>"`.
         """
-        named = dict(reading.figures)
+        numbers = dict(reading.figures)
         for instrument, values in reading.by_variable.items():
             for path, value in zip(reading.variable_names, values):
-                named[f"{instrument}/{path}"] = value
-        return {k: float(v) for k, v in named.items() if not math.isnan(v)}
+                numbers[f"{instrument}/{path}"] = value
+        return {k: float(v) for k, v in numbers.items() if not math.isnan(v)}
 
 
 def checked(trackers):
@@ -93,37 +93,37 @@ def checked(trackers):
 class Guarded:
     """Passes on what trackers are told, and says once why one fails."""
 
-    def __init__(self, trackers, say):
-        self._open, self._say = list(trackers), say
+    def __init__(self, trackers, report):
+        self._active, self._report = list(trackers), report
 
     def begin(self, run):
         """Begin a run in all of them."""
-        self._each("begin", run)
+        self._call_each("begin", run)
 
     def write(self, reading):
         """Pass on a reading."""
-        self._each("write", reading)
+        self._call_each("write", reading)
 
     def advise(self, advice):
         """Pass on what the `fit` advises."""
-        self._each("advise", advice, optional=True)
+        self._call_each("advise", advice, optional=True)
 
     def close(self, interrupted=False):
         """End all of them; may be called again."""
         if interrupted:
-            self._each("interrupt", optional=True)
-        self._each("end")
-        self._open = []
+            self._call_each("interrupt", optional=True)
+        self._call_each("end")
+        self._active = []
 
-    def _each(self, method, *arguments, optional=False):
-        for tracker in list(self._open):
+    def _call_each(self, method, *arguments, optional=False):
+        for tracker in list(self._active):
             if optional and not isinstance(tracker, Tracker):
                 continue  # of one's own, with the three methods
             try:
                 getattr(tracker, method)(*arguments)
             except Exception as error:
-                self._open.remove(tracker)
-                self._say(
+                self._active.remove(tracker)
+                self._report(
                     f"the tracker {type(tracker).__name__} failed in "
                     f"`{method}`, with {type(error).__name__}: "
                     f"{reason(error).rstrip('.')}. It gets no more readings "

@@ -55,7 +55,7 @@ def trained(training, without=(), epochs=1, make=model):
     with strategy.scope():
         net = make(training, keras.optimizers.SGD(RATE))
     data = training.batches(X, Y)
-    data.without = np.asarray(without, int)
+    data.excluded_rows = np.asarray(without, int)
     before = net.get_weights()
     history = fit(net, training, epochs, data=data)
     after = net.get_weights()

@@ -7,11 +7,11 @@ import pytest
 from dp_accounting import pld, rdp
 
 from keras_pergrad.privacy.accounting import (
-    accountant_of,
-    calibrated,
-    epsilon_of,
-    most_steps,
-    relation_of,
+    accountant_name,
+    affordable_steps,
+    calibrate_noise,
+    compute_epsilon,
+    neighboring_relation,
 )
 from keras_pergrad.privacy.mechanism import Mechanism
 from tests.privacy.tiny import schedule_json
@@ -28,20 +28,20 @@ def by_library(accountant, event, count, delta=1e-6):
 
 
 def test_anchors():
-    assert epsilon_of(((mechanism(), 512),), 1e-6) == pytest.approx(
+    assert compute_epsilon(((mechanism(), 512),), 1e-6) == pytest.approx(
         3.77, abs=5e-3
     )
-    noise = calibrated(mechanism(), 512, 1.0, 1e-6)
+    noise = calibrate_noise(mechanism(), 512, 1.0, 1e-6)
     assert noise == pytest.approx(9.66, abs=5e-3)
     now = mechanism(noise=noise)
-    assert 0.999 < epsilon_of(((now, 512),), 1e-6) <= 1
+    assert 0.999 < compute_epsilon(((now, 512),), 1e-6) <= 1
 
 
 @pytest.mark.parametrize("steps", [1, 40])
 def test_poisson(steps):
     event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0))
     expected = by_library(pld.PLDAccountant(), event, steps)
-    found = epsilon_of(((mechanism(), steps),), 1e-6)
+    found = compute_epsilon(((mechanism(), steps),), 1e-6)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -49,7 +49,7 @@ def test_poisson(steps):
 def test_full_batch(sampling):
     now = mechanism(sampling, 20.0, 1000)
     expected = by_library(pld.PLDAccountant(), dp.GaussianDpEvent(20.0), 50)
-    found = epsilon_of(((now, 50),), 1e-6)
+    found = compute_epsilon(((now, 50),), 1e-6)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -61,7 +61,7 @@ def test_fixed():
     )
     accountant = rdp.RdpAccountant(neighboring_relation=NEIGHBOURS.REPLACE_ONE)
     expected = by_library(accountant, event, 30)
-    found = epsilon_of(((mechanism("fixed"), 30),), 1e-6)
+    found = compute_epsilon(((mechanism("fixed"), 30),), 1e-6)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -77,9 +77,9 @@ def test_a_replaced_gradient_counts_twice():
 @pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (10, 1), (11, 2)])
 def test_shuffled_is_one_look_an_epoch(steps, epochs):
     expected = by_library(pld.PLDAccountant(), dp.GaussianDpEvent(3.0), epochs)
-    found = epsilon_of(((mechanism("shuffled"), steps),), 1e-6)
+    found = compute_epsilon(((mechanism("shuffled"), steps),), 1e-6)
     assert found == pytest.approx(expected, abs=1e-6)
-    amplified = epsilon_of(((mechanism(), steps),), 1e-6)
+    amplified = compute_epsilon(((mechanism(), steps),), 1e-6)
     assert found > amplified
 
 
@@ -92,25 +92,25 @@ def test_phases_compose():
     expected = by_library(
         accountant, dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(5.0)), 30
     )
-    found = epsilon_of(((first, 20), (second, 30)), 1e-6)
+    found = compute_epsilon(((first, 20), (second, 30)), 1e-6)
     assert found == pytest.approx(expected, abs=1e-6)
-    both = epsilon_of(((first, 20), (mechanism("shuffled"), 0)), 1e-6)
-    assert both == pytest.approx(epsilon_of(((first, 20),), 1e-6))
+    both = compute_epsilon(((first, 20), (mechanism("shuffled"), 0)), 1e-6)
+    assert both == pytest.approx(compute_epsilon(((first, 20),), 1e-6))
 
 
 def test_phases_of_different_guarantees_are_refused():
     phases = ((mechanism(), 1), (mechanism("fixed"), 1))
     with pytest.raises(ValueError, match="no epsilon holds for both"):
-        epsilon_of(phases, 1e-6)
-    assert relation_of(((mechanism(), 1), (mechanism("shuffled"), 1))) == (
-        "blank"
-    )
+        compute_epsilon(phases, 1e-6)
+    assert neighboring_relation(
+        ((mechanism(), 1), (mechanism("shuffled"), 1))
+    ) == ("blank")
 
 
 def test_users():
     several = Mechanism("poisson", 1000, 50, 3.0, "", 3)
-    alone = epsilon_of(((mechanism(batch_size=50), 10),), 1e-6)
-    found = epsilon_of(((several, 10),), 1e-6)
+    alone = compute_epsilon(((mechanism(batch_size=50), 10),), 1e-6)
+    found = compute_epsilon(((several, 10),), 1e-6)
     # More than one example, less than three that always come together.
     together = by_library(
         pld.PLDAccountant(),
@@ -119,7 +119,7 @@ def test_users():
     )
     assert alone < found < together
     one = Mechanism("poisson", 1000, 50, 3.0, "", 1)
-    assert epsilon_of(((one, 10),), 1e-6) == alone
+    assert compute_epsilon(((one, 10),), 1e-6) == alone
 
 
 def test_schedules_of_noise():
@@ -131,26 +131,28 @@ def test_schedules_of_noise():
     accountant.compose(event, 10)
     event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(6.0))
     expected = by_library(accountant, event, 5)
-    found = epsilon_of(((now, 15),), 1e-6)
+    found = compute_epsilon(((now, 15),), 1e-6)
     assert found == pytest.approx(expected, abs=1e-6)
-    assert accountant_of(((now, 15),)) == "PLD"
+    assert accountant_name(((now, 15),)) == "PLD"
     smooth = keras.optimizers.schedules.ExponentialDecay(3.0, 10, 1.1)
     now = mechanism(noise=schedule_json(smooth))
-    assert accountant_of(((now, 34),)) == "RDP"
+    assert accountant_name(((now, 34),)) == "RDP"
     accountant = rdp.RdpAccountant()
     for noise in now.noise(0, 34):
         event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(noise))
         accountant.compose(event)
     expected = accountant.get_epsilon(1e-6)
-    assert epsilon_of(((now, 34),), 1e-6) == pytest.approx(expected, abs=1e-6)
+    assert compute_epsilon(((now, 34),), 1e-6) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def test_most_steps():
     now = mechanism()
-    target = epsilon_of(((now, 23),), 1e-6)
-    assert most_steps((), now, target, 1e-6, 0, 64) == 23
-    assert most_steps((), now, target, 1e-6, 0, 8) == 8
-    assert most_steps((), now, 1e-3, 1e-6, 0, 8) == 0
+    target = compute_epsilon(((now, 23),), 1e-6)
+    assert affordable_steps((), now, target, 1e-6, 0, 64) == 23
+    assert affordable_steps((), now, target, 1e-6, 0, 8) == 8
+    assert affordable_steps((), now, 1e-3, 1e-6, 0, 8) == 0
 
 
 @pytest.mark.parametrize(
@@ -158,16 +160,16 @@ def test_most_steps():
 )
 def test_calibrated_noise_is_just_enough(sampling):
     now = mechanism(sampling, 0.0, 250)
-    noise = calibrated(now, 4, 4.0, 1e-5)
-    found = epsilon_of(((mechanism(sampling, noise, 250), 4),), 1e-5)
+    noise = calibrate_noise(now, 4, 4.0, 1e-5)
+    found = compute_epsilon(((mechanism(sampling, noise, 250), 4),), 1e-5)
     assert 0.998 * 4 < found <= 4
 
 
 def test_calibration_after_a_phase():
     before = ((mechanism(), 20),)
-    spent = epsilon_of(before, 1e-6)
-    noise = calibrated(mechanism(), 10, spent + 0.3, 1e-6, before)
-    found = epsilon_of((*before, (mechanism(noise=noise), 10)), 1e-6)
+    spent = compute_epsilon(before, 1e-6)
+    noise = calibrate_noise(mechanism(), 10, spent + 0.3, 1e-6, before)
+    found = compute_epsilon((*before, (mechanism(noise=noise), 10)), 1e-6)
     assert spent + 0.29 < found <= spent + 0.3
     with pytest.raises(ValueError, match=r"after epsilon=.*, spent before"):
-        calibrated(mechanism(), 10, spent, 1e-6, before)
+        calibrate_noise(mechanism(), 10, spent, 1e-6, before)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.privacy.model_check import problems
+from keras_pergrad.privacy.model_check import find_problems
 from tests.privacy.tiny import N, Y, compile_privately, fit, private
 
 layers = keras.layers
@@ -92,14 +92,14 @@ def test_adapted(name):
     with pytest.raises(ValueError, match=match):
         fit(net, training, data=data_of(training, data))
     public = [layer.name]
-    assert problems(net, data_of(training, data), public) == []
+    assert find_problems(net, data_of(training, data), public) == []
 
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_given(name):
     layer, data = GIVEN[name]()
     net, training = net_of(layer, data)
-    assert problems(net, data_of(training, data)) == []
+    assert find_problems(net, data_of(training, data)) == []
 
 
 def test_a_vocabulary_is_found_after_loading(tmp_path):
@@ -108,7 +108,8 @@ def test_a_vocabulary_is_found_after_loading(tmp_path):
     net.save(tmp_path / "net.keras")
     loaded = keras.saving.load_model(tmp_path / "net.keras")
     assert any(
-        "adapted" in text for text in problems(loaded, data_of(training, data))
+        "adapted" in text
+        for text in find_problems(loaded, data_of(training, data))
     )
 
 

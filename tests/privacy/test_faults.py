@@ -39,7 +39,7 @@ def moved(without=(), noise=NOISE, scale=1.0, epochs=1, **arguments):
     net = kpg.PerGradModel(inputs, outputs)
     compile_privately(net, training, keras.optimizers.SGD(1.0))
     data = training.batches(TWICE[0] * scale, TWICE[1])
-    data.without = np.asarray(without, int)
+    data.excluded_rows = np.asarray(without, int)
     before = net.get_weights()
     fit(net, training, epochs, data=data)
     after = net.get_weights()

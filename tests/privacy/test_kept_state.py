@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.privacy.model_check import problems
+from keras_pergrad.privacy.model_check import find_problems
 from tests.privacy.tiny import X, Y, compile_privately, fit, private
 
 layers, ops = keras.layers, keras.ops
@@ -207,4 +207,4 @@ class Annealed(keras.losses.Loss):
 def test_what_keeps_no_data_is_not_accused(layer, loss):
     loss = loss if isinstance(loss, str) else loss()
     net, training = net_with(layer(), loss)
-    assert problems(net, training.batches(X, Y)) == []
+    assert find_problems(net, training.batches(X, Y)) == []

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.privacy.accounting import epsilon_of
+from keras_pergrad.privacy.accounting import compute_epsilon
 from tests.privacy.tiny import X, Y, compile_privately, fit, model, private
 
 callbacks = keras.callbacks
@@ -14,7 +14,7 @@ callbacks = keras.callbacks
 
 def spent(training, *steps):
     phases = tuple((training.mechanism, count) for count in steps)
-    return epsilon_of(phases, training.delta)
+    return compute_epsilon(phases, training.delta)
 
 
 def is_outside(training, net):
@@ -269,7 +269,7 @@ def test_another_model_goes_on_after():
     second = private(noise_multiplier=4.0, continue_from=net)
     other = model(second)
     other.set_weights(net.get_weights())
-    expected = epsilon_of(
+    expected = compute_epsilon(
         ((first.mechanism, 4), (second.mechanism, 4)), second.delta
     )
     found = fit(other, second)["epsilon"]

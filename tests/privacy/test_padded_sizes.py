@@ -36,7 +36,8 @@ def test_other_samplings_have_one_size(sampling):
     training = private(sampling=sampling, batch_size=9)
     ledger = model(training).aggregation_state
     drawn = {
-        len(training.batches(X, Y).drawn(ledger, step)) for step in range(10)
+        len(training.batches(X, Y).draw_rows(ledger, step))
+        for step in range(10)
     }
     (size,) = training.gradient_mode.aggregation.batch_sizes()
     assert max(drawn) == size
@@ -115,7 +116,7 @@ def test_nothing_else_changes(case, monkeypatch):
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, rel=1e-5), name
     drawn = {
-        len(training.batches(X, Y).drawn(net.aggregation_state, step))
+        len(training.batches(X, Y).draw_rows(net.aggregation_state, step))
         for step in range(training.steps_per_epoch * 2)
     }
     assert len(drawn) > 4
@@ -171,7 +172,7 @@ def test_empty_batches_have_no_part_in_the_losses_of_outputs(
     )
     data = training.batches(X, {"a": Y, "b": 2 * Y})
     drawn = [
-        data.drawn(net.aggregation_state, step) for step in range(len(data))
+        data.draw_rows(net.aggregation_state, step) for step in range(len(data))
     ]
     assert any(len(rows) == 0 for rows in drawn)
     expected = [

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from keras_pergrad.privacy.mechanism import Mechanism, draw, make_key, poisson
-from keras_pergrad.privacy.private_batches import bounded_rows
+from keras_pergrad.privacy.mechanism import (
+    Mechanism,
+    draw_batch,
+    make_key,
+    poisson_sample,
+)
+from keras_pergrad.privacy.private_batches import sample_user_rows
 
 KEY = make_key(1)
 STEPS = 3000
@@ -22,7 +27,7 @@ def drawn(request):
     now = Mechanism("poisson", 20, 20 * rate, 1.0, "")
     found = np.zeros((STEPS, 20), bool)
     for step in range(STEPS):
-        found[step, draw(now, KEY, step)] = True
+        found[step, draw_batch(now, KEY, step)] = True
     return rate, found
 
 
@@ -64,9 +69,11 @@ def test_steps_are_independent(drawn):
 
 def test_a_step_is_drawn_alike_and_others_are_not():
     now = mechanism()
-    np.testing.assert_array_equal(draw(now, KEY, 7), draw(now, KEY, 7))
+    np.testing.assert_array_equal(
+        draw_batch(now, KEY, 7), draw_batch(now, KEY, 7)
+    )
     different = [
-        tuple(draw(now, key, step, phase))
+        tuple(draw_batch(now, key, step, phase))
         for key in (KEY, make_key(2))
         for step in (7, 8)
         for phase in (0, 1)
@@ -77,8 +84,10 @@ def test_a_step_is_drawn_alike_and_others_are_not():
 
 def test_all_and_none():
     rng = np.random.default_rng(0)
-    assert len(poisson(rng, 9, 1.0)) == 9
-    sizes = {len(draw(mechanism(batch_size=1), KEY, s)) for s in range(50)}
+    assert len(poisson_sample(rng, 9, 1.0)) == 9
+    sizes = {
+        len(draw_batch(mechanism(batch_size=1), KEY, s)) for s in range(50)
+    }
     assert 0 in sizes
 
 
@@ -86,7 +95,7 @@ def test_fixed():
     now = mechanism("fixed")
     counts = np.zeros(20)
     for step in range(STEPS):
-        rows = draw(now, KEY, step)
+        rows = draw_batch(now, KEY, step)
         assert len(set(rows)) == 5
         counts[rows] += 1
     assert chi_square(counts, 0.25, STEPS) > 1e-4
@@ -96,7 +105,7 @@ def test_shuffled_epochs_have_every_example_once():
     now = mechanism("shuffled", 22, 5)
     assert now.steps_per_epoch == 5
     epochs = [
-        np.concatenate([draw(now, KEY, 5 * e + s) for s in range(5)])
+        np.concatenate([draw_batch(now, KEY, 5 * e + s) for s in range(5)])
         for e in range(2)
     ]
     for epoch in epochs:
@@ -109,7 +118,7 @@ def test_workers_draw_from_parts_of_their_own(sampling):
     now = mechanism(sampling, 20, 10)
     counts = np.zeros(20)
     for step in range(400):
-        parts = [draw(now, KEY, step, part=k, parts=2) for k in range(2)]
+        parts = [draw_batch(now, KEY, step, part=k, parts=2) for k in range(2)]
         assert all((rows % 2 == k).all() for k, rows in enumerate(parts))
         counts[np.concatenate(parts)] += 1
     np.testing.assert_allclose(counts / 400, 0.5, atol=0.13)
@@ -117,13 +126,13 @@ def test_workers_draw_from_parts_of_their_own(sampling):
 
 def test_fixed_batches_that_cannot_be_shared_are_refused():
     with pytest.raises(ValueError, match="multiples of 2, the number of"):
-        draw(mechanism("fixed", 21, 10), KEY, 0, parts=2)
+        draw_batch(mechanism("fixed", 21, 10), KEY, 0, parts=2)
 
 
 def test_users_have_at_most_so_many_examples():
     users = np.array(list("aaaaabbc"))
-    rows = bounded_rows(users, 2, seed=1)
+    rows = sample_user_rows(users, 2, seed=1)
     assert sorted(users[rows]) == list("aabbc")
     assert list(rows) == sorted(rows)
-    others = {tuple(bounded_rows(users, 2, seed=s)) for s in range(20)}
+    others = {tuple(sample_user_rows(users, 2, seed=s)) for s in range(20)}
     assert len(others) > 3

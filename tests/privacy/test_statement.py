@@ -276,5 +276,5 @@ def test_a_ledger_of_an_earlier_version():
     record = net.aggregation_state.record()
     del record["proof"]
     other = model(training)
-    other.aggregation_state.go_on_from_record(record)
+    other.aggregation_state.continue_from_record(record)
     assert "was not recorded" in words(training.statement(other))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.privacy.accounting import epsilon_of
+from keras_pergrad.privacy.accounting import compute_epsilon
 from tests.power_cut import PowerCut
 from tests.privacy.tiny import N, X, Y, compile_privately, fit, model, private
 
@@ -20,7 +20,7 @@ def weights(net):
 
 
 def spent(training, steps):
-    return epsilon_of(((training.mechanism, steps),), training.delta)
+    return compute_epsilon(((training.mechanism, steps),), training.delta)
 
 
 def test_epsilon_is_in_the_logs(tmp_path):
@@ -157,7 +157,7 @@ def test_an_empty_batch_counts_and_adds_noise():
     training = private()
     net = model(training)
     data = training.batches(X, Y)
-    data.without = np.arange(N)  # Nobody is there.
+    data.excluded_rows = np.arange(N)  # Nobody is there.
     before = weights(net)
     history = fit(net, training, data=data)
     assert history["loss"] == [0]
@@ -231,11 +231,13 @@ def test_phases_compose():
     fit(net, first)
     compile_privately(net, second)
     history = fit(net, second)
-    expected = epsilon_of(((first.mechanism, 4), (second.mechanism, 8)), 1e-2)
+    expected = compute_epsilon(
+        ((first.mechanism, 4), (second.mechanism, 8)), 1e-2
+    )
     assert history["epsilon"] == pytest.approx([expected])
     third = private(continue_from=net)
     phases = (first.mechanism, 4), (second.mechanism, 8), (third.mechanism, 2)
-    assert third.epsilon(2) == pytest.approx(epsilon_of(phases, 1e-2))
+    assert third.epsilon(2) == pytest.approx(compute_epsilon(phases, 1e-2))
     assert second.statement(net)["phases"][0]["steps"] == 4
 
 
@@ -301,7 +303,7 @@ def test_sources_give_the_same_batches():
         found = data.batch(ledger, 2)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
-        data.without = np.arange(N)
+        data.excluded_rows = np.arange(N)
         assert [len(part) for part in data.batch(ledger, 2)] == [0, 0]
     weighted = training.batches({"a": X}, Y, np.linspace(0, 1, N))
     x, _, w = weighted.batch(ledger, 2)
@@ -356,7 +358,7 @@ def test_convolutions_of_an_empty_batch(method):
     compile_privately(net, training, loss="mse", metrics=["mae"])
     data = training.batches(X[..., None], Y)
     fit(net, training, data=data)
-    data.without = np.arange(N)
+    data.excluded_rows = np.arange(N)
     history = fit(net, training, data=data)
     assert history["loss"] == [0]
     assert net.aggregation_state.updates == 8

@@ -69,11 +69,11 @@ def test_layers(make, match):
     ],
 )
 def test_sound_layers_are_not_accused(make):
-    from keras_pergrad.privacy.model_check import problems
+    from keras_pergrad.privacy.model_check import find_problems
 
     training = private()
     net = with_layer(make(), training)
-    assert problems(net, training.batches(X, Y), ["open"]) == []
+    assert find_problems(net, training.batches(X, Y), ["open"]) == []
 
 
 class AddsLoss(layers.Layer):
@@ -100,10 +100,10 @@ def test_losses():
     )
     net = with_layer(AddsLoss(keras.ops.sum), training)
     refused(r"add_loss\(\) is a sum over the batch", net, training)
-    from keras_pergrad.privacy.model_check import problems
+    from keras_pergrad.privacy.model_check import find_problems
 
     net = with_layer(AddsLoss(keras.ops.mean), training)
-    assert problems(net, training.batches(X, Y)) == []
+    assert find_problems(net, training.batches(X, Y)) == []
 
 
 def test_masks():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.privacy.model_check import problems
+from keras_pergrad.privacy.model_check import find_problems
 from tests.privacy.tiny import private
 
 layers, raw = keras.layers, tf.raw_ops
@@ -46,7 +46,7 @@ def _norms(case):
 
 
 def _problems(case):
-    return problems(
+    return find_problems(
         _model(case), private(samples=4, batch_size=4).batches(X, Y)
     )
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from keras_pergrad.runs.alignment import align
-from keras_pergrad.runs.divergence import diverge
+from keras_pergrad.runs.divergence import find_divergence
 from tests.runs import made_up
 
 STEPS = 30
@@ -21,7 +21,7 @@ def _diverge(log_dir, runs, steps=None, tolerance=1e-3):
     for k, gradients in enumerate(runs):
         made_up.write(log_dir, "abcdef"[k], gradients, steps=steps, seed=0)
     aligned = align(log_dir, 512)
-    return diverge(aligned, np.arange(len(runs)), tolerance)
+    return find_divergence(aligned, np.arange(len(runs)), tolerance)
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
@@ -94,7 +94,7 @@ def test_between_thinned_steps_and_blocks(tmp_path, runs, monkeypatch):
     for name, gradients in zip("abc", runs):
         made_up.write(tmp_path, name, gradients, seed=0)
     aligned = align(tmp_path, 3)
-    found = diverge(aligned, [0, 1, 2], 1e-3, "seed 0")
+    found = find_divergence(aligned, [0, 1, 2], 1e-3, "seed 0")
     assert (found.step, found.odd, found.common) == (11, "c", "seed 0")
 
 
@@ -102,7 +102,7 @@ def test_runs_without_a_common_step(tmp_path, runs):
     for name, first in (("a", 0), ("b", 20), ("c", 10)):
         steps = range(first, first + 15)
         made_up.write(tmp_path, name, runs[0][:15], steps=steps)
-    found = diverge(align(tmp_path, 99), [0, 1], 1e-3, "seed 0")
+    found = find_divergence(align(tmp_path, 99), [0, 1], 1e-3, "seed 0")
     assert (found.first_step, found.step) == (None, None)
 
 
@@ -132,5 +132,5 @@ def test_runs_that_were_measured_at_different_steps(tmp_path, runs):
         chosen = slice(None, None, every)
         steps = np.arange(STEPS)[chosen]
         made_up.write(tmp_path, name, run[chosen], steps=steps, seed=0)
-    found = diverge(align(tmp_path, 99), [0, 1, 2], 1e-3)
+    found = find_divergence(align(tmp_path, 99), [0, 1, 2], 1e-3)
     assert (found.first_step, found.step, found.odd) == (0, 6, "c")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.runs.effects import _by_f, effects
+from keras_pergrad.runs.effects import _f_test, compute_effects
 from keras_pergrad.runs.grouping import Grouping
 
 DIRECTIONS = 40
@@ -21,7 +21,7 @@ def _effects(runs, by="device", shift=0.0, seeds=1.0, repeats=0.1, random=0):
     places = np.array(places)
     apart = ((places[:, None] - places[None]) ** 2).sum(-1)
     infos = [{"device": d, "seed": s} for d, s in runs]
-    return effects(apart, Grouping(infos, by), by)
+    return compute_effects(apart, Grouping(infos, by), by)
 
 
 BOTH = ("CPU", "METAL")
@@ -137,10 +137,10 @@ def test_a_distance_that_is_unknown_gives_no_probability():
     apart = np.full((4, 4), np.nan)
     side = np.array([False, False, True, True])
     infos = [{"device": BOTH[s], "seed": 1} for s in side.astype(int)]
-    (found,) = effects(apart, Grouping(infos, "device"), "device")
+    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
     assert np.isnan(found.ratio)
     assert not found.real
-    assert _by_f(np.zeros((4, 4)), side, np.zeros(4)) is None
+    assert _f_test(np.zeros((4, 4)), side, np.zeros(4)) is None
 
 
 def _all_but(count, lost):
@@ -155,11 +155,11 @@ def test_a_run_without_a_distance_is_left_out():
     """The others have their effect, and its probability."""
     infos = [{"device": BOTH[k // 4], "seed": 1} for k in range(8)]
     related = Grouping(infos, "device")
-    (found,) = effects(_all_but(8, [2, 5]), related, "device")
+    (found,) = compute_effects(_all_but(8, [2, 5]), related, "device")
     assert found.counts == (4, 4)
     assert found.yardstick == "repeats"
     assert found.probability is not None
-    (found,) = effects(_all_but(8, [4, 5, 6, 7]), related, "device")
+    (found,) = compute_effects(_all_but(8, [4, 5, 6, 7]), related, "device")
     assert np.isnan(found.distance)
     assert not found.real
 
@@ -168,7 +168,9 @@ def test_repeats_without_a_distance_are_no_yardstick():
     """Seeds are, where there are some."""
     infos = [{"device": d, "seed": s} for d in BOTH for s in (0, 1, 2)]
     infos.append({"device": "METAL", "seed": 2})
-    (found,) = effects(_all_but(7, 6), Grouping(infos, "device"), "device")
+    (found,) = compute_effects(
+        _all_but(7, 6), Grouping(infos, "device"), "device"
+    )
     assert found.yardstick == "seeds"
     assert np.isfinite(found.ratio)
 
@@ -178,7 +180,7 @@ def test_what_chance_makes_is_unknown_where_a_distance_is():
     apart = _all_but(6, [])
     apart[0, 1] = apart[1, 0] = np.nan
     infos = [{"device": BOTH[k // 3], "seed": 1} for k in range(6)]
-    (found,) = effects(apart, Grouping(infos, "device"), "device")
+    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
     assert found.ratio > 1
     assert found.probability is None
     assert not found.real
@@ -196,8 +198,8 @@ def test_what_else_differs_is_said():
             ("METAL", "mac", {"lr": 0.2}),
         )
     ]
-    (found,) = effects(apart, Grouping(infos, "device"), "device")
+    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
     assert found.besides == ["machine"]
     infos[1]["machine"] = "mac"
-    (found,) = effects(apart, Grouping(infos, "device"), "device")
+    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
     assert found.besides == []

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.runs.grouping import Grouping, labels, short_names
+from keras_pergrad.runs.grouping import Grouping, group_labels, short_names
 
 
 def test_repeats_share_seed_and_setting():
@@ -24,7 +24,7 @@ def test_repeats_share_seed_and_setting():
     independent = related.independent
     assert independent[4].sum() == independent[5].sum() == 7
     assert not independent[0, [0, 1, 2, 6, 7]].any()
-    np.testing.assert_array_equal(related.known, [1, 1, 1, 1, 0, 0, 1, 1])
+    np.testing.assert_array_equal(related.has_seed, [1, 1, 1, 1, 0, 0, 1, 1])
 
 
 DIFFERENCES = {
@@ -84,11 +84,11 @@ def test_labels_by_tag_and_field():
         {"seed": 3, "tags": {"lr": 0.1}, "gradient_mode": mode},
         {"seed": None, "tags": {}, "gradient_mode": None},
     ]
-    assert labels(infos, "lr") == ["lr 0.1", "(none)"]
-    assert labels(infos, "seed") == ["seed 3", "(none)"]
-    assert labels(infos, "mode") == ["Vectorized", "(none)"]
+    assert group_labels(infos, "lr") == ["lr 0.1", "(none)"]
+    assert group_labels(infos, "seed") == ["seed 3", "(none)"]
+    assert group_labels(infos, "mode") == ["Vectorized", "(none)"]
     with pytest.raises(ValueError, match=r"\(lr\) or one of device.*'wrong'"):
-        labels(infos, "wrong")
+        group_labels(infos, "wrong")
 
 
 def test_runs_are_named_by_what_tells_them_apart():

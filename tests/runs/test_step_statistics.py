@@ -7,7 +7,11 @@ import pytest
 from keras_pergrad.runs import step_statistics
 from keras_pergrad.runs.alignment import align
 from keras_pergrad.runs.grouping import Grouping
-from keras_pergrad.runs.step_statistics import _interval, members_of, pairs
+from keras_pergrad.runs.step_statistics import (
+    _variance_interval,
+    averaging_matrix,
+    pair_weights,
+)
 from tests.runs import made_up
 
 STEPS = 5
@@ -15,7 +19,9 @@ STEPS = 5
 
 def _measure(log_dir):
     aligned = align(log_dir, 512)
-    data, apart = step_statistics.figures(aligned, Grouping(aligned.infos))
+    data, apart = step_statistics.compute_figures(
+        aligned, Grouping(aligned.infos)
+    )
     return aligned, types.SimpleNamespace(**data, apart=apart)
 
 
@@ -53,12 +59,12 @@ def test_repeats_are_told_from_seeds_and_do_not_dilute_them(tmp_path):
     repeats = x[:3].var(0, ddof=1).sum(-1)
     np.testing.assert_allclose(spread.repeat_variance, repeats, rtol=1e-9)
     # Each two seeds count once: pairs with the repeated one are averaged.
-    pairs = [
+    pair_weights = [
         ((x[a] - x[b]) ** 2).sum(-1) / (3 if a < 3 else 1)
         for a in range(7)
         for b in range(max(a + 1, 3), 7)
     ]
-    expected = np.sum(pairs, 0) / 10 / 2
+    expected = np.sum(pair_weights, 0) / 10 / 2
     np.testing.assert_allclose(spread.variance, expected, rtol=1e-9)
 
 
@@ -150,10 +156,10 @@ def test_the_interval_covers_the_truth(runs, directions):
     products = draws @ draws.transpose(0, 2, 1)
     square = np.einsum("tii->ti", products)
     apart = square[:, :, None] + square[:, None] - 2 * products
-    members = members_of(np.arange(runs))
-    variance = 0.5 * np.einsum("tij,ij->t", apart, pairs(members))
+    members = averaging_matrix(np.arange(runs))
+    variance = 0.5 * np.einsum("tij,ij->t", apart, pair_weights(members))
     assert variance.mean() == pytest.approx(directions, rel=0.1)
-    low, high = _interval(variance, apart, members, size=10**9)
+    low, high = _variance_interval(variance, apart, members, size=10**9)
     covered = ((low <= directions) & (directions <= high)).mean()
     assert covered > 0.935
     if directions == 1:  # exact there
@@ -166,20 +172,20 @@ def test_the_interval_covers_the_truth_with_an_unequal_number_of_repeats():
     of_seed = random.normal(size=(2000, 4, 3))[:, seeds]
     draws = of_seed + 0.3 * random.normal(size=(2000, 7, 3))
     apart = ((draws[:, :, None] - draws[:, None]) ** 2).sum(-1)
-    members = members_of(seeds)
-    variance = 0.5 * np.einsum("tij,ij->t", apart, pairs(members))
+    members = averaging_matrix(seeds)
+    variance = 0.5 * np.einsum("tij,ij->t", apart, pair_weights(members))
     truth = 3 * (1 + 0.3**2)
     assert variance.mean() == pytest.approx(truth, rel=0.05)
-    low, high = _interval(variance, apart, members, size=10**9)
+    low, high = _variance_interval(variance, apart, members, size=10**9)
     assert ((low <= truth) & (truth <= high)).mean() > 0.935
 
 
 def test_without_repeats_they_are_those_of_the_sample():
     values = np.random.default_rng(0).normal(1e6, 1.0, (4, 7))
     units = np.arange(7)
-    mean = step_statistics.average(values, units)
+    mean = step_statistics.unit_average(values, units)
     np.testing.assert_allclose(mean, values.mean(1), rtol=1e-14)
-    found = step_statistics.deviation(values, units)
+    found = step_statistics.unit_deviation(values, units)
     np.testing.assert_allclose(found, values.std(1, ddof=1), rtol=1e-6)
 
 
@@ -187,9 +193,9 @@ def test_equal_repeats_count_as_one():
     once = np.array([[1.0, 5.0, 9.5]])
     often = np.repeat(once, [8, 1, 2], axis=1)
     units = np.repeat([4, 0, 7], [8, 1, 2])
-    mean = step_statistics.average(often, units)
+    mean = step_statistics.unit_average(often, units)
     np.testing.assert_allclose(mean, once.mean(1), rtol=1e-12)
-    found = step_statistics.deviation(often, units)
+    found = step_statistics.unit_deviation(often, units)
     np.testing.assert_allclose(found, once.std(1, ddof=1), rtol=1e-12)
 
 
@@ -197,21 +203,23 @@ def test_the_deviation_is_the_mean_difference_of_two_units():
     """As the trace is: what repeats differ by is in it."""
     units = np.array([0, 0, 0, 1, 2])
     values = np.array([[1.0, 2.0, 4.0, 8.0, 7.0]])
-    weights = pairs(members_of(units))
+    weights = pair_weights(averaging_matrix(units))
     assert weights.sum() == pytest.approx(1)
     apart = (values[0][:, None] - values[0]) ** 2
     expected = np.sqrt(0.5 * (weights * apart).sum())
-    assert step_statistics.deviation(values, units) == pytest.approx(expected)
+    assert step_statistics.unit_deviation(values, units) == pytest.approx(
+        expected
+    )
 
 
 def test_what_is_not_there_does_not_count():
     values = np.array([[np.nan, 3.0, 5.0], [np.nan, 2.0, np.nan], [np.nan] * 3])
-    mean = step_statistics.average(values, np.array([0, 0, 1]))
+    mean = step_statistics.unit_average(values, np.array([0, 0, 1]))
     np.testing.assert_allclose(mean, [4, 2, np.nan])
-    found = step_statistics.deviation(values, np.array([0, 0, 1]))
+    found = step_statistics.unit_deviation(values, np.array([0, 0, 1]))
     np.testing.assert_allclose(found, [np.sqrt(2), np.nan, np.nan])
     assert (
-        step_statistics.deviation(np.full((1, 3), 0.1), np.arange(3)) == 0
+        step_statistics.unit_deviation(np.full((1, 3), 0.1), np.arange(3)) == 0
     ).all()
 
 

@@ -97,9 +97,9 @@ def test_a_run_of_the_users_goes_on(tmp_path):
 
 def test_many_bins_are_joined(tmp_path):
     from keras_pergrad.runs.store import Histogram
-    from keras_pergrad.trackers.services import _bins
+    from keras_pergrad.trackers.services import _join_bins
 
-    counts, edges = _bins(Histogram((1,) * 1025, tuple(range(1026))))
+    counts, edges = _join_bins(Histogram((1,) * 1025, tuple(range(1026))))
     assert counts == [3] * 341 + [2]
     assert edges == [*range(0, 1024, 3), 1025]
 
