@@ -243,11 +243,11 @@ def squared_true_norm(squared_mean, trace, n):
 def of_batch(squared_norms, squared_mean, n):
     """Return what is logged of a batch; a noise scale is a pair to divide."""
     trace = variance(squared_norms, squared_mean, n)
-    true = squared_true_norm(squared_mean, trace, n)
+    true_norm = squared_true_norm(squared_mean, trace, n)
     return {
         "gradient_norm": tf.sqrt(squared_mean),
         "gradient_variance": trace,
-        "gradient_noise_scale": tf.stack([trace, true]),
+        "gradient_noise_scale": tf.stack([trace, true_norm]),
     }
 
 
@@ -260,10 +260,10 @@ def spread(norms, squared_sums, n):
     finite = is_finite(norms)
     count = tf.reduce_sum(tf.cast(finite, norms.dtype))
     squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
-    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    squared_mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
     # A contribution is the gradient over n.
-    mean *= tf.square(tf.cast(n, norms.dtype) / count)
-    return of_batch(squares, mean, count)
+    squared_mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return of_batch(squares, squared_mean, count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,10 +307,10 @@ class GradientStatistics:
         """Make the statistics from ‖g_i‖², (n,), and ‖ḡ‖²."""
         n = int(squared_norms.shape[0])
         norm = float(tf.sqrt(squared_mean))
-        mean = float(tf.reduce_mean(squared_norms))
+        mean_squared = float(tf.reduce_mean(squared_norms))
         if n < 2:
-            return cls(n, norm, mean, None, None, None)
+            return cls(n, norm, mean_squared, None, None, None)
         trace = variance(squared_norms, squared_mean, n)
-        true = float(squared_true_norm(squared_mean, trace, n))
-        scale = float(trace) / true if true > 0 else None
-        return cls(n, norm, mean, float(trace), true, scale)
+        true_norm = float(squared_true_norm(squared_mean, trace, n))
+        scale = float(trace) / true_norm if true_norm > 0 else None
+        return cls(n, norm, mean_squared, float(trace), true_norm, scale)
