@@ -26,8 +26,8 @@ class Chunks:
         if not isinstance(x, tf.data.Dataset):
             for array in tf.nest.flatten(x):
                 _require_array(by_position(array))
-            parts = x, _joined(y), _joined(sample_weight)
-            parts = tf.nest.map_structure(_array, parts)
+            parts = x, _joined_numbers(y), _joined_numbers(sample_weight)
+            parts = tf.nest.map_structure(_as_array, parts)
             self._pages = [
                 (array, _Pages(array))
                 for array in tf.nest.flatten(parts)
@@ -42,9 +42,9 @@ class Chunks:
         with concurrent.futures.ThreadPoolExecutor(1) as reader:
             chunk = self._read(batches)
             while chunk is not None:
-                following = reader.submit(self._read, batches)
+                next_chunk = reader.submit(self._read, batches)
                 yield chunk
-                chunk = following.result()
+                chunk = next_chunk.result()
 
     def _read(self, batches):
         """Return the next chunk in Keras's float type, None at the end."""
@@ -95,7 +95,7 @@ class GatheredRows:
     def _open(self, gradients, parts):
         n = self._samples
         if self._out is not None:
-            return _checked(self._out, gradients, parts, n)
+            return _checked_out(self._out, gradients, parts, n)
         if n is None:
             return None
         return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
@@ -139,11 +139,11 @@ class Total:
     def result(self):
         if self._total is None:
             raise ValueError("x must hold at least one sample. Received: none")
-        count = self.rows if self._mean else 1
-        return tf.nest.map_structure(lambda t: t / count, self._total)
+        divisor = self.rows if self._mean else 1
+        return tf.nest.map_structure(lambda t: t / divisor, self._total)
 
 
-def _checked(out, gradients, parts, samples):
+def _checked_out(out, gradients, parts, samples):
     """Return the arrays of `out` after checking that they fit."""
     try:
         tf.nest.assert_same_structure(out, gradients)
@@ -184,18 +184,20 @@ class _Pages:
     # pages of a shared mapping are the file's.
 
     def __init__(self, array):
-        mapped = array
-        while isinstance(mapped, np.memmap):  # also a view of another one
-            mapped = mapped.base
+        mapping = array
+        while isinstance(mapping, np.memmap):  # also a view of another one
+            mapping = mapping.base
         self._writes = getattr(array, "mode", "c") != "r"
         # Mode "c" keeps its changes only in those pages.
-        shared = getattr(array, "mode", "c") != "c"
-        self._file = mapped if shared and hasattr(mapped, "madvise") else None
+        is_shared = getattr(array, "mode", "c") != "c"
+        self._file = (
+            mapping if is_shared and hasattr(mapping, "madvise") else None
+        )
         self._used = 0
 
-    def use(self, amount):
+    def use(self, byte_count):
         """Count bytes that were used; give pages back from time to time."""
-        self._used += amount
+        self._used += byte_count
         if self._file is None or self._used < _EVERY:
             return
         if self._writes:
@@ -206,7 +208,7 @@ class _Pages:
 
 def require_batch(model, x):
     """Refuse single samples where batches are expected."""
-    for tensor, expected in _with_inputs(model, x):
+    for tensor, expected in _expected_shapes(model, x):
         # Keras adds a last axis of length 1 itself.
         if tensor.shape.rank == len(expected) - 1 and expected[-1] != 1:
             raise ValueError(
@@ -217,18 +219,18 @@ def require_batch(model, x):
             )
 
 
-def _with_inputs(model, x):
+def _expected_shapes(model, x):
     """Return pairs of a tensor and the shape the model expects, if known."""
     inputs = getattr(model, "inputs", None)
     if inputs is None:
         shape = (model.get_build_config() or {}).get("input_shape")
         if not isinstance(shape, (tuple, list)) or not tf.is_tensor(x):
             return []
-        known = all(d is None or type(d) is int for d in shape)
-        return [(x, shape)] if known else []
+        is_known = all(d is None or type(d) is int for d in shape)
+        return [(x, shape)] if is_known else []
     if isinstance(x, dict):
-        named = {t.name: t.shape for t in inputs}
-        return [(x[k], named[k]) for k in x if k in named]
+        shapes_by_name = {t.name: t.shape for t in inputs}
+        return [(x[k], shapes_by_name[k]) for k in x if k in shapes_by_name]
     flat = tf.nest.flatten(x)
     shapes = [t.shape for t in inputs]
     return list(zip(flat, shapes)) if len(flat) == len(shapes) else []
@@ -237,10 +239,10 @@ def _with_inputs(model, x):
 def _require_array(value):
     advice = ""
     if isinstance(value, (list, tuple, int, float, str, bytes)):
-        shown = f"a {type(value).__name__} in it"
+        received = f"a {type(value).__name__} in it"
         advice = ". Use numpy.asarray(...) first."
     elif not _is_array(value):
-        shown = f"{value!r} of type {type(value).__name__}"
+        received = f"{value!r} of type {type(value).__name__}"
     elif len(value.shape):
         return
     else:
@@ -250,7 +252,7 @@ def _require_array(value):
         )
     raise TypeError(
         "x must be an array, a memory-mapped array, a structure of them or a "
-        f"tf.data.Dataset. Received: {shown}{advice}"
+        f"tf.data.Dataset. Received: {received}{advice}"
     )
 
 
@@ -258,17 +260,17 @@ def _is_array(value):
     return hasattr(value, "shape") and hasattr(value, "__getitem__")
 
 
-def _joined(y):
+def _joined_numbers(y):
     """Return nested lists of numbers as one array; others are structures."""
     numbers = any(isinstance(v, (int, float)) for v in tf.nest.flatten(y))
     return np.asarray(y) if numbers else y
 
 
-def _array(value):
+def _as_array(value):
     """Return an array as it is read, so a mapped one not as a whole."""
     value = by_position(value)
-    as_it_is = value is None or (_is_array(value) and not tf.is_tensor(value))
-    return value if as_it_is else np.asarray(value)
+    is_ready = value is None or (_is_array(value) and not tf.is_tensor(value))
+    return value if is_ready else np.asarray(value)
 
 
 def _in_floatx(tensor):
