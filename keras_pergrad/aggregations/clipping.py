@@ -112,6 +112,7 @@ class ClippedMean(Aggregation):
                 "expected_batch_size", expected_batch_size, " or None"
             )
         self.expected_batch_size = expected_batch_size
+        # A schedule counts as true, even where its value is 0 at times.
         #: Whether noise is added at some step.
         self.adds_noise = bool(self.noise_multiplier)
         #: Whether the numbers of a step depend on the steps before.
@@ -195,6 +196,7 @@ class ClippedMean(Aggregation):
             gradient = tf.convert_to_tensor(gradient)
             divisor = _of_dtype(n if size is None else size, gradient.dtype)
             if size is not None:
+                # From a mean over n samples to the sum over the expected size.
                 # The mean over no sample is NaN where some op divides by n.
                 share = tf.cast(n, gradient.dtype) / divisor
                 gradient = tf.math.multiply_no_nan(gradient, share)

@@ -90,14 +90,17 @@ class GramianAggregation(Aggregation):
             gradient is Σ weights_i g_i / m; weights of other rows are 0.
         """
         finite = is_finite(tf.linalg.diag_part(gramian))
+        # Not a product with zero, which would leave NaN as it is.
         both_finite = finite[:, None] & finite[None, :]
         gramian = tf.where(both_finite, gramian, tf.zeros([], gramian.dtype))
+        # Sums in another order may differ in the last digit.
         gramian = (gramian + tf.transpose(gramian)) / 2
         weights: Any = self.gramian_weights(gramian, finite)
         weights = tf.cast(weights, tf.float64)
         weights = tf.where(finite, weights, tf.zeros([], tf.float64))
         rows = tf.cast(tf.shape(finite)[0], tf.float64)
         if self.adds_up:
+            # The sum is divided by m later; the mean is of the finite rows.
             finite_count = tf.reduce_sum(tf.cast(finite, tf.float64))
             return weights * tf.math.divide_no_nan(rows, finite_count), finite
         return weights * rows, finite
@@ -204,6 +207,7 @@ def _refined(matrix, values, vectors):
         tf.norm(off_diagonal)
         + tf.reduce_max(tf.abs(values)) * tf.norm(deviation)
     )
+    # Vectors of equal eigenvalues are only made orthogonal to each other.
     gaps = values[None, :] - values[:, None]
     is_separated = tf.abs(gaps) > tolerance
     safe_gaps = tf.where(is_separated, gaps, tf.ones_like(gaps))
@@ -237,7 +241,7 @@ class Spectrum:
 
     Attributes:
         values: eigenvalues of the Gramian, (m,), ascending.
-        known: (m,) booleans: which are not zero.
+        nonzero: (m,) booleans: which are not zero.
         resolved: whether float64 tells those apart from zero.
     """
 
@@ -250,10 +254,12 @@ class Spectrum:
         nonzero_values = tf.where(is_nonzero, values, tf.zeros_like(values))
         root = self._lengths[:, None] * vectors * tf.sqrt(nonzero_values)
         singular_values, self._vectors, _ = tf.linalg.svd(root)
+        # From descending order to ascending.
         self._vectors = self._vectors[:, ::-1]
         singular_values = singular_values[::-1]
         self.values = tf.square(singular_values)
         rank = tf.math.count_nonzero(is_nonzero, dtype=tf.int32)
+        # Ascending order: those that are not zero are the last `rank`.
         self.nonzero = tf.range(tf.size(values)) + rank >= tf.size(values)
         threshold = (
             rows * np.finfo("float64").eps * tf.reduce_max(singular_values)
@@ -301,7 +307,7 @@ MIN_EIGENVALUE = 1e-9
 
 
 def normalized(gramian, min_trace):
-    """Return a Gramian divided by its trace; zero where that is below least."""
+    """Return a Gramian over its trace, or zero if that is below `min_trace`."""
     trace = tf.linalg.trace(gramian)
     is_small = trace < min_trace
     safe_trace = tf.where(is_small | (trace <= 0), tf.ones_like(trace), trace)

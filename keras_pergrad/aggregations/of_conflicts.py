@@ -195,6 +195,7 @@ class PCGrad(GramianAggregation):
         keys: Any = self._step, self.seed
         for key in keys:
             bits = _hashed(bits + _hashed(tf.cast(key, tf.uint64)))
+        # Without the highest bits the cast to int64 keeps the order.
         bits = tf.cast(tf.bitwise.right_shift(bits, _uint64(11)), tf.int64)
         return tf.argsort(tf.reshape(bits, [m, m]), stable=True)
 
@@ -206,6 +207,7 @@ class PCGrad(GramianAggregation):
         orders = tf.transpose(self.order(m))
         flat_indices = orders + rows * m
         lengths = tf.gather(tf.linalg.diag_part(gramian), orders)
+        # A row that meets itself is divided by infinity: nothing changes.
         infinite = tf.constant(float("inf"), gramian.dtype)
         lengths = tf.where(orders == rows, infinite, lengths)
 

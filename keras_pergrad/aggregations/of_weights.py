@@ -119,6 +119,7 @@ class MGDA(GramianAggregation):
             return k + 1, weights, step_size
 
         start = row_weights(None, gramian, present)
+        # An infinite first step, so that the loop begins.
         state = 0, start, tf.ones([], gramian.dtype) * math.inf
         return tf.while_loop(
             should_continue, frank_wolfe_step, state, parallel_iterations=1
@@ -237,6 +238,7 @@ def _dual_solution(matrix, mean, is_nonzero, c):
     #     G v + b - μ ≥ 0,  v ≥ 0,  equality where v is positive.
     # The length of v grows with μ; on a set of positive v it is the root of a
     # square, A μ² - 2 B μ + C.
+    # In units of the rows' lengths: `solve` needs ones on the diagonal.
     roots = tf.sqrt(tf.linalg.diag_part(matrix))
     matrix = matrix / roots / roots[:, None]
     ones = tf.where(is_nonzero, 1 / roots, tf.zeros_like(roots))

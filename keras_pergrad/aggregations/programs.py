@@ -35,7 +35,7 @@ def solve(matrix, right, free):
         free: (r, m) booleans.
     """
     right = tf.where(free, right, tf.zeros_like(right))
-    if in_xla():  # It is slow at roots of matrices.
+    if in_xla():  # Its Cholesky decomposition is slow.
         return _solve_by_conjugate_gradients(matrix, right, free)
     counts = tf.math.count_nonzero(free, 1, dtype=tf.int32)
     most_free = tf.maximum(tf.reduce_max(counts), 1)
@@ -55,12 +55,14 @@ def _solve_by_cholesky(matrix, right, free, counts, most_free):
     # The free ones come first; behind them a part is the identity.
     _, free_indices = tf.math.top_k(tf.cast(free, tf.int32), most_free)
     is_used = tf.range(most_free) < counts[:, None]
+    # Rows with fewer free variables point at the zeros of a border.
     bordered_indices = tf.where(is_used, free_indices, m)
     bordered = tf.reshape(tf.pad(matrix, [[0, 1], [0, 1]]), [-1])
     pairs = (
         bordered_indices[:, :, None] * (m + 1) + bordered_indices[:, None, :]
     )
     parts = tf.gather(bordered, pairs)
+    # Of the matrix the diagonal is 1 already; of the border it becomes so.
     parts = tf.linalg.set_diag(parts, tf.ones_like(parts[:, 0]))
     root = tf.linalg.cholesky(parts)
     right = tf.gather(right, free_indices, batch_dims=1)
@@ -82,6 +84,7 @@ def _solve_by_conjugate_gradients(matrix, right, free):
 
     def step(k, x, residual, direction, squared_residual):
         product = tf.matmul(direction, matrix)
+        # So directions and residuals stay zero where x is not free.
         product = tf.where(free, product, tf.zeros_like(product))
         curvature = tf.reduce_sum(direction * product, 1, keepdims=True)
         step_size = tf.math.divide_no_nan(squared_residual, curvature)
@@ -221,6 +224,7 @@ def _solve_scaled(matrix, q, allowed):
         remaining = tf.where(
             wrong_counts < previous_fewest, PATIENCE, remaining - 1
         )
+        # The last wrong one: `argmax` finds the first in reversed order.
         last = m - 1 - tf.argmax(wrong[:, ::-1], 1, tf.int32)
         single = wrong & (tf.range(m) == last[:, None])
         wrong = tf.where(remaining[:, None] >= 0, wrong, single)
@@ -254,6 +258,7 @@ def _solve_scaled(matrix, q, allowed):
     _, unsolved, _, _, z, *_ = tf.while_loop(
         should_continue, exchange, state, tuple(shapes), parallel_iterations=1
     )
+    # Within the tolerance z may be just below zero.
     return tf.maximum(z, tf.zeros([], z.dtype)), unsolved <= 0
 
 

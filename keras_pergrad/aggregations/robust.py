@@ -92,6 +92,7 @@ class Krum(GramianAggregation):
         scores = tf.reduce_sum(scores, 1)
         if present is not None:
             scores = tf.where(present, scores, infinite)
+        # Twice sorted gives ranks; of equal scores the first row wins.
         ranks = tf.argsort(tf.argsort(scores, stable=True), stable=True)
         chosen = enough & (ranks < self.n_selected)
         return tf.cast(chosen, gramian.dtype) / self.n_selected

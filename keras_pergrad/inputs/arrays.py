@@ -39,6 +39,7 @@ class Chunks:
 
     def __iter__(self):
         batches = iter(self._batches)
+        # One chunk is read while another is computed; never more than two.
         with concurrent.futures.ThreadPoolExecutor(1) as reader:
             chunk = self._read(batches)
             while chunk is not None:
@@ -93,6 +94,7 @@ class GatheredRows:
         self.rows = stop
 
     def _open(self, gradients, parts):
+        # Of a dataset of unknown length the parts are joined at the end.
         n = self._samples
         if self._out is not None:
             return _checked_out(self._out, gradients, parts, n)

@@ -127,6 +127,8 @@ class _Chunk:
         with contextlib.ExitStack() as stack:
             for tape in self.tapes:
                 stack.enter_context(tape)
+            # An Embedding's output is a source, so the tapes must watch it
+            # from inside the call.
             calls = stack.enter_context(_embeddings(model, self._watch))
             self._watch([t for t in tensors if t.dtype.is_floating])
             if order > 1:
@@ -134,6 +136,7 @@ class _Chunk:
             outputs = call(model, x)
             if loss is not None:
                 outputs = loss(model, x, y, outputs, sample_weight, False)
+        # Outside of the tapes: `_source_of` may take gradients already.
         self.outputs = tf.nest.flatten(outputs)
         self.n = tf.shape(tensors[0])[0]
         self.sources = [
@@ -156,6 +159,7 @@ class _Chunk:
         shape = tf.shape(output)
         size = output.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
 
+        # Samples do not mix, so one backward pass serves all of them.
         def gradients_of_output(index):
             """Return each source's gradient of one output, () or (n,)."""
             index = tf.broadcast_to(index, shape[:1])
@@ -175,6 +179,7 @@ class _Chunk:
         ]
 
     def _derivatives(self, output, weights):
+        # Of order 2, each outer tape differentiates an entry by its own input.
         inner_tape, *outer_tapes = self.tapes
         with contextlib.ExitStack() as stack:
             for tape in outer_tapes:
@@ -200,6 +205,7 @@ class _Chunk:
         with tape:
             flat = tf.reshape(gradient, [self.n, size])
 
+        # The diagonal of each sample's Hessian, one backward pass an entry.
         def entry(k):
             row = tf.one_hot(k, size, dtype=flat.dtype)
             row_gradient = tape.gradient(
@@ -314,6 +320,7 @@ def _require_no_ids(position, tensor, calls, is_connected):
 
 def _comes_from(ids, tensor):
     """Whether any path leads from the input to `ids`."""
+    # Tensors stay in `seen`, so that no id is used again.
     pending, seen = [ids], {}
     while pending:
         tensor_above = pending.pop()

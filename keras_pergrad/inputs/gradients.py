@@ -159,6 +159,7 @@ def input_gradients(
     compute = None
     try:
         for number, chunk in enumerate(chunks):
+            # The outputs' shapes are known from the first chunk only.
             if compute is None:
                 compute = _Computation(
                     model, chunk, outputs, reduce, order, chunks.samples, out
@@ -216,6 +217,7 @@ class _Computation:
         """Add the gradients of a chunk to the result."""
         if not self._is_of_loss:
             chunk = chunk[0], None, None
+        # A chunk is as large as asked for; what memory allows may be less.
         for piece in batches_of(*chunk, batch_size=self._rows):
             count = len(tf.nest.flatten(piece[0])[0])
             self._sizes.check_result(result.rows + count)
@@ -245,6 +247,7 @@ class _Sizes:
         ]
         self._sample_bytes = sum(map(math.prod, self._shapes)) * item_bytes
         self._result_bytes = self._sample_bytes
+        # A norm leaves one number for each output and input.
         if reduce == "norm":
             outputs = sum(math.prod(t.shape) for t in targets)
             self._result_bytes = outputs * len(inner_shapes) * item_bytes
@@ -261,8 +264,8 @@ class _Sizes:
             raise ValueError(
                 f"the gradients of one sample, of shape {self._shape_text()}, "
                 f"take {as_text(needed)} while they are computed. Expected at "
-                f"most {as_text(self._free)}, which is free. Choose fewer outputs "
-                "at a time: `outputs=` takes a list of indices."
+                f"most {as_text(self._free)}, which is free. Choose fewer "
+                "outputs at a time: `outputs=` takes a list of indices."
             )
         return max(1, int(_CHUNK_PART * self._free) // max(needed, 1))
 

@@ -117,6 +117,7 @@ class Targets:
         if not self.is_per_sample:
             return np.zeros([0], np.int32)
         indices = np.asarray(self.indices[start : start + size], np.int32)
+        # A slice beyond the end is shorter, without an error.
         if len(indices) < size:
             raise ValueError(
                 f"`outputs` holds {len(self.indices)} indices, but x has more "

@@ -75,6 +75,7 @@ class LossModel(keras.Model):
         try:
             yield
         except Exception as error:
+            # Keras raises a new error from ours, or while it handles ours.
             cause: BaseException | None = error
             while cause is not None:
                 if any(cause is raised for raised in self._errors):
@@ -189,6 +190,7 @@ def function_gradients(
     )
     inputs = tuple(t for t in tf.nest.flatten(batch) if t is not None)
     n = tf.shape(inputs[0])[0]
+    # Keras wants targets; the mean of the outputs needs none.
     zero_targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
     zero_targets.set_shape([inputs[0].shape[0]])
     with _explain_closures(loss_fn), model.original_errors():

@@ -165,8 +165,8 @@ class PerGradModel(FitHooks, keras.Model):
     vouched = ()
     #: The `StepReadings`, once a reader was opened.
     _step_readings = None
-    #: What `from_model` calls; `wrapped_model`, whose classes derive from this
-    #: one, sets it.
+    #: What `from_model` calls. `wrapping`, whose classes derive from this
+    #: one, sets it: it cannot be imported here.
     _wrap_model: Any = None
 
     def __new__(cls, *args, **kwargs):

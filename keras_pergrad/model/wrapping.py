@@ -148,6 +148,7 @@ class _FrontMixin:
             if name not in keras_parameters
             and signature.parameters[name].kind not in _VARIADIC
         }
+        # Keras would track what is in it as parts of the model.
         object.__setattr__(self, "_beyond_keras", extra_arguments)
 
     def get_compile_config(self):

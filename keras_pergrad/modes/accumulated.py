@@ -132,7 +132,7 @@ class AccumulatorState(SavedState):
             variable.name: np.asarray(tf.convert_to_tensor(variable))
             for variable in self._variables
         }
-        # Also loaded values that were not needed since then.
+        # Also loaded values whose variables were not created since then.
         for name, value in {**self._loaded_values, **current_values}.items():
             store[name] = value
 
@@ -311,6 +311,7 @@ class Microbatches(Parting):
         self.steps = accumulated.steps
         self._stays_whole = accumulated.microbatch_size is None
         if self.size is None and replicas.several():
+            # So that a replica without samples does not call the model.
             self.size = MAX_BATCH
         uses_own_sums = (
             weighs(self.mode.aggregation) or self.mode.changes_gradients

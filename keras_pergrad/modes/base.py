@@ -286,6 +286,7 @@ def _traced_step(mode, model, batch):
     # In Python such a step only builds the graph. On several replicas the work
     # is traced elsewhere.
     key = "step", id(mode), mode.is_watched, ranks(batch)
+    # The model keeps the function, which therefore must not hold the model.
     reference = weakref.ref(model)
 
     def compute_step(*batch):
@@ -303,6 +304,7 @@ def _traced_step(mode, model, batch):
         function = mode.traced.setdefault(key, make_function())
     with traced_functions():
         loss, y_pred, masks, *results = function(*batch)
+    # Keras's mask is an attribute of a tensor, which results of functions lose.
     for tensor, mask in zip(_flat_tensors(y_pred), masks):
         if mask is not None:
             set_mask(tensor, mask)

@@ -435,7 +435,8 @@ class ByTask(GradientMode):
         count, weights = len(tasks), None
         logged_weights = tf.ones([count], gramian.dtype)
         if aggregation.needs == "gramian":
-            # Of gradients whose mean is the ordinary one.
+            # Tasks add up to the ordinary gradient; an aggregation expects
+            # rows whose mean it is: each task's gradient times their number.
             logged_weights, _ = aggregation.mean_weights(gramian * count**2)
             weights = logged_weights
         conflicts = tf.reduce_sum(tf.cast(gramian < 0, tf.float32))

@@ -1,7 +1,7 @@
 """A batch in parts: microbatches, replicas, single samples, sizes of XLA.
 
 The sums of the parts are added up. Each part counts in the loss of the batch
-by numerators and denominators (see `microbatch_sums`).
+by numerators and denominators (see `sums.py`).
 """
 
 import contextlib
@@ -87,6 +87,7 @@ def add_loss_kinds(model, x, training=True):
 
 
 def _kind_of_replicas(kind):
+    # 1 is a sum, 0 a mean, NaN neither; what one replica finds holds for all.
     is_sum = tf.cast(replicas.any_of(kind > 0.5), kind.dtype)
     is_neither = replicas.any_of(tf.math.is_nan(kind))
     return tf.where(is_neither, float("nan"), is_sum)
@@ -176,7 +177,7 @@ def _merge_duplicate_ids(slices):
 # A batch in parts: microbatches, replicas or both, and its single samples.
 #
 # The sums of the parts are added up. Each part counts in the loss of the
-# batch by numerators and denominators (see `microbatch_sums`).
+# batch by numerators and denominators (see `sums.py`).
 
 
 #: More samples than any batch has, so a batch is one microbatch.
@@ -190,9 +191,9 @@ class Parting:
         mode: whose `partial_sums` are taken.
         size: the number of samples in a microbatch; None: the batch is one.
         steps: how many batches make an update.
-        own_sums: whether the mode's sums are asked for, not the plain ones.
-        sizes: those to which parts are padded for XLA, each compiled alone;
-            None: nothing is compiled here.
+        has_own_sums: whether the mode gives the sums, not `MicrobatchSums`.
+        sizes: the sizes to which parts are padded for XLA; each is compiled
+            by itself. None: nothing is compiled here.
     """
 
     steps = 1
@@ -232,12 +233,14 @@ def step_of_parts(parting, model, batch):
     if parting.has_own_sums:
         batch_sums = mode.sums_of_parts(aggregation, *arguments)
         if parting.sizes is not None:
-            # The mean of an `add_loss` term is also over added samples.
+            # Of a padded part, the mean of an `add_loss` term would be over
+            # the padding, too.
             batch_sums.sizes = () if loss_kinds else parting.sizes
     else:
         batch_sums = MicrobatchSums(*arguments)
     with parting.checked(model, batch, batch_sums) as function:
         if isinstance(batch_sums, WeightedSums):
+            # A first pass: norms need denominators of the whole batch.
             batch_sums.set_denominators(
                 sum_microbatches(batch_sums.denominators, batch, size)
             )
@@ -259,7 +262,7 @@ def step_of_parts(parting, model, batch):
         )
     else:
         _accumulate(parting, model, batch_sums, groups, norms, scale)
-        # An update has logged them itself.
+        # An update has logged them itself; NaN is left out of their means.
         undefined = tf.constant(float("nan"))
         logged.update(dict.fromkeys(mode.logged_by_updates(model), undefined))
     return Step(batch_sums.loss(totals), None, gradients, logged, whole=True)

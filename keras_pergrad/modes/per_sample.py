@@ -106,7 +106,7 @@ class Samples:
             )
         # A tensor that is given out twice has one gradient, which counts once.
         gradients_by_id = {
-            id(t): slope for t, slope in zip(floats, target_gradients)
+            id(t): gradient for t, gradient in zip(floats, target_gradients)
         }
         self._output_gradients = [
             gradients_by_id.pop(id(t), None) for t in outputs
@@ -354,7 +354,7 @@ class PerSample(GradientMode):
 def _scaled(gradient, factor):
     if gradient is None:
         return None
-    # Zero times NaN is NaN.
+    # Zero times NaN is NaN; a sample of weight zero must add nothing.
     factor = tf.cast(factor, gradient.dtype)
     return tf.math.multiply_no_nan(gradient, factor)
 

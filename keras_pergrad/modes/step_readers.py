@@ -219,6 +219,7 @@ class StepReadings:
             yield
         finally:
             self._readers = [r for r in self._readers if r is not reader]
+            # Traced functions would keep the readers that have gone.
             self._functions = []
             if not self._readers:
                 innermost, self._innermost = self._innermost, None
@@ -248,6 +249,7 @@ class StepReadings:
                     self._functions.append((original_mode, mode, function))
             logs = dict(function(iterator))
         finally:
+            # If it was compiled meanwhile, that mode stays.
             if model._gradient_mode is mode:
                 model._gradient_mode = original_mode
         for reader, values in zip(

@@ -1,6 +1,6 @@
 """The sums of microbatches, for the gradient and the loss of their batch.
 
-Every term of the loss is N / D (see `loss_fractions`). Terms with the same D
+Every term of the loss is N / D (see `fractions`). Terms with the same D
 share a backward pass and a sum; each sum is divided by its D once, at the end:
 
     "batch"   D is known beforehand: if each batch makes its own update, all
@@ -63,6 +63,7 @@ class MicrobatchSums:
     def __call__(self, x, y, sample_weight):
         """Run both passes of a microbatch; return what adds up, by name."""
         rows = tf.cast(sample_count(x), self.dtype)
+        # Persistent: each group of terms has a backward pass of its own.
         with tf.GradientTape(persistent=True) as tape:
             y_pred, added = self.call(x)
             terms = self.evaluate(x, y, y_pred, sample_weight)
@@ -74,6 +75,7 @@ class MicrobatchSums:
             group_gradients = unscaled(
                 tape.gradient(target, self.variables), self.scale
             )
+            # Undoes the division in `target`.
             row_factor = rows if divisor_of(key) in self.mask_epsilons else None
             gradients[key] = [times(g, row_factor) for g in group_gradients]
         del tape
@@ -207,6 +209,7 @@ class MicrobatchSums:
         """Return the sums over all replicas of those of this replica."""
         if not self.several:
             return sums
+        # A replica without samples adds zeros, where its means are NaN.
         sums = replicas.present(self.count, sums)
         metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
         replica_metrics.add(self.model.metrics_variables, metrics or ())
@@ -220,6 +223,7 @@ class MicrobatchSums:
         for key, gradients in totals["gradients"].items():
             denominator, divisor = None, divisor_of(key)
             if divisor == fractions.ROWS:
+                # `normalize_loss` has divided by this batch's samples.
                 denominator = self.rows
                 gradients = [times(g, denominator) for g in gradients]
             elif divisor in self.mask_epsilons:
@@ -451,6 +455,7 @@ class WeightedSums(MicrobatchSums):
         if norms is not None:
             shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
             groups = norms.shape[1:]
+            # At their places in the whole batch, so that norms add up, too.
             norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
             norms.set_shape([None, *groups])
         metrics = self.update_metrics(x, y, y_pred, sample_weight)

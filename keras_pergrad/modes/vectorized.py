@@ -82,6 +82,7 @@ class Vectorized(GradientMode):
         split_sums, single_factors = list, factors
         if groups is None:
             factors, split_sums = together(factors)
+        # Rounding down would let a clipped sample exceed the bound.
         with norms_rounded_up(part.aggregation.limits_norms):
             norms = sample_norms(factors, part.n, groups)
             norms = for_weighted_gradients(norms)
