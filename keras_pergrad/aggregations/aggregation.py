@@ -230,9 +230,9 @@ def variance(squared_norms, squared_mean, n):
     n = tf.cast(n, squared_mean.dtype)
     total = tf.reduce_sum(tf.cast(squared_norms, squared_mean.dtype))
     # Rounding can leave a tiny negative number.
-    spread = tf.maximum(total - n * squared_mean, 0)
+    deviations = tf.maximum(total - n * squared_mean, 0)
     nan = tf.constant(math.nan, squared_mean.dtype)
-    return tf.where(n > 1, spread / tf.maximum(n - 1, 1), nan)
+    return tf.where(n > 1, deviations / tf.maximum(n - 1, 1), nan)
 
 
 def squared_true_norm(squared_mean, trace, n):
@@ -240,7 +240,7 @@ def squared_true_norm(squared_mean, trace, n):
     return squared_mean - trace / tf.cast(n, squared_mean.dtype)
 
 
-def of_batch(squared_norms, squared_mean, n):
+def batch_statistics(squared_norms, squared_mean, n):
     """Return what is logged of a batch; a noise scale is a pair to divide."""
     trace = variance(squared_norms, squared_mean, n)
     true_norm = squared_true_norm(squared_mean, trace, n)
@@ -251,7 +251,7 @@ def of_batch(squared_norms, squared_mean, n):
     }
 
 
-def spread(norms, squared_sums, n):
+def spread_statistics(norms, squared_sums, n):
     """Return a batch's statistics, over the samples with finite gradients."""
     # `norms` are (n,) or (n, groups), `squared_sums` for each variable ‖Σ_i
     # c_i‖² of the contributions, in which samples that are not finite are
@@ -263,7 +263,7 @@ def spread(norms, squared_sums, n):
     squared_mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
     # A contribution is the gradient over n.
     squared_mean *= tf.square(tf.cast(n, norms.dtype) / count)
-    return of_batch(squares, squared_mean, count)
+    return batch_statistics(squares, squared_mean, count)
 
 
 @dataclasses.dataclass(frozen=True)

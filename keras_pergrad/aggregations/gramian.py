@@ -339,5 +339,5 @@ def regularized(gramian):
     return cosines * lengths * lengths[:, None]
 
 
-def _infinite(like):
-    return tf.fill(tf.shape(like), tf.constant(math.inf, like.dtype))
+def _infinite(tensor):
+    return tf.fill(tf.shape(tensor), tf.constant(math.inf, tensor.dtype))

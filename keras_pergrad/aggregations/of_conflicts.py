@@ -92,11 +92,11 @@ class UPGrad(GramianAggregation):
         normed = normalized(tf.cast(gramian, tf.float64), self.norm_eps)
         diagonal = tf.linalg.diag_part(normed)
         regularized = tf.linalg.set_diag(normed, diagonal + self.reg_eps)
-        others = tf.linalg.set_diag(
+        off_diagonal = tf.linalg.set_diag(
             tf.ones_like(regularized, tf.bool), tf.zeros_like(diagonal, tf.bool)
         )
         corrections, solved = solve_complementarity(
-            regularized, regularized, others
+            regularized, regularized, off_diagonal
         )
         weights = preference + tf.linalg.matvec(
             corrections, preference, transpose_a=True

@@ -290,9 +290,9 @@ def _dual_solution(matrix, mean, is_nonzero, c):
     ) <= FINAL_TOLERANCE * target_length
 
 
-def _infinite(like):
+def _infinite(tensor):
     """Return infinities of the shape and type of a tensor."""
-    return tf.fill(tf.shape(like), tf.constant(float("inf"), like.dtype))
+    return tf.fill(tf.shape(tensor), tf.constant(float("inf"), tensor.dtype))
 
 
 aggregations.register("cagrad", CAGrad)

@@ -26,7 +26,7 @@ MAX_PART_NUMBERS = 2**22
 RESIDUAL = 1e-26
 
 
-def solve(matrix, right, free):
+def solve(matrix, right_side, free):
     """Return x of M x = b in the free variables of each row, else zero.
 
     Args:
@@ -34,9 +34,9 @@ def solve(matrix, right, free):
         right: (r, m), a right-hand side b in each row, with numbers of about 1.
         free: (r, m) booleans.
     """
-    right = tf.where(free, right, tf.zeros_like(right))
+    right_side = tf.where(free, right_side, tf.zeros_like(right_side))
     if in_xla():  # Its Cholesky decomposition is slow.
-        return _solve_by_conjugate_gradients(matrix, right, free)
+        return _solve_by_conjugate_gradients(matrix, right_side, free)
     counts = tf.math.count_nonzero(free, 1, dtype=tf.int32)
     most_free = tf.maximum(tf.reduce_max(counts), 1)
     part_numbers = (
@@ -44,14 +44,14 @@ def solve(matrix, right, free):
     )
     return tf.cond(
         part_numbers <= MAX_PART_NUMBERS,
-        lambda: _solve_by_cholesky(matrix, right, free, counts, most_free),
-        lambda: _solve_by_conjugate_gradients(matrix, right, free),
+        lambda: _solve_by_cholesky(matrix, right_side, free, counts, most_free),
+        lambda: _solve_by_conjugate_gradients(matrix, right_side, free),
     )
 
 
-def _solve_by_cholesky(matrix, right, free, counts, most_free):
+def _solve_by_cholesky(matrix, right_side, free, counts, most_free):
     """Return the solutions from Cholesky's roots of the parts in use."""
-    rows, m = tf.unstack(tf.shape(right))
+    rows, m = tf.unstack(tf.shape(right_side))
     # The free ones come first; behind them a part is the identity.
     _, free_indices = tf.math.top_k(tf.cast(free, tf.int32), most_free)
     is_used = tf.range(most_free) < counts[:, None]
@@ -65,16 +65,16 @@ def _solve_by_cholesky(matrix, right, free, counts, most_free):
     # Of the matrix the diagonal is 1 already; of the border it becomes so.
     parts = tf.linalg.set_diag(parts, tf.ones_like(parts[:, 0]))
     root = tf.linalg.cholesky(parts)
-    right = tf.gather(right, free_indices, batch_dims=1)
-    solutions = tf.linalg.cholesky_solve(root, right[:, :, None])
+    right_side = tf.gather(right_side, free_indices, batch_dims=1)
+    solutions = tf.linalg.cholesky_solve(root, right_side[:, :, None])
     flat = tf.reshape(tf.range(rows)[:, None] * m + free_indices, [-1, 1])
     x = tf.scatter_nd(flat, tf.reshape(solutions, [-1]), [rows * m])
     return tf.reshape(x, [rows, m])
 
 
-def _solve_by_conjugate_gradients(matrix, right, free):
+def _solve_by_conjugate_gradients(matrix, right_side, free):
     """Return the solutions by conjugate gradients, of all rows at a time."""
-    limit = 100 + 10 * tf.shape(right)[1]
+    limit = 100 + 10 * tf.shape(right_side)[1]
 
     def squares(residual):
         return tf.reduce_sum(tf.square(residual), 1, keepdims=True)
@@ -97,7 +97,13 @@ def _solve_by_conjugate_gradients(matrix, right, free):
         )
         return k + 1, x, residual, direction, new_squared
 
-    state = 0, tf.zeros_like(right), right, right, squares(right)
+    state = (
+        0,
+        tf.zeros_like(right_side),
+        right_side,
+        right_side,
+        squares(right_side),
+    )
     return tf.while_loop(should_continue, step, state, parallel_iterations=1)[1]
 
 
@@ -151,10 +157,12 @@ def _guess_by_fista(matrix, q, allowed, bound):
     previous = point = tf.zeros_like(constant)
     momentum = 1.0
     for _ in range(GUESS_STEPS):
-        new = tf.nn.relu(tf.matmul(point, step_matrix) - constant) * mask
+        next_point = tf.nn.relu(tf.matmul(point, step_matrix) - constant) * mask
         next_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
-        point = new + (momentum - 1) / next_momentum * (new - previous)
-        previous, momentum = new, next_momentum
+        point = next_point + (momentum - 1) / next_momentum * (
+            next_point - previous
+        )
+        previous, momentum = next_point, next_momentum
     return previous > 0
 
 
@@ -225,8 +233,8 @@ def _solve_scaled(matrix, q, allowed):
             wrong_counts < previous_fewest, PATIENCE, remaining - 1
         )
         # The last wrong one: `argmax` finds the first in reversed order.
-        last = m - 1 - tf.argmax(wrong[:, ::-1], 1, tf.int32)
-        single = wrong & (tf.range(m) == last[:, None])
+        last_wrong = m - 1 - tf.argmax(wrong[:, ::-1], 1, tf.int32)
+        single = wrong & (tf.range(m) == last_wrong[:, None])
         wrong = tf.where(remaining[:, None] >= 0, wrong, single)
         updates = (
             (free, row_free ^ wrong),

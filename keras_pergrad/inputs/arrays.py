@@ -22,18 +22,18 @@ class Chunks:
     """
 
     def __init__(self, x, y, sample_weight, batch_size):
-        parts, self._pages = (x, y, sample_weight), []
+        arrays, self._pages = (x, y, sample_weight), []
         if not isinstance(x, tf.data.Dataset):
             for array in tf.nest.flatten(x):
                 _require_array(by_position(array))
-            parts = x, _joined_numbers(y), _joined_numbers(sample_weight)
-            parts = tf.nest.map_structure(_as_array, parts)
+            arrays = x, _joined_numbers(y), _joined_numbers(sample_weight)
+            arrays = tf.nest.map_structure(_as_array, arrays)
             self._pages = [
                 (array, _Pages(array))
-                for array in tf.nest.flatten(parts)
+                for array in tf.nest.flatten(arrays)
                 if isinstance(array, np.memmap)
             ]
-        self._batches = batches_of(*parts, batch_size=batch_size)
+        self._batches = batches_of(*arrays, batch_size=batch_size)
         self.samples = getattr(self._batches, "samples", None)
         self.count = self._batches.count
 
@@ -72,42 +72,44 @@ class GatheredRows:
         self._structure = None
         self._arrays = None
         self._pages = []
-        self._parts = []
+        self._chunks = []
 
     def write(self, gradients, count):
-        parts = [g.numpy() for g in tf.nest.flatten(gradients)]
+        flat_gradients = [g.numpy() for g in tf.nest.flatten(gradients)]
         if self._structure is None:
             self._structure = gradients
-            self._arrays = self._open(gradients, parts)
+            self._arrays = self._open(gradients, flat_gradients)
             self._pages = [_Pages(array) for array in self._arrays or ()]
         stop = self.rows + count
         if self._arrays is None:
-            self._parts.append(parts)
+            self._chunks.append(flat_gradients)
         elif stop > len(self._arrays[0]):
             raise ValueError(
                 f"`out` has {len(self._arrays[0])} rows, but x has more "
                 f"samples. The first {self.rows} are written."
             )
-        for array, pages, part in zip(self._arrays or (), self._pages, parts):
-            array[self.rows : stop] = part
-            pages.use(part.nbytes)
+        for array, pages, flat_gradient in zip(
+            self._arrays or (), self._pages, flat_gradients
+        ):
+            array[self.rows : stop] = flat_gradient
+            pages.use(flat_gradient.nbytes)
         self.rows = stop
 
-    def _open(self, gradients, parts):
+    def _open(self, gradients, flat_gradients):
         # Of a dataset of unknown length the parts are joined at the end.
         n = self._samples
         if self._out is not None:
-            return _checked_out(self._out, gradients, parts, n)
+            return _checked_out(self._out, gradients, flat_gradients, n)
         if n is None:
             return None
-        return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
+        return [np.empty((n, *p.shape[1:]), p.dtype) for p in flat_gradients]
 
     def result(self):
         if self._structure is None:
             raise ValueError("x must hold at least one sample. Received: none")
         arrays = self._arrays
         if arrays is None:
-            arrays = [np.concatenate(parts) for parts in zip(*self._parts)]
+            arrays = [np.concatenate(parts) for parts in zip(*self._chunks)]
         elif self.rows < len(arrays[0]):
             raise ValueError(
                 f"`out` has {len(arrays[0])} rows, but x has only {self.rows} "
@@ -145,7 +147,7 @@ class Total:
         return tf.nest.map_structure(lambda t: t / divisor, self._total)
 
 
-def _checked_out(out, gradients, parts, samples):
+def _checked_out(out, gradients, flat_gradients, samples):
     """Return the arrays of `out` after checking that they fit."""
     try:
         tf.nest.assert_same_structure(out, gradients)
@@ -156,7 +158,7 @@ def _checked_out(out, gradients, parts, samples):
             f"Received: out={type(out).__name__}"
         ) from None
     arrays = tf.nest.flatten(out)
-    for array, part in zip(arrays, parts):
+    for array, flat_gradient in zip(arrays, flat_gradients):
         if not isinstance(array, np.ndarray):
             raise TypeError(
                 "`out` must be a NumPy array or a memory-mapped one "
@@ -164,10 +166,11 @@ def _checked_out(out, gradients, parts, samples):
                 f"{type(array).__name__}"
             )
         n = samples or (len(array) if array.ndim else 0)
-        shape = (n, *part.shape[1:])
-        if array.shape != shape or array.dtype != part.dtype:
+        shape = (n, *flat_gradient.shape[1:])
+        if array.shape != shape or array.dtype != flat_gradient.dtype:
             raise ValueError(
-                f"`out` must have shape {shape} and dtype {part.dtype}. "
+                f"`out` must have shape {shape} and dtype "
+                f"{flat_gradient.dtype}. "
                 f"Received: shape {array.shape}, dtype {array.dtype}"
             )
         if not array.flags.writeable:
@@ -195,17 +198,17 @@ class _Pages:
         self._file = (
             mapping if is_shared and hasattr(mapping, "madvise") else None
         )
-        self._used = 0
+        self._used_bytes = 0
 
     def use(self, byte_count):
         """Count bytes that were used; give pages back from time to time."""
-        self._used += byte_count
-        if self._file is None or self._used < _EVERY:
+        self._used_bytes += byte_count
+        if self._file is None or self._used_bytes < _EVERY:
             return
         if self._writes:
             self._file.flush()
         self._file.madvise(mmap.MADV_DONTNEED)
-        self._used = 0
+        self._used_bytes = 0
 
 
 def require_batch(model, x):

@@ -58,7 +58,7 @@ def traced_gradients(model, selection, reduce, order, loss):
                 selection.positions, selection.targets, indices
             )
         ]
-        return selection.packed(results)
+        return selection.pack(results)
 
     return function
 
@@ -68,13 +68,13 @@ def call(model, x):
     return model(x, training=False) if takes_training(model) else model(x)
 
 
-def loss_of_chunk(model, first):
+def loss_of_chunk(model, first_sample):
     """Return a chunk's loss: `_sum_of_losses` if it holds, or `loss_of_one`."""
     # It holds if the loss of a batch is a sum or a mean over its samples: not
     # where masks or weights are counted, or the model adds losses.
     if type(model).compute_loss is not keras.Model.compute_loss:
         return loss_of_one
-    added_losses, (x, y, sample_weight) = [], first
+    added_losses, (x, y, sample_weight) = [], first_sample
     with noting_losses(model, added_losses):
         y_pred = call(model, x)
     try:
@@ -320,14 +320,14 @@ def _require_no_ids(position, tensor, calls, is_connected):
 
 def _comes_from(ids, tensor):
     """Whether any path leads from the input to `ids`."""
-    # Tensors stay in `seen`, so that no id is used again.
-    pending, seen = [ids], {}
+    # Tensors stay in `visited`, so that no id is used again.
+    pending, visited = [ids], {}
     while pending:
         tensor_above = pending.pop()
         if tensor_above is tensor:
             return True
-        if tf.is_tensor(tensor_above) and id(tensor_above) not in seen:
-            seen[id(tensor_above)] = tensor_above
+        if tf.is_tensor(tensor_above) and id(tensor_above) not in visited:
+            visited[id(tensor_above)] = tensor_above
             pending += tensor_above.op.inputs
     return False
 

@@ -41,7 +41,7 @@ class Selection:
             for k, choice in zip(self.positions, choices)
         ]
 
-    def packed(self, results):
+    def pack(self, results):
         """Return a list of results, one a target, in the user's structure."""
         if self._keys is not None:
             return dict(zip(self._keys, results))
@@ -50,11 +50,11 @@ class Selection:
 
 def _names(model, predicted, count):
     """Return the names of outputs, and their places among the flat ones."""
-    places = list(range(count))
+    positions = list(range(count))
     if isinstance(predicted, dict):
-        return tf.nest.pack_sequence_as(predicted, places)
+        return tf.nest.pack_sequence_as(predicted, positions)
     names = getattr(model, "output_names", None) or ()
-    return dict(zip(names if len(names) == count else places, places))
+    return dict(zip(names if len(names) == count else positions, positions))
 
 
 def _require_known(model, outputs, names):

@@ -171,11 +171,11 @@ def function_gradients(
     _build_layers(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
-    parts = keras.tree.flatten(variables)
+    sources = keras.tree.flatten(variables)
     variables = [
         variable
-        for part in parts
-        for variable in getattr(part, "trainable_variables", [part])
+        for source in sources
+        for variable in getattr(source, "trainable_variables", [source])
     ]
     if not variables:
         raise ValueError(

@@ -60,15 +60,17 @@ from keras_pergrad.modes.step_readers import (
 # The aggregation of a model when it is compiled and when a `fit` begins.
 
 
-def compiled_state(aggregation, before):
+def compiled_state(aggregation, previous_state):
     """Return the `aggregation_state` of a model that is compiled."""
-    state = aggregation and aggregation.make_state(before)
-    has_begun = isinstance(before, AggregationState) and before.begun
+    state = aggregation and aggregation.make_state(previous_state)
+    has_begun = (
+        isinstance(previous_state, AggregationState) and previous_state.begun
+    )
     if not has_begun or (aggregation is not None and aggregation.counts):
         return state
     if state is not None:
         raise ValueError(_STATE_LOST.format(aggregation))
-    return before
+    return previous_state
 
 
 @contextlib.contextmanager

@@ -25,7 +25,12 @@ from keras_pergrad.keras_internals.models.parts import accumulating
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.state.saved import SavedState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
-from keras_pergrad.modes.microbatches import MAX_BATCH, Parting, is_one, update
+from keras_pergrad.modes.microbatches import (
+    MAX_BATCH,
+    Parting,
+    is_single_microbatch,
+    update,
+)
 from keras_pergrad.uses import TracedStep, counters, refusals
 
 # The sums for an update that is not yet complete.
@@ -321,8 +326,8 @@ class Microbatches(Parting):
     def require(self, model, batch):
         require_parts(model)
         if self.size is not None:
-            how = "calls the model with microbatches or shares of replicas"
-            for text in stateful_layers(model, self._mode_text, how):
+            reason = "calls the model with microbatches or shares of replicas"
+            for text in stateful_layers(model, self._mode_text, reason):
                 raise ValueError(text)
         optimizer = accumulating(model.optimizer)
         if optimizer is not None:
@@ -338,7 +343,9 @@ class Microbatches(Parting):
     @contextlib.contextmanager
     def checked(self, model, batch, sums):
         traced_step = TracedStep(model, batch)
-        is_single_call = self._stays_whole or is_one(batch, self.size)
+        is_single_call = self._stays_whole or is_single_microbatch(
+            batch, self.size
+        )
         if self.mode.per_sample and not self.has_own_sums:
             for error in refusals(traced_step):
                 raise error
@@ -381,16 +388,16 @@ def _inner_mode(identifier):
             "its microbatches. Received: statistics=True"
         )
     if _can_be_inner(type(mode)):
-        step, part = (
+        step_class, sums_class = (
             next(cls for cls in type(mode).__mro__ if name in vars(cls))
             for name in ("step", "partial_sums")
         )
-        if issubclass(step, part) and step is not part:
+        if issubclass(step_class, sums_class) and step_class is not sums_class:
             raise ValueError(
                 "`inner` finds the gradient of each microbatch by its "
-                f"partial_sums(), which {step.__name__} has from "
-                f"{part.__name__}, so that {step.__name__}.step() would not "
-                f"count. Define both in {step.__name__}. "
+                f"partial_sums(), which {step_class.__name__} has from "
+                f"{sums_class.__name__}, so that {step_class.__name__}.step() "
+                f"would not count. Define both in {step_class.__name__}. "
                 f"Received: inner={mode!r}"
             )
         return mode

@@ -155,15 +155,15 @@ class TaskSums(MicrobatchSums):
         return self._prefixes.get(loss_terms.added(self._loss_layers[k]), "")
 
 
-def by_task(groups, mask_epsilons, task_count):
+def split_by_task(groups, mask_epsilons, task_count):
     """Return the gradients of each task and those of no task, or None."""
-    parts, other_groups = [], dict(groups)
+    task_gradients, other_groups = [], dict(groups)
     for k in range(task_count):
         task_groups = {
             key: other_groups.pop(key) for key in groups if _is_of_task(key, k)
         }
-        parts.append(divide_groups(task_groups, mask_epsilons))
-    return parts, divide_groups(other_groups, mask_epsilons)
+        task_gradients.append(divide_groups(task_groups, mask_epsilons))
+    return task_gradients, divide_groups(other_groups, mask_epsilons)
 
 
 def require_minimised(tasks, loss_names):
@@ -184,17 +184,22 @@ def _is_of_task(key, task):
 # The gradients of several tasks: what they share, and how they agree.
 
 
-def shared_by_tasks(parts):
+def shared_by_tasks(task_gradients):
     """Say of each variable whether at least two tasks have a gradient of it.
 
-    `parts` are lists of gradients, one a task, with None: not used.
+    `task_gradients` are lists of gradients, one a task, with None: not used.
     """
-    return [sum(g is not None for g in column) > 1 for column in zip(*parts)]
+    return [
+        sum(g is not None for g in column) > 1
+        for column in zip(*task_gradients)
+    ]
 
 
-def gramian_of(parts, shared):
+def gramian_of(task_gradients, shared):
     """Return the inner products over the shared variables, (tasks, tasks)."""
-    columns = [c for c, is_shared in zip(zip(*parts), shared) if is_shared]
+    columns = [
+        c for c, is_shared in zip(zip(*task_gradients), shared) if is_shared
+    ]
     return tf.add_n(gramians(columns))
 
 
@@ -223,13 +228,13 @@ def _gramian(column, dtype):
     )
 
 
-def combine_tasks(parts, shared, weights):
+def combine_tasks(task_gradients, shared, weights):
     """Return the weighted sums at shared variables, the plain ones at others.
 
     `weights` are (tasks,), or None: all are 1.
     """
     gradients = []
-    for column, is_shared in zip(zip(*parts), shared):
+    for column, is_shared in zip(zip(*task_gradients), shared):
         total = None
         for k, gradient in enumerate(column):
             if gradient is None:
@@ -390,8 +395,12 @@ class ByTask(GradientMode):
 
     def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
         tasks = list(self._tasks(model))
-        parts, others = by_task(groups, mask_epsilons, len(tasks))
-        return self._aggregate(tasks, parts, others, aggregation)
+        task_gradients, other_gradients = split_by_task(
+            groups, mask_epsilons, len(tasks)
+        )
+        return self._aggregate(
+            tasks, task_gradients, other_gradients, aggregation
+        )
 
     def partial_sums(self, model, part):
         if not part.is_whole:
@@ -402,32 +411,32 @@ class ByTask(GradientMode):
             with loss_terms.noting_values(model, captured_losses):
                 part.target(y_pred, added)
             terms = loss_terms.terms_of(model, part.y, y_pred, captured_losses)
-            targets, rest = _task_targets(tasks, terms, part.scale)
+            targets, other_target = _task_targets(tasks, terms, part.scale)
         variables = model.trainable_variables
-        parts = [
+        task_gradients = [
             unscaled(tape.gradient(t, variables), part.scale)
             for t in targets.values()
         ]
-        others = None
-        if rest is not None:
-            others = tape.gradient(rest, variables)
-            others = unscaled(others, part.scale)
+        other_gradients = None
+        if other_target is not None:
+            other_gradients = tape.gradient(other_target, variables)
+            other_gradients = unscaled(other_gradients, part.scale)
         del tape
         gradients, logged = self._aggregate(
-            list(tasks), parts, others, part.aggregation
+            list(tasks), task_gradients, other_gradients, part.aggregation
         )
         return PartialSums(y_pred, gradients, statistics=logged)
 
-    def _aggregate(self, tasks, parts, others, aggregation):
+    def _aggregate(self, tasks, task_gradients, other_gradients, aggregation):
         """Return the gradients of tasks and of all else as one; the logs."""
-        shared = shared_by_tasks(parts)
+        shared = shared_by_tasks(task_gradients)
         if not any(shared):
             raise ValueError(nothing_shared(tasks))
-        gramian = gramian_of(parts, shared)
+        gramian = gramian_of(task_gradients, shared)
         weights, logged = self._weights(gramian, tasks, aggregation)
-        gradients = combine_tasks(parts, shared, weights)
-        if others is not None:
-            gradients = plus(gradients, others)
+        gradients = combine_tasks(task_gradients, shared, weights)
+        if other_gradients is not None:
+            gradients = plus(gradients, other_gradients)
         return gradients, logged
 
     def _weights(self, gramian, tasks, aggregation):

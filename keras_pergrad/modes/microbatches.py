@@ -329,7 +329,7 @@ def update_by_sample(mode, model, batch):
     return Step(None, None, None, aggregation.statistics(norms.stack()))
 
 
-def is_one(batch, size):
+def is_single_microbatch(batch, size):
     """Return whether a batch is surely a single microbatch."""
     rows = first_tensor(batch).shape[0]
     return rows is not None and rows <= size
@@ -340,7 +340,7 @@ def sum_microbatches(function, batch, size):
     # In a graph the function is traced once for all full ones, and once for the
     # last. Its results have fixed shapes but for axes as long as the batch.
     # Size None: all at once, also where the batch has no sample.
-    if size is None or is_one(batch, size):
+    if size is None or is_single_microbatch(batch, size):
         return function(*batch)
     flat = _FlatFunction(function, batch)
     rows = flat.tensors[0].shape[0]
@@ -411,13 +411,13 @@ class _FlatFunction:
             if t is not None
         ]
 
-    def call_on_rows(self, first, end=None):
-        return self(*(t[first:end] for t in self.tensors))
+    def call_on_rows(self, start, end=None):
+        return self(*(t[start:end] for t in self.tensors))
 
-    def add_rows(self, totals, first, end=None):
+    def add_rows(self, totals, start, end=None):
         return [
             a + b
-            for a, b in zip(totals, self.call_on_rows(first, end), strict=True)
+            for a, b in zip(totals, self.call_on_rows(start, end), strict=True)
         ]
 
 

@@ -13,7 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import is_finite, spread, weighs
+from keras_pergrad.aggregations.aggregation import (
+    is_finite,
+    spread_statistics,
+    weighs,
+)
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
@@ -202,7 +206,7 @@ def observe(mode, model, aggregation, norms, n, plain, squares=None):
     if squares is None and mode.gives_statistics:
         squares = [squared_norm(g) for g in plain if g is not None]
     if squares is not None:
-        logged = {**logged, **spread(norms, squares, n)}
+        logged = {**logged, **spread_statistics(norms, squares, n)}
     return logged
 
 

@@ -203,7 +203,7 @@ class StepReadings:
 
     def __init__(self, model, base):
         self._model, self._base = weakref.ref(model), base
-        self._readers, self._functions = [], []
+        self._readers, self._mode_functions = [], []
         self._innermost = None
 
     @contextlib.contextmanager
@@ -213,26 +213,26 @@ class StepReadings:
         require_own_step(model, self._base)
         require_readable(model)
         if self._innermost is None:
-            self._innermost = Innermost(model, self._step)
+            self._innermost = Innermost(model, self._read_step)
         self._readers.append(reader)
         try:
             yield
         finally:
             self._readers = [r for r in self._readers if r is not reader]
             # Traced functions would keep the readers that have gone.
-            self._functions = []
+            self._mode_functions = []
             if not self._readers:
                 innermost, self._innermost = self._innermost, None
                 innermost.restore()
 
     def on_compile(self):
         """Go on reading in a model that was compiled while readers are open."""
-        self._functions = []
+        self._mode_functions = []
         if self._readers:
             require_readable(self._model())
-            self._innermost = Innermost(self._model(), self._step)
+            self._innermost = Innermost(self._model(), self._read_step)
 
-    def _step(self, function, iterator):
+    def _read_step(self, function, iterator):
         due_readers = [r for r in self._readers if r.is_due()]
         if not due_readers:
             return function(iterator)
@@ -246,7 +246,7 @@ class StepReadings:
         try:
             if function is None:
                 with made(model, anew=True) as function:
-                    self._functions.append((original_mode, mode, function))
+                    self._mode_functions.append((original_mode, mode, function))
             logs = dict(function(iterator))
         finally:
             # If it was compiled meanwhile, that mode stays.
@@ -260,7 +260,7 @@ class StepReadings:
 
     def _mode_and_function(self, model, original_mode, due_readers):
         """Return the mode with these readers, and its function or None."""
-        for cached_original, mode, function in self._functions:
+        for cached_original, mode, function in self._mode_functions:
             is_same = len(mode.readers) == len(due_readers) and all(
                 a is b for a, b in zip(mode.readers, due_readers)
             )

@@ -448,7 +448,7 @@ class WeightedSums(MicrobatchSums):
     def _part_sums(self, x, y, sample_weight, index):
         batch = x, y, sample_weight
         if self.sizes is None:
-            y_pred, sums = self._sums(*batch)
+            y_pred, sums = self._mode_sums(*batch)
         else:
             y_pred, sums = self._compiled_sums(batch)
         norms = sums["norms"]
@@ -462,12 +462,12 @@ class WeightedSums(MicrobatchSums):
         return {**sums, "norms": norms, "metrics": metrics}
 
     def _compiled_sums(self, batch):
-        """Return `_sums` of a padded part, compiled by XLA on its own."""
+        """Return `_mode_sums` of a padded part, compiled by XLA on its own."""
         # Metrics are not compiled: they see the part as it was.
         padded = PaddedBatch(batch, self.sizes)
 
         def sums(*batch):
-            y_pred, results = self._sums(*batch, padded=padded)
+            y_pred, results = self._mode_sums(*batch, padded=padded)
             # Outside `tf.IndexedSlices` would not know their shape.
             results = map_tensors(tf.convert_to_tensor, results)
             return y_pred, map_tensors(mask_of, y_pred), results
@@ -482,7 +482,7 @@ class WeightedSums(MicrobatchSums):
             results["norms"] = results["norms"][: padded.n]
         return padded.outputs(y_pred), results
 
-    def _sums(self, x, y, sample_weight, padded=None):
+    def _mode_sums(self, x, y, sample_weight, padded=None):
         """Return the outputs, and what adds up but for the metrics."""
         rows = tf.cast(sample_count(x), self.dtype)
         evaluated = []

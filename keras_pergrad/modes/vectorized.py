@@ -239,7 +239,7 @@ def sample_norms(factors, n, groups=None):
         total = tf.add_n([s for s in squares if s is not None])
     else:
         zeros = [tf.zeros_like(defined[0], dtype)]
-        parts = [
+        group_squares = [
             tf.add_n(
                 [
                     s
@@ -250,7 +250,7 @@ def sample_norms(factors, n, groups=None):
             )
             for group in range(max(groups) + 1)
         ]
-        total = tf.stack(parts, 1)
+        total = tf.stack(group_squares, 1)
     return tf.cast(n, dtype) * tf.sqrt(total)
 
 
