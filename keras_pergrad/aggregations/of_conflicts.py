@@ -40,7 +40,7 @@ class UPGrad(GramianAggregation):
     multi-objective optimization", arXiv 2406.16232. With G the Gramian divided
     by its trace, plus `reg_eps` on the diagonal, w = Σ p_i v_i, where v_i
     solves the quadratic program min vᵀ G v, v ≥ e_i. It is solved exactly, in
-    the graph (`gramian.pivoting`), for all i at once, in about m⁴ / 10
+    the graph (`programs.py`), for all i at once, in about m⁴ / 10
     operations.
 
     By name `"upgrad"`.
