@@ -230,9 +230,9 @@ def variance(squared_norms, squared_mean, n):
     n = tf.cast(n, squared_mean.dtype)
     total = tf.reduce_sum(tf.cast(squared_norms, squared_mean.dtype))
     # Rounding can leave a tiny negative number.
-    spread = tf.maximum(total - n * squared_mean, 0)
+    deviations = tf.maximum(total - n * squared_mean, 0)
     nan = tf.constant(math.nan, squared_mean.dtype)
-    return tf.where(n > 1, spread / tf.maximum(n - 1, 1), nan)
+    return tf.where(n > 1, deviations / tf.maximum(n - 1, 1), nan)
 
 
 def squared_true_norm(squared_mean, trace, n):
@@ -240,18 +240,18 @@ def squared_true_norm(squared_mean, trace, n):
     return squared_mean - trace / tf.cast(n, squared_mean.dtype)
 
 
-def of_batch(squared_norms, squared_mean, n):
+def batch_statistics(squared_norms, squared_mean, n):
     """Return what is logged of a batch; a noise scale is a pair to divide."""
     trace = variance(squared_norms, squared_mean, n)
-    true = squared_true_norm(squared_mean, trace, n)
+    true_norm = squared_true_norm(squared_mean, trace, n)
     return {
         "gradient_norm": tf.sqrt(squared_mean),
         "gradient_variance": trace,
-        "gradient_noise_scale": tf.stack([trace, true]),
+        "gradient_noise_scale": tf.stack([trace, true_norm]),
     }
 
 
-def spread(norms, squared_sums, n):
+def spread_statistics(norms, squared_sums, n):
     """Return a batch's statistics, over the samples with finite gradients."""
     # `norms` are (n,) or (n, groups), `squared_sums` for each variable ‖Σ_i
     # c_i‖² of the contributions, in which samples that are not finite are
@@ -260,10 +260,10 @@ def spread(norms, squared_sums, n):
     finite = is_finite(norms)
     count = tf.reduce_sum(tf.cast(finite, norms.dtype))
     squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
-    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    squared_mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
     # A contribution is the gradient over n.
-    mean *= tf.square(tf.cast(n, norms.dtype) / count)
-    return of_batch(squares, mean, count)
+    squared_mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return batch_statistics(squares, squared_mean, count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,10 +307,10 @@ class GradientStatistics:
         """Make the statistics from ‖g_i‖², (n,), and ‖ḡ‖²."""
         n = int(squared_norms.shape[0])
         norm = float(tf.sqrt(squared_mean))
-        mean = float(tf.reduce_mean(squared_norms))
+        mean_squared = float(tf.reduce_mean(squared_norms))
         if n < 2:
-            return cls(n, norm, mean, None, None, None)
+            return cls(n, norm, mean_squared, None, None, None)
         trace = variance(squared_norms, squared_mean, n)
-        true = float(squared_true_norm(squared_mean, trace, n))
-        scale = float(trace) / true if true > 0 else None
-        return cls(n, norm, mean, float(trace), true, scale)
+        true_norm = float(squared_true_norm(squared_mean, trace, n))
+        scale = float(trace) / true_norm if true_norm > 0 else None
+        return cls(n, norm, mean_squared, float(trace), true_norm, scale)

@@ -112,6 +112,7 @@ class ClippedMean(Aggregation):
                 "expected_batch_size", expected_batch_size, " or None"
             )
         self.expected_batch_size = expected_batch_size
+        # A schedule counts as true, even where its value is 0 at times.
         #: Whether noise is added at some step.
         self.adds_noise = bool(self.noise_multiplier)
         #: Whether the numbers of a step depend on the steps before.
@@ -125,17 +126,17 @@ class ClippedMean(Aggregation):
         if self.per == "variable":
             return list(range(len(variables)))
         names = [variable.path.rpartition("/")[0] for variable in variables]
-        first = list(dict.fromkeys(names))
-        return [first.index(name) for name in names]
+        unique_names = list(dict.fromkeys(names))
+        return [unique_names.index(name) for name in names]
 
     def at(self, state):
         if not self.changes:
             return self
-        now = copy.copy(self)
+        current = copy.copy(self)
         steps = self._own(state).steps
-        now.clip_norm = _at_step(self.clip_norm, steps)
-        now.noise_multiplier = _at_step(self.noise_multiplier, steps)
-        return now
+        current.clip_norm = _at_step(self.clip_norm, steps)
+        current.noise_multiplier = _at_step(self.noise_multiplier, steps)
+        return current
 
     def weights(self, norms):
         weights = self._scales(norms, self._limit(norms))
@@ -193,14 +194,15 @@ class ClippedMean(Aggregation):
                 noisy.append(None)
                 continue
             gradient = tf.convert_to_tensor(gradient)
-            below = _of_dtype(n if size is None else size, gradient.dtype)
+            divisor = _of_dtype(n if size is None else size, gradient.dtype)
             if size is not None:
+                # From a mean over n samples to the sum over the expected size.
                 # The mean over no sample is NaN where some op divides by n.
-                share = tf.cast(n, gradient.dtype) / below
+                share = tf.cast(n, gradient.dtype) / divisor
                 gradient = tf.math.multiply_no_nan(gradient, share)
             if self.adds_noise:
                 noise = self._own(state).normal(gradient, deviation)
-                gradient += noise / below
+                gradient += noise / divisor
             noisy.append(gradient)
         return noisy
 
@@ -227,8 +229,8 @@ class ClippedMean(Aggregation):
 
     def get_config(self):
         return {
-            "clip_norm": _configured(self.clip_norm),
-            "noise_multiplier": _configured(self.noise_multiplier),
+            "clip_norm": _schedule_config(self.clip_norm),
+            "noise_multiplier": _schedule_config(self.noise_multiplier),
             "seed": self.seed,
             "per": self.per,
             "expected_batch_size": self.expected_batch_size,
@@ -254,7 +256,7 @@ def _of_dtype(value, dtype):
     return tf.constant(value, dtype)
 
 
-def _configured(value):
+def _schedule_config(value):
     return serialize(value) if is_schedule(value) else value
 
 

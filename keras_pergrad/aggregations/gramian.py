@@ -90,16 +90,19 @@ class GramianAggregation(Aggregation):
             gradient is Σ weights_i g_i / m; weights of other rows are 0.
         """
         finite = is_finite(tf.linalg.diag_part(gramian))
-        both = finite[:, None] & finite[None, :]
-        gramian = tf.where(both, gramian, tf.zeros([], gramian.dtype))
+        # Not a product with zero, which would leave NaN as it is.
+        both_finite = finite[:, None] & finite[None, :]
+        gramian = tf.where(both_finite, gramian, tf.zeros([], gramian.dtype))
+        # Sums in another order may differ in the last digit.
         gramian = (gramian + tf.transpose(gramian)) / 2
         weights: Any = self.gramian_weights(gramian, finite)
         weights = tf.cast(weights, tf.float64)
         weights = tf.where(finite, weights, tf.zeros([], tf.float64))
         rows = tf.cast(tf.shape(finite)[0], tf.float64)
         if self.adds_up:
-            known = tf.reduce_sum(tf.cast(finite, tf.float64))
-            return weights * tf.math.divide_no_nan(rows, known), finite
+            # The sum is divided by m later; the mean is of the finite rows.
+            finite_count = tf.reduce_sum(tf.cast(finite, tf.float64))
+            return weights * tf.math.divide_no_nan(rows, finite_count), finite
         return weights * rows, finite
 
     @property
@@ -116,25 +119,26 @@ class GramianAggregation(Aggregation):
         negative; NaN for a single row.
         """
         finite = is_finite(tf.linalg.diag_part(gramian))
-        known = tf.reduce_sum(tf.cast(finite, tf.float32))
-        against = tf.cast(gramian < 0, tf.float32)
-        pairs = known * (known - 1)
+        finite_count = tf.reduce_sum(tf.cast(finite, tf.float32))
+        conflicts = tf.cast(gramian < 0, tf.float32)
+        pairs = finite_count * (finite_count - 1)
         return {
-            "conflict_share": tf.reduce_sum(against) / pairs,
-            "nonfinite_samples": tf.cast(tf.size(finite), tf.float32) - known,
+            "conflict_share": tf.reduce_sum(conflicts) / pairs,
+            "nonfinite_samples": tf.cast(tf.size(finite), tf.float32)
+            - finite_count,
         }
 
 
 # The weights of rows before an aggregation changes anything.
 
 
-def preferences(value) -> list[float] | None:
+def checked_preference(value) -> list[float] | None:
     """Return the weights of rows as a list of floats, or None; else refuse."""
     if value is None:
         return None
     numbers = list(value) if hasattr(value, "__iter__") else []
-    good = all(is_number(n) and 0 <= n < math.inf for n in numbers)
-    if not good or not sum(numbers):
+    is_valid = all(is_number(n) and 0 <= n < math.inf for n in numbers)
+    if not is_valid or not sum(numbers):
         raise ValueError(
             "`preference` must be None or a list of numbers of at least 0, one "
             f"for each row, not all 0. Received: preference={value!r}"
@@ -142,7 +146,7 @@ def preferences(value) -> list[float] | None:
     return [float(number) for number in numbers]
 
 
-def weights_of(preference, gramian, present=None):
+def row_weights(preference, gramian, present=None):
     """Return the weight of each row, (m,) of float64: as asked for, or 1/m."""
     rows = gramian.shape[0]
     if preference is not None:
@@ -158,18 +162,18 @@ def weights_of(preference, gramian, present=None):
     if present is None:
         count = tf.shape(gramian)[0]
         return tf.fill([count], 1 / tf.cast(count, tf.float64))
-    there = tf.cast(present, tf.float64)
-    return tf.math.divide_no_nan(there, tf.reduce_sum(there))
+    is_present = tf.cast(present, tf.float64)
+    return tf.math.divide_no_nan(is_present, tf.reduce_sum(is_present))
 
 
 # Powers of a Gramian on the span of its rows.
 
 
 #: What is left of numbers of about 1 that cancel, in float64.
-CANCELS = 1e-12
+CANCELLATION = 1e-12
 
 
-def rounding(gramian):
+def machine_epsilon(gramian):
     """Return the distance from 1 to the next number of a Gramian's type."""
     return float(np.finfo(gramian.dtype.as_numpy_dtype).eps)
 
@@ -191,21 +195,29 @@ def eigh(matrix):
 def _refined(matrix, values, vectors):
     """Return eigenvalues and eigenvectors with twice as many digits."""
     # Ogita and Aishima, Japan J. Indust. Appl. Math. 35, 2018, algorithm 1.
-    one = tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)
-    turned = tf.transpose(vectors)
-    lengths = one - tf.matmul(turned, vectors)
-    products = tf.matmul(turned, tf.matmul(matrix, vectors))
-    values = tf.linalg.diag_part(products) / (1 - tf.linalg.diag_part(lengths))
-    off = products - tf.linalg.diag(values)
-    near = 2 * (tf.norm(off) + tf.reduce_max(tf.abs(values)) * tf.norm(lengths))
+    identity = tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)
+    transposed = tf.transpose(vectors)
+    deviation = identity - tf.matmul(transposed, vectors)
+    products = tf.matmul(transposed, tf.matmul(matrix, vectors))
+    values = tf.linalg.diag_part(products) / (
+        1 - tf.linalg.diag_part(deviation)
+    )
+    off_diagonal = products - tf.linalg.diag(values)
+    tolerance = 2 * (
+        tf.norm(off_diagonal)
+        + tf.reduce_max(tf.abs(values)) * tf.norm(deviation)
+    )
+    # Vectors of equal eigenvalues are only made orthogonal to each other.
     gaps = values[None, :] - values[:, None]
-    apart = tf.abs(gaps) > near
-    safe = tf.where(apart, gaps, tf.ones_like(gaps))
-    turns = tf.where(apart, (products + values * lengths) / safe, lengths / 2)
-    return values, vectors + tf.matmul(vectors, turns)
+    is_separated = tf.abs(gaps) > tolerance
+    safe_gaps = tf.where(is_separated, gaps, tf.ones_like(gaps))
+    rotation = tf.where(
+        is_separated, (products + values * deviation) / safe_gaps, deviation / 2
+    )
+    return values, vectors + tf.matmul(vectors, rotation)
 
 
-def units_of(gramian):
+def lengths_and_cosines(gramian):
     """Return the lengths of all rows, (m,), and their cosines, (m, m).
 
     In float64. An entry of a Gramian is exact to rounding of *its own* size,
@@ -229,95 +241,103 @@ class Spectrum:
 
     Attributes:
         values: eigenvalues of the Gramian, (m,), ascending.
-        known: (m,) booleans: which are not zero.
+        nonzero: (m,) booleans: which are not zero.
         resolved: whether float64 tells those apart from zero.
     """
 
     def __init__(self, gramian):
-        self._lengths, cosines = units_of(gramian)
+        self._lengths, cosines = lengths_and_cosines(gramian)
         rows = tf.cast(tf.shape(gramian)[0], tf.float64)
         values, vectors = eigh(cosines)
-        least = rows * rounding(gramian) * tf.reduce_max(values)
-        there = values > least
-        kept = tf.where(there, values, tf.zeros_like(values))
-        root = self._lengths[:, None] * vectors * tf.sqrt(kept)
-        singular, self._vectors, _ = tf.linalg.svd(root)
+        threshold = rows * machine_epsilon(gramian) * tf.reduce_max(values)
+        is_nonzero = values > threshold
+        nonzero_values = tf.where(is_nonzero, values, tf.zeros_like(values))
+        root = self._lengths[:, None] * vectors * tf.sqrt(nonzero_values)
+        singular_values, self._vectors, _ = tf.linalg.svd(root)
+        # From descending order to ascending.
         self._vectors = self._vectors[:, ::-1]
-        singular = singular[::-1]
-        self.values = tf.square(singular)
-        rank = tf.math.count_nonzero(there, dtype=tf.int32)
-        self.known = tf.range(tf.size(values)) + rank >= tf.size(values)
-        least = rows * np.finfo("float64").eps * tf.reduce_max(singular)
-        self.resolved = tf.reduce_all((singular > least) | ~self.known)
-        independent = rank == tf.math.count_nonzero(
+        singular_values = singular_values[::-1]
+        self.values = tf.square(singular_values)
+        rank = tf.math.count_nonzero(is_nonzero, dtype=tf.int32)
+        # Ascending order: those that are not zero are the last `rank`.
+        self.nonzero = tf.range(tf.size(values)) + rank >= tf.size(values)
+        threshold = (
+            rows * np.finfo("float64").eps * tf.reduce_max(singular_values)
+        )
+        self.resolved = tf.reduce_all(
+            (singular_values > threshold) | ~self.nonzero
+        )
+        is_independent = rank == tf.math.count_nonzero(
             self._lengths > 0, dtype=tf.int32
         )
-        self._of_cosines = vectors, kept, independent
+        self._cosine_spectrum = vectors, nonzero_values, is_independent
 
     def times(self, vector, power):
         """Return the power of the matrix times a vector, (m,)."""
-        values = tf.where(self.known, self.values, tf.zeros_like(self.values))
-        return _times(self._vectors, values, vector, power)
+        values = tf.where(self.nonzero, self.values, tf.zeros_like(self.values))
+        return _power_times(self._vectors, values, vector, power)
 
     def solve(self, vector):
         """Return the pseudoinverse times a vector, (m,); whether it is known.
 
         Of independent rows it is exact for lengths that differ by any factor.
         """
-        vectors, values, independent = self._of_cosines
+        vectors, values, is_independent = self._cosine_spectrum
         inverse = tf.math.divide_no_nan(
             tf.ones_like(self._lengths), self._lengths
         )
-        exact = inverse * _times(vectors, values, inverse * vector, -1.0)
-        found = tf.where(independent, exact, self.times(vector, -1.0))
-        return found, independent | self.resolved
+        exact = inverse * _power_times(vectors, values, inverse * vector, -1.0)
+        solution = tf.where(is_independent, exact, self.times(vector, -1.0))
+        return solution, is_independent | self.resolved
 
 
-def _times(vectors, values, vector, power):
+def _power_times(vectors, values, vector, power):
     """Return a power of a matrix times a vector; eigenvalues of 0 stay."""
     safe = tf.where(values > 0, values, tf.ones_like(values))
     powers = tf.where(values > 0, safe**power, tf.zeros_like(values))
-    turned = tf.linalg.matvec(vectors, vector, transpose_a=True)
-    return tf.linalg.matvec(vectors, powers * turned)
+    coordinates = tf.linalg.matvec(vectors, vector, transpose_a=True)
+    return tf.linalg.matvec(vectors, powers * coordinates)
 
 
 # Gramians in units of their trace.
 
 
 #: The least eigenvalue of a matrix with the trace 1, to have an inverse.
-LEAST = 1e-9
+MIN_EIGENVALUE = 1e-9
 
 
-def normalized(gramian, least):
-    """Return a Gramian divided by its trace; zero where that is below least."""
+def normalized(gramian, min_trace):
+    """Return a Gramian over its trace, or zero if that is below `min_trace`."""
     trace = tf.linalg.trace(gramian)
-    small = trace < least
-    safe = tf.where(small | (trace <= 0), tf.ones_like(trace), trace)
-    return tf.where(small, tf.zeros_like(gramian), gramian / safe)
+    is_small = trace < min_trace
+    safe_trace = tf.where(is_small | (trace <= 0), tf.ones_like(trace), trace)
+    return tf.where(is_small, tf.zeros_like(gramian), gramian / safe_trace)
 
 
-def definite(gramian):
+def regularized(gramian):
     """Return a Gramian in float64 that has an inverse.
 
-    The eigenvalues of the rows' cosines become `LEAST` of their sum or more,
-    so that a short gradient counts beside a long one. A row of zeros counts as
-    one that is far shorter than all others.
+    The eigenvalues of the rows' cosines are raised to at least `MIN_EIGENVALUE`
+    of their sum, so that a short gradient counts beside a long one. A row of
+    zeros counts as one that is far shorter than all others.
     """
     # Rounding makes some negative, where gradients depend on each other.
-    least = max(LEAST, rounding(gramian))
-    lengths, cosines = units_of(gramian)
-    there = lengths > 0
-    shortest = tf.reduce_min(tf.where(there, lengths, _infinite(lengths)))
+    min_share = max(MIN_EIGENVALUE, machine_epsilon(gramian))
+    lengths, cosines = lengths_and_cosines(gramian)
+    is_nonzero = lengths > 0
+    shortest = tf.reduce_min(tf.where(is_nonzero, lengths, _infinite(lengths)))
     shortest = tf.where(tf.math.is_finite(shortest), shortest, 1.0)
-    lengths = tf.where(there, lengths, LEAST * shortest)
+    lengths = tf.where(is_nonzero, lengths, MIN_EIGENVALUE * shortest)
     cosines = tf.linalg.set_diag(cosines, tf.ones_like(lengths))
     values, vectors = eigh(cosines)
     rows = tf.cast(tf.size(lengths), tf.float64)
-    raised = tf.maximum(values, least * rows)
-    added = tf.matmul(vectors * (raised - values), vectors, transpose_b=True)
-    cosines += (added + tf.transpose(added)) / 2
+    raised = tf.maximum(values, min_share * rows)
+    correction = tf.matmul(
+        vectors * (raised - values), vectors, transpose_b=True
+    )
+    cosines += (correction + tf.transpose(correction)) / 2
     return cosines * lengths * lengths[:, None]
 
 
-def _infinite(like):
-    return tf.fill(tf.shape(like), tf.constant(math.inf, like.dtype))
+def _infinite(tensor):
+    return tf.fill(tf.shape(tensor), tf.constant(math.inf, tensor.dtype))

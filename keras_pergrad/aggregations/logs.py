@@ -10,41 +10,45 @@ from keras_pergrad.keras_internals.fit.train_function import Variant
 from keras_pergrad.keras_internals.replicas import replicas
 
 
-def named(loss, values):
+def prefixed(loss, values):
     """Return values by their names in the logs, prefixed by that of a loss."""
-    before = f"{loss}_" if loss else ""
-    return {before + name: value for name, value in values.items()}
+    prefix = f"{loss}_" if loss else ""
+    return {prefix + name: value for name, value in values.items()}
 
 
 class Logs:
     """The running values of a mode's statistics, apart from the metrics."""
 
     def __init__(self, metrics):
-        self._makers = metrics
+        self._metric_classes = metrics
         self._metrics = {
-            name: make(name=name) for name, make in metrics.items()
+            name: metric_class(name=name)
+            for name, metric_class in metrics.items()
         }
-        self._of_losses = {}
+        self._loss_logs = {}
 
     def add(self, metrics):
         """Have more values, whose names only a built model tells."""
-        for name, make in metrics.items():
+        for name, metric_class in metrics.items():
             if name not in self._metrics:
-                self._makers = {**self._makers, name: make}
+                self._metric_classes = {
+                    **self._metric_classes,
+                    name: metric_class,
+                }
                 with tf.init_scope():
-                    self._metrics[name] = make(name=name)
+                    self._metrics[name] = metric_class(name=name)
 
     def of_loss(self, name=None):
         """Return the logs of one of a step's losses, with the loss itself."""
-        if name not in self._of_losses:
-            metrics = {"loss": keras.metrics.Mean, **self._makers}
+        if name not in self._loss_logs:
+            metrics = {"loss": keras.metrics.Mean, **self._metric_classes}
             with tf.init_scope():
-                self._of_losses[name] = Logs(named(name, metrics))
-        return self._of_losses[name]
+                self._loss_logs[name] = Logs(prefixed(name, metrics))
+        return self._loss_logs[name]
 
     def reset(self):
         """Forget all values, as an epoch begins."""
-        for logs in self._of_losses.values():
+        for logs in self._loss_logs.values():
             logs.reset()
         for metric in self._metrics.values():
             metric.reset_state()
@@ -102,9 +106,9 @@ class RatioOfMeans(keras.metrics.Metric):
         self.denominators.assign_add(values[1])
 
     def result(self):
-        below = tf.convert_to_tensor(self.denominators)
-        nan = tf.constant(float("nan"), below.dtype)
-        return tf.where(below > 0, self.numerators / below, nan)
+        denominators = tf.convert_to_tensor(self.denominators)
+        nan = tf.constant(float("nan"), denominators.dtype)
+        return tf.where(denominators > 0, self.numerators / denominators, nan)
 
 
 STATISTICS = {
@@ -115,24 +119,24 @@ STATISTICS = {
 
 
 @contextlib.contextmanager
-def watched(model):
+def log_statistics(model):
     """Have the mode of a `PerGradModel` log its statistics while open."""
     mode, logs = model._gradient_mode, model._gradient_logs
     if not mode.can_be_watched or mode.is_watched:
         yield
         return
     # A copy: several models may have been given this mode.
-    model._gradient_mode = own_mode = copy.copy(mode)
-    own_mode.is_watched = True
-    if model._watched is None:
+    model._gradient_mode = watched_mode = copy.copy(mode)
+    watched_mode.is_watched = True
+    if model._watch_logs is None:
         with replicas.scope_of(model):
-            model._watched = Logs(own_mode.log_metrics), Variant()
-    model._gradient_logs, variant = model._watched
+            model._watch_logs = Logs(watched_mode.log_metrics), Variant()
+    model._gradient_logs, variant = model._watch_logs
     variant.use(model)
     try:
         yield
     finally:
         # If it was compiled again, that mode counts.
-        if model._gradient_mode is own_mode:
+        if model._gradient_mode is watched_mode:
             model._gradient_mode, model._gradient_logs = mode, logs
             variant.put_back(model)

@@ -7,15 +7,18 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
 from keras_pergrad.aggregations.gramian import (
-    CANCELS,
+    CANCELLATION,
     GramianAggregation,
     Spectrum,
+    checked_preference,
+    lengths_and_cosines,
     normalized,
-    preferences,
-    units_of,
-    weights_of,
+    row_weights,
 )
-from keras_pergrad.aggregations.programs import complementary, require_solved
+from keras_pergrad.aggregations.programs import (
+    require_solved,
+    solve_complementarity,
+)
 from keras_pergrad.common.numbers import (
     number_at_least_zero,
     positive_number,
@@ -37,7 +40,7 @@ class UPGrad(GramianAggregation):
     multi-objective optimization", arXiv 2406.16232. With G the Gramian divided
     by its trace, plus `reg_eps` on the diagonal, w = Σ p_i v_i, where v_i
     solves the quadratic program min vᵀ G v, v ≥ e_i. It is solved exactly, in
-    the graph (`gramian.pivoting`), for all i at once, in about m⁴ / 10
+    the graph (`programs.py`), for all i at once, in about m⁴ / 10
     operations.
 
     By name `"upgrad"`.
@@ -80,21 +83,23 @@ class UPGrad(GramianAggregation):
         norm_eps: float = 0.0,
         reg_eps: float = 1e-4,
     ):
-        self.preference = preferences(preference)
+        self.preference = checked_preference(preference)
         self.norm_eps = number_at_least_zero("norm_eps", norm_eps)
         self.reg_eps = positive_number("reg_eps", reg_eps)
 
     def gramian_weights(self, gramian, present=None):
-        preference = weights_of(self.preference, gramian, present)
-        scaled = normalized(tf.cast(gramian, tf.float64), self.norm_eps)
-        diagonal = tf.linalg.diag_part(scaled)
-        regular = tf.linalg.set_diag(scaled, diagonal + self.reg_eps)
-        others = tf.linalg.set_diag(
-            tf.ones_like(regular, tf.bool), tf.zeros_like(diagonal, tf.bool)
+        preference = row_weights(self.preference, gramian, present)
+        normed = normalized(tf.cast(gramian, tf.float64), self.norm_eps)
+        diagonal = tf.linalg.diag_part(normed)
+        regularized = tf.linalg.set_diag(normed, diagonal + self.reg_eps)
+        off_diagonal = tf.linalg.set_diag(
+            tf.ones_like(regularized, tf.bool), tf.zeros_like(diagonal, tf.bool)
         )
-        added, solved = complementary(regular, regular, others)
+        corrections, solved = solve_complementarity(
+            regularized, regularized, off_diagonal
+        )
         weights = preference + tf.linalg.matvec(
-            added, preference, transpose_a=True
+            corrections, preference, transpose_a=True
         )
         return require_solved(self, solved, weights)
 
@@ -111,7 +116,7 @@ aggregations.register("upgrad", UPGrad)
 # Each gradient without its part against the others: PCGrad.
 
 
-STEPS = "steps"
+STEP_COUNT = "steps"
 
 
 class PCGrad(GramianAggregation):
@@ -166,7 +171,7 @@ class PCGrad(GramianAggregation):
         self._step = 0
 
     def make_state(self, before=None):
-        state = AggregationState(self.seed, **{STEPS: 0})
+        state = AggregationState(self.seed, **{STEP_COUNT: 0})
         if isinstance(before, AggregationState):
             state.go_on_from(before)
         return state
@@ -174,24 +179,25 @@ class PCGrad(GramianAggregation):
     def at(self, state):
         if state is None:
             return self
-        now = copy.copy(self)
-        now._step = tf.convert_to_tensor(getattr(state, STEPS))
-        return now
+        current = copy.copy(self)
+        current._step = tf.convert_to_tensor(getattr(state, STEP_COUNT))
+        return current
 
     def finish(self, gradients, n, state=None):
         if state is not None:
-            state.advance(STEPS)
+            state.advance(STEP_COUNT)
         return gradients
 
     def order(self, m):
         """Return for each row the order of all rows, (m, m) of int32."""
         # XLA draws other numbers than TensorFlow does; these are the same.
-        drawn = tf.cast(tf.range(m * m), tf.uint64)
-        numbers: Any = self._step, self.seed
-        for number in numbers:
-            drawn = _mixed(drawn + _mixed(tf.cast(number, tf.uint64)))
-        drawn = tf.cast(tf.bitwise.right_shift(drawn, _number(11)), tf.int64)
-        return tf.argsort(tf.reshape(drawn, [m, m]), stable=True)
+        bits = tf.cast(tf.range(m * m), tf.uint64)
+        keys: Any = self._step, self.seed
+        for key in keys:
+            bits = _hashed(bits + _hashed(tf.cast(key, tf.uint64)))
+        # Without the highest bits the cast to int64 keeps the order.
+        bits = tf.cast(tf.bitwise.right_shift(bits, _uint64(11)), tf.int64)
+        return tf.argsort(tf.reshape(bits, [m, m]), stable=True)
 
     def gramian_weights(self, gramian, present=None):
         gramian = tf.cast(gramian, tf.float64)
@@ -199,18 +205,19 @@ class PCGrad(GramianAggregation):
         rows = tf.range(m)
         # In step k each row i meets row orders[k, i], unless it is itself.
         orders = tf.transpose(self.order(m))
-        places = orders + rows * m
+        flat_indices = orders + rows * m
         lengths = tf.gather(tf.linalg.diag_part(gramian), orders)
+        # A row that meets itself is divided by infinity: nothing changes.
         infinite = tf.constant(float("inf"), gramian.dtype)
         lengths = tf.where(orders == rows, infinite, lengths)
 
         def step(k, products, total):
-            others = orders[k]
-            against = tf.gather(tf.reshape(products, [-1]), places[k])
-            against = tf.minimum(against, 0)
-            change = -tf.math.divide_no_nan(against, lengths[k])
-            products += change[:, None] * tf.gather(gramian, others)
-            total += tf.math.unsorted_segment_sum(change, others, m)
+            partners = orders[k]
+            conflicts = tf.gather(tf.reshape(products, [-1]), flat_indices[k])
+            conflicts = tf.minimum(conflicts, 0)
+            factors = -tf.math.divide_no_nan(conflicts, lengths[k])
+            products += factors[:, None] * tf.gather(gramian, partners)
+            total += tf.math.unsorted_segment_sum(factors, partners, m)
             products.set_shape(gramian.shape)
             total.set_shape(gramian.shape[:1])
             return k + 1, products, total
@@ -227,21 +234,21 @@ class PCGrad(GramianAggregation):
         return {"seed": self.seed}
 
 
-def _mixed(numbers):
+def _hashed(numbers):
     """Return other numbers of 64 bits, each from its own."""
     # SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-    mixed = numbers + _number(0x9E3779B97F4A7C15)
+    mixed = numbers + _uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = tf.bitwise.bitwise_xor(
-            mixed, tf.bitwise.right_shift(mixed, _number(shift))
+            mixed, tf.bitwise.right_shift(mixed, _uint64(shift))
         )
-        mixed *= _number(factor)
+        mixed *= _uint64(factor)
     return tf.bitwise.bitwise_xor(
-        mixed, tf.bitwise.right_shift(mixed, _number(31))
+        mixed, tf.bitwise.right_shift(mixed, _uint64(31))
     )
 
 
-def _number(value):
+def _uint64(value):
     return tf.constant(value, tf.uint64)
 
 
@@ -283,18 +290,20 @@ class IMTLG(GramianAggregation):
     """
 
     def gramian_weights(self, gramian, present=None):
-        lengths, _ = units_of(gramian)
-        found, known = Spectrum(gramian).solve(lengths)
+        lengths, _ = lengths_and_cosines(gramian)
+        solution, is_known = Spectrum(gramian).solve(lengths)
         # In units of 1 / length: without any, no direction has equal parts.
-        nothing = tf.reduce_max(tf.abs(found) * lengths) <= CANCELS
-        no_row = tf.reduce_all(lengths <= 0)
-        mean = weights_of(None, gramian, present)
-        instead = tf.where(no_row, mean, lengths)
-        found = tf.where(nothing, instead, found)
-        total = tf.reduce_sum(found)
-        known &= tf.abs(total) > CANCELS * tf.reduce_sum(tf.abs(found))
-        weights = tf.math.divide_no_nan(found, total)
-        return require_solved(self, known | no_row, weights)
+        vanishes = tf.reduce_max(tf.abs(solution) * lengths) <= CANCELLATION
+        all_zero = tf.reduce_all(lengths <= 0)
+        mean = row_weights(None, gramian, present)
+        fallback = tf.where(all_zero, mean, lengths)
+        solution = tf.where(vanishes, fallback, solution)
+        total = tf.reduce_sum(solution)
+        is_known &= tf.abs(total) > CANCELLATION * tf.reduce_sum(
+            tf.abs(solution)
+        )
+        weights = tf.math.divide_no_nan(solution, total)
+        return require_solved(self, is_known | all_zero, weights)
 
 
 aggregations.register("imtlg", IMTLG)

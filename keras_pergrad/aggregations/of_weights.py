@@ -7,18 +7,18 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
 from keras_pergrad.aggregations.gramian import (
-    CANCELS,
+    CANCELLATION,
     GramianAggregation,
     Spectrum,
-    definite,
-    preferences,
-    units_of,
-    weights_of,
+    checked_preference,
+    lengths_and_cosines,
+    regularized,
+    row_weights,
 )
 from keras_pergrad.aggregations.programs import (
-    complementary,
     require_solved,
     solve,
+    solve_complementarity,
 )
 from keras_pergrad.common.numbers import (
     number_at_least_zero,
@@ -79,42 +79,59 @@ class MGDA(GramianAggregation):
 
     def gramian_weights(self, gramian, present=None):
         if self.exact:
-            return self._solution(gramian, present)
+            return self._exact_weights(gramian, present)
         gramian = tf.cast(gramian, tf.float64)
-        nothing = tf.zeros([], gramian.dtype)
-        against = tf.zeros_like(gramian[0])
+        zero = tf.zeros([], gramian.dtype)
+        penalties = tf.zeros_like(gramian[0])
         if present is not None:
             infinite = tf.constant(math.inf, gramian.dtype)
-            against = tf.where(present, nothing, infinite)
-        places = tf.range(tf.shape(gramian)[0])
+            penalties = tf.where(present, zero, infinite)
+        row_indices = tf.range(tf.shape(gramian)[0])
         lengths = tf.linalg.diag_part(gramian)
 
-        def go_on(k, weights, step):
-            return (k < self.max_iterations) & (step >= self.epsilon)
+        def should_continue(k, weights, frank_wolfe_step):
+            return (k < self.max_iterations) & (
+                frank_wolfe_step >= self.epsilon
+            )
 
-        def step(k, weights, _):
+        def frank_wolfe_step(k, weights, _):
             products = tf.linalg.matvec(gramian, weights)
-            towards = tf.argmin(products + against, output_type=tf.int32)
-            a, c = tf.gather(products, towards), tf.gather(lengths, towards)
-            b = tf.tensordot(weights, products, 1)
-            length = tf.math.divide_no_nan(b - a, b + c - 2 * a)
-            length = tf.where(b <= a, nothing, length)
-            length = tf.where(c <= a, tf.ones_like(a), length)
-            target = tf.cast(places == towards, gramian.dtype)
-            weights = (1 - length) * weights + length * target
-            return k + 1, weights, length
+            target_row = tf.argmin(products + penalties, output_type=tf.int32)
+            target_product, target_length = (
+                tf.gather(products, target_row),
+                tf.gather(lengths, target_row),
+            )
+            current_length = tf.tensordot(weights, products, 1)
+            step_size = tf.math.divide_no_nan(
+                current_length - target_product,
+                current_length + target_length - 2 * target_product,
+            )
+            step_size = tf.where(
+                current_length <= target_product, zero, step_size
+            )
+            step_size = tf.where(
+                target_length <= target_product,
+                tf.ones_like(target_product),
+                step_size,
+            )
+            vertex = tf.cast(row_indices == target_row, gramian.dtype)
+            weights = (1 - step_size) * weights + step_size * vertex
+            return k + 1, weights, step_size
 
-        start = weights_of(None, gramian, present)
+        start = row_weights(None, gramian, present)
+        # An infinite first step, so that the loop begins.
         state = 0, start, tf.ones([], gramian.dtype) * math.inf
-        return tf.while_loop(go_on, step, state, parallel_iterations=1)[1]
+        return tf.while_loop(
+            should_continue, frank_wolfe_step, state, parallel_iterations=1
+        )[1]
 
-    def _solution(self, gramian, present):
+    def _exact_weights(self, gramian, present):
         # With v = w / ‖Σ w_i g_i‖² the conditions are G v ≥ 1, v ≥ 0, and
         # equality where v is positive.
-        matrix = definite(gramian)
+        matrix = regularized(gramian)
         ones = tf.ones_like(matrix[:1])
         allowed = None if present is None else present[None]
-        solution, solved = complementary(matrix, -ones, allowed)
+        solution, solved = solve_complementarity(matrix, -ones, allowed)
         total = tf.reduce_sum(solution)
         weights = tf.math.divide_no_nan(solution[0], total)
         return require_solved(self, solved, weights)
@@ -133,10 +150,10 @@ aggregations.register("mgda", MGDA)
 
 
 #: How many times the multiplier of Σ w = 1 is found anew, at most.
-MOST = 60
+MAX_ITERATIONS = 60
 #: When the length that it gives counts as the one that it should give, and
 #: when it does at the end, of gradients that are opposite but for rounding.
-CLOSE, AT_LAST = 1e-12, 1e-6
+TOLERANCE, FINAL_TOLERANCE = 1e-12, 1e-6
 
 
 class CAGrad(GramianAggregation):
@@ -183,84 +200,99 @@ class CAGrad(GramianAggregation):
         self.norm_eps = number_at_least_zero("norm_eps", norm_eps)
 
     def gramian_weights(self, gramian, present=None):
-        mean = weights_of(None, gramian, present)
+        mean = row_weights(None, gramian, present)
         if not self.c:
             return mean
-        lengths, cosines = units_of(gramian)
-        matrix = definite(gramian)
-        found, solved = _found(matrix, mean, lengths > 0, self.c)
-        parts = found * lengths
+        lengths, cosines = lengths_and_cosines(gramian)
+        matrix = regularized(gramian)
+        solution, solved = _dual_solution(matrix, mean, lengths > 0, self.c)
+        parts = solution * lengths
         squared = tf.tensordot(parts, tf.linalg.matvec(cosines, parts), 1)
         length = tf.sqrt(tf.maximum(squared, 0))
         if self.c < 1:  # The ball is without 0.
             improves = tf.constant(True)
         else:
             improves = length >= self.norm_eps * tf.reduce_sum(parts)
-        own = mean * lengths
-        squared = tf.tensordot(own, tf.linalg.matvec(cosines, own), 1)
+        mean_parts = mean * lengths
+        squared = tf.tensordot(
+            mean_parts, tf.linalg.matvec(cosines, mean_parts), 1
+        )
         # Around a mean of zero the ball is a point.
-        nothing = squared <= (CANCELS * tf.reduce_sum(own)) ** 2
-        weights = tf.where(improves, mean + found, tf.zeros_like(mean))
-        weights = tf.where(nothing, mean, weights)
-        return require_solved(self, solved | nothing, weights)
+        mean_is_zero = (
+            squared <= (CANCELLATION * tf.reduce_sum(mean_parts)) ** 2
+        )
+        weights = tf.where(improves, mean + solution, tf.zeros_like(mean))
+        weights = tf.where(mean_is_zero, mean, weights)
+        return require_solved(self, solved | mean_is_zero, weights)
 
     def get_config(self):
         return {"c": self.c, "norm_eps": self.norm_eps}
 
 
-def _found(matrix, mean, there, c):
+def _dual_solution(matrix, mean, is_nonzero, c):
     """Return v ≥ 0 with ‖Σ v_i g_i‖ = c ‖ḡ‖, along the dual's solution.
 
-    `there`: where false, v is 0.
+    `is_nonzero`: where false, v is 0.
     """
     # The conditions are, with b_i = ⟨g_i, ḡ⟩ and a multiplier μ,
     #     G v + b - μ ≥ 0,  v ≥ 0,  equality where v is positive.
     # The length of v grows with μ; on a set of positive v it is the root of a
     # square, A μ² - 2 B μ + C.
+    # In units of the rows' lengths: `solve` needs ones on the diagonal.
     roots = tf.sqrt(tf.linalg.diag_part(matrix))
     matrix = matrix / roots / roots[:, None]
-    ones = tf.where(there, 1 / roots, tf.zeros_like(roots))
+    ones = tf.where(is_nonzero, 1 / roots, tf.zeros_like(roots))
     mean = mean * roots
     b = tf.linalg.matvec(matrix, mean)
-    size = tf.tensordot(mean, b, 1)
-    wanted = c * tf.sqrt(size)
-    allowed = there[None]
-    unit = tf.reduce_max(ones)
+    mean_square = tf.tensordot(mean, b, 1)
+    target_length = c * tf.sqrt(mean_square)
+    allowed = is_nonzero[None]
+    unit_scale = tf.reduce_max(ones)
 
     def length_of(v):
         return tf.sqrt(tf.tensordot(v, tf.linalg.matvec(matrix, v), 1))
 
-    def go_on(k, low, high, mu, v, near):
-        return (k < MOST) & tf.logical_not(near)
+    def should_continue(k, low, high, mu, v, is_close):
+        return (k < MAX_ITERATIONS) & tf.logical_not(is_close)
 
-    def step(k, low, high, mu, v, near):
-        z, solved = complementary(matrix, (b - mu * ones)[None], allowed)
+    def step(k, low, high, mu, v, is_close):
+        z, solved = solve_complementarity(
+            matrix, (b - mu * ones)[None], allowed
+        )
         v = z[0]
         length = length_of(v)
-        near = solved & (tf.abs(length - wanted) <= CLOSE * wanted)
-        low = tf.where(length < wanted, mu, low)
-        high = tf.where(length < wanted, high, mu)
-        slope = solve(matrix, (ones / unit)[None], z > 0)[0] * unit
-        at_zero = mu * slope - v
+        is_close = solved & (
+            tf.abs(length - target_length) <= TOLERANCE * target_length
+        )
+        low = tf.where(length < target_length, mu, low)
+        high = tf.where(length < target_length, high, mu)
+        slope = solve(matrix, (ones / unit_scale)[None], z > 0)[0] * unit_scale
+        intercept = mu * slope - v
         a = tf.tensordot(ones, slope, 1)
-        half = tf.tensordot(ones, at_zero, 1)
-        rest = tf.tensordot(b, at_zero, 1)
-        root = tf.sqrt(tf.maximum(half**2 - a * (rest - wanted**2), 0))
-        guess = tf.math.divide_no_nan(half + root, a)
-        inside = (guess > low) & (guess < high)
-        mu = tf.where(inside, guess, (low + high) / 2)
-        return k + 1, low, high, mu, v, near
+        half_sum = tf.tensordot(ones, intercept, 1)
+        constant = tf.tensordot(b, intercept, 1)
+        root = tf.sqrt(
+            tf.maximum(half_sum**2 - a * (constant - target_length**2), 0)
+        )
+        root_guess = tf.math.divide_no_nan(half_sum + root, a)
+        is_inside = (root_guess > low) & (root_guess < high)
+        mu = tf.where(is_inside, root_guess, (low + high) / 2)
+        return k + 1, low, high, mu, v, is_close
 
-    places = tf.where(there, b * roots, _infinite(b))
-    low, high = tf.reduce_min(places), size * (1 + c)
-    state = 0, low, high, high, tf.zeros_like(b), wanted <= 0
-    *_, v, _ = tf.while_loop(go_on, step, state, parallel_iterations=1)
-    return v / roots, tf.abs(length_of(v) - wanted) <= AT_LAST * wanted
+    lower_bounds = tf.where(is_nonzero, b * roots, _infinite(b))
+    low, high = tf.reduce_min(lower_bounds), mean_square * (1 + c)
+    state = 0, low, high, high, tf.zeros_like(b), target_length <= 0
+    *_, v, _ = tf.while_loop(
+        should_continue, step, state, parallel_iterations=1
+    )
+    return v / roots, tf.abs(
+        length_of(v) - target_length
+    ) <= FINAL_TOLERANCE * target_length
 
 
-def _infinite(like):
+def _infinite(tensor):
     """Return infinities of the shape and type of a tensor."""
-    return tf.fill(tf.shape(like), tf.constant(float("inf"), like.dtype))
+    return tf.fill(tf.shape(tensor), tf.constant(float("inf"), tensor.dtype))
 
 
 aggregations.register("cagrad", CAGrad)
@@ -314,7 +346,7 @@ class AlignedMTL(GramianAggregation):
         preference: list[float] | None = None,
         scale_mode: Literal["min", "median", "rmse"] = "min",
     ):
-        self.preference = preferences(preference)
+        self.preference = checked_preference(preference)
         if scale_mode not in SCALES:
             raise ValueError(
                 f"`scale_mode` must be one of {SCALES}. Received: "
@@ -323,28 +355,28 @@ class AlignedMTL(GramianAggregation):
         self.scale_mode = scale_mode
 
     def gramian_weights(self, gramian, present=None):
-        preferred = weights_of(self.preference, gramian, present)
+        preference = row_weights(self.preference, gramian, present)
         spectrum = Spectrum(gramian)
-        aligned = spectrum.times(preferred, -0.5) * tf.sqrt(
+        aligned = spectrum.times(preference, -0.5) * tf.sqrt(
             self._scale(spectrum)
         )
         # Where their mean is zero, so is the one of those made orthogonal.
-        least = CANCELS * tf.reduce_max(preferred)
-        nothing = tf.reduce_max(tf.abs(aligned)) <= least
-        weights = tf.where(nothing, preferred, aligned)
+        threshold = CANCELLATION * tf.reduce_max(preference)
+        vanishes = tf.reduce_max(tf.abs(aligned)) <= threshold
+        weights = tf.where(vanishes, preference, aligned)
         return require_solved(self, spectrum.resolved, weights)
 
     def _scale(self, spectrum):
         # Ascending: those that are not zero come last.
         values = spectrum.values
-        count = tf.reduce_sum(tf.cast(spectrum.known, tf.int32))
+        count = tf.reduce_sum(tf.cast(spectrum.nonzero, tf.int32))
         first = tf.size(values) - tf.maximum(count, 1)
         if self.scale_mode == "min":
             return tf.gather(values, first)
         if self.scale_mode == "median":
             return tf.gather(values, first + (tf.maximum(count, 1) - 1) // 2)
-        known = tf.where(spectrum.known, values, tf.zeros_like(values))
-        return tf.reduce_sum(known) / tf.cast(
+        nonzero = tf.where(spectrum.nonzero, values, tf.zeros_like(values))
+        return tf.reduce_sum(nonzero) / tf.cast(
             tf.maximum(count, 1), values.dtype
         )
 

@@ -21,12 +21,12 @@ from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 
 #: Parts of the matrix are held where they have no more numbers, of 8 bytes.
-MOST_HELD = 2**22
+MAX_PART_NUMBERS = 2**22
 #: Where the squared residual of conjugate gradients is no rounding any more.
 RESIDUAL = 1e-26
 
 
-def solve(matrix, right, free):
+def solve(matrix, right_side, free):
     """Return x of M x = b in the free variables of each row, else zero.
 
     Args:
@@ -34,74 +34,90 @@ def solve(matrix, right, free):
         right: (r, m), a right-hand side b in each row, with numbers of about 1.
         free: (r, m) booleans.
     """
-    right = tf.where(free, right, tf.zeros_like(right))
-    if in_xla():  # It is slow at roots of matrices.
-        return _by_steps(matrix, right, free)
+    right_side = tf.where(free, right_side, tf.zeros_like(right_side))
+    if in_xla():  # Its Cholesky decomposition is slow.
+        return _solve_by_conjugate_gradients(matrix, right_side, free)
     counts = tf.math.count_nonzero(free, 1, dtype=tf.int32)
-    most = tf.maximum(tf.reduce_max(counts), 1)
-    held = tf.cast(tf.size(counts), tf.int64) * tf.cast(most, tf.int64) ** 2
+    most_free = tf.maximum(tf.reduce_max(counts), 1)
+    part_numbers = (
+        tf.cast(tf.size(counts), tf.int64) * tf.cast(most_free, tf.int64) ** 2
+    )
     return tf.cond(
-        held <= MOST_HELD,
-        lambda: _by_roots(matrix, right, free, counts, most),
-        lambda: _by_steps(matrix, right, free),
+        part_numbers <= MAX_PART_NUMBERS,
+        lambda: _solve_by_cholesky(matrix, right_side, free, counts, most_free),
+        lambda: _solve_by_conjugate_gradients(matrix, right_side, free),
     )
 
 
-def _by_roots(matrix, right, free, counts, most):
+def _solve_by_cholesky(matrix, right_side, free, counts, most_free):
     """Return the solutions from Cholesky's roots of the parts in use."""
-    rows, m = tf.unstack(tf.shape(right))
+    rows, m = tf.unstack(tf.shape(right_side))
     # The free ones come first; behind them a part is the identity.
-    _, places = tf.math.top_k(tf.cast(free, tf.int32), most)
-    there = tf.range(most) < counts[:, None]
-    outside = tf.where(there, places, m)
+    _, free_indices = tf.math.top_k(tf.cast(free, tf.int32), most_free)
+    is_used = tf.range(most_free) < counts[:, None]
+    # Rows with fewer free variables point at the zeros of a border.
+    bordered_indices = tf.where(is_used, free_indices, m)
     bordered = tf.reshape(tf.pad(matrix, [[0, 1], [0, 1]]), [-1])
-    pairs = outside[:, :, None] * (m + 1) + outside[:, None, :]
+    pairs = (
+        bordered_indices[:, :, None] * (m + 1) + bordered_indices[:, None, :]
+    )
     parts = tf.gather(bordered, pairs)
+    # Of the matrix the diagonal is 1 already; of the border it becomes so.
     parts = tf.linalg.set_diag(parts, tf.ones_like(parts[:, 0]))
     root = tf.linalg.cholesky(parts)
-    right = tf.gather(right, places, batch_dims=1)
-    solved = tf.linalg.cholesky_solve(root, right[:, :, None])
-    flat = tf.reshape(tf.range(rows)[:, None] * m + places, [-1, 1])
-    x = tf.scatter_nd(flat, tf.reshape(solved, [-1]), [rows * m])
+    right_side = tf.gather(right_side, free_indices, batch_dims=1)
+    solutions = tf.linalg.cholesky_solve(root, right_side[:, :, None])
+    flat = tf.reshape(tf.range(rows)[:, None] * m + free_indices, [-1, 1])
+    x = tf.scatter_nd(flat, tf.reshape(solutions, [-1]), [rows * m])
     return tf.reshape(x, [rows, m])
 
 
-def _by_steps(matrix, right, free):
+def _solve_by_conjugate_gradients(matrix, right_side, free):
     """Return the solutions by conjugate gradients, of all rows at a time."""
-    limit = 100 + 10 * tf.shape(right)[1]
+    limit = 100 + 10 * tf.shape(right_side)[1]
 
     def squares(residual):
         return tf.reduce_sum(tf.square(residual), 1, keepdims=True)
 
-    def go_on(k, x, residual, direction, size):
-        return (k < limit) & (tf.reduce_max(size) > RESIDUAL)
+    def should_continue(k, x, residual, direction, squared_residual):
+        return (k < limit) & (tf.reduce_max(squared_residual) > RESIDUAL)
 
-    def step(k, x, residual, direction, size):
-        image = tf.matmul(direction, matrix)
-        image = tf.where(free, image, tf.zeros_like(image))
-        along = tf.reduce_sum(direction * image, 1, keepdims=True)
-        length = tf.math.divide_no_nan(size, along)
-        x += length * direction
-        residual -= length * image
-        new = squares(residual)
-        direction = residual + tf.math.divide_no_nan(new, size) * direction
-        return k + 1, x, residual, direction, new
+    def step(k, x, residual, direction, squared_residual):
+        product = tf.matmul(direction, matrix)
+        # So directions and residuals stay zero where x is not free.
+        product = tf.where(free, product, tf.zeros_like(product))
+        curvature = tf.reduce_sum(direction * product, 1, keepdims=True)
+        step_size = tf.math.divide_no_nan(squared_residual, curvature)
+        x += step_size * direction
+        residual -= step_size * product
+        new_squared = squares(residual)
+        direction = (
+            residual
+            + tf.math.divide_no_nan(new_squared, squared_residual) * direction
+        )
+        return k + 1, x, residual, direction, new_squared
 
-    state = 0, tf.zeros_like(right), right, right, squares(right)
-    return tf.while_loop(go_on, step, state, parallel_iterations=1)[1]
+    state = (
+        0,
+        tf.zeros_like(right_side),
+        right_side,
+        right_side,
+        squares(right_side),
+    )
+    return tf.while_loop(should_continue, step, state, parallel_iterations=1)[1]
 
 
 # A first guess of which variables of many programs are positive.
 
 
 #: Steps of the accelerated gradient, each of one product of matrices.
-STEPS = 20
+GUESS_STEPS = 20
 #: A guess for fewer problems takes longer than the exchanges that it saves.
-MANY = 9
+MIN_PROBLEMS = 9
 
 
 def first_guess(matrix, q, allowed):
-    """Return where z of `complementary` seems to be positive, (r, m).
+    """Return where z of `solve_complementarity` seems to be positive, (r, m).
 
     Nothing relies on it: the exchanges go on from it.
 
@@ -111,41 +127,43 @@ def first_guess(matrix, q, allowed):
         allowed: (r, m) booleans; where false z is zero.
     """
     negative = (q < 0) & allowed
-    if q.shape[0] is not None and q.shape[0] < MANY:
+    if q.shape[0] is not None and q.shape[0] < MIN_PROBLEMS:
         return negative
     # (Σ λ¹⁶)^(1/16) is no less than the largest eigenvalue λ, and at most
     # m^(1/16) times it.
-    power = matrix
+    matrix_power = matrix
     for _ in range(3):
-        power = tf.matmul(power, power)
-    bound = tf.norm(power) ** 0.125
+        matrix_power = tf.matmul(matrix_power, matrix_power)
+    bound = tf.norm(matrix_power) ** 0.125
     rows, m = tf.unstack(tf.shape(q))
     # Where one direction has most of the matrix, the steps are too short, and
     # the signs of q tell more.
-    helps = (rows >= MANY) & (bound < tf.cast(m, bound.dtype) / 2)
+    helps = (rows >= MIN_PROBLEMS) & (bound < tf.cast(m, bound.dtype) / 2)
     return tf.cond(
         helps,
-        lambda: _projected_steps(matrix, q, allowed, bound),
+        lambda: _guess_by_fista(matrix, q, allowed, bound),
         lambda: negative,
     )
 
 
-def _projected_steps(matrix, q, allowed, bound):
+def _guess_by_fista(matrix, q, allowed, bound):
     """Return where z is positive after steps of ½ zᵀ M z + qᵀ z."""
     # FISTA (Beck and Teboulle, SIAM J. Imaging Sci. 2, 2009). Single precision
     # is enough for a guess.
-    one = tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)
-    ahead = tf.cast(one - matrix / bound, tf.float32)
+    identity = tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)
+    step_matrix = tf.cast(identity - matrix / bound, tf.float32)
     constant = tf.cast(q / bound, tf.float32)
     mask = tf.cast(allowed, tf.float32)
-    before = here = tf.zeros_like(constant)
-    speed = 1.0
-    for _ in range(STEPS):
-        new = tf.nn.relu(tf.matmul(here, ahead) - constant) * mask
-        faster = (1 + (1 + 4 * speed**2) ** 0.5) / 2
-        here = new + (speed - 1) / faster * (new - before)
-        before, speed = new, faster
-    return before > 0
+    previous = point = tf.zeros_like(constant)
+    momentum = 1.0
+    for _ in range(GUESS_STEPS):
+        next_point = tf.nn.relu(tf.matmul(point, step_matrix) - constant) * mask
+        next_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        point = next_point + (momentum - 1) / next_momentum * (
+            next_point - previous
+        )
+        previous, momentum = next_point, next_momentum
+    return previous > 0
 
 
 # Linear complementarity problems of one matrix, solved exactly.
@@ -169,7 +187,7 @@ TOLERANCE = 1e-11
 PATIENCE = 3
 
 
-def complementary(matrix, q, allowed=None):
+def solve_complementarity(matrix, q, allowed=None):
     """Return z, in the shape of `q`, and whether all problems are solved.
 
     They are not if 100 + 10 m exchanges did not do.
@@ -186,45 +204,51 @@ def complementary(matrix, q, allowed=None):
     sizes = tf.reduce_max(tf.abs(scaled), 1, keepdims=True)
     scaled = tf.math.divide_no_nan(scaled, sizes)
     matrix = matrix / roots / roots[:, None]
-    z, solved = _scaled(matrix, scaled, allowed)
+    z, solved = _solve_scaled(matrix, scaled, allowed)
     return z * sizes / roots, solved
 
 
-def _scaled(matrix, q, allowed):
-    everywhere = tf.ones_like(q, tf.bool)
-    free = first_guess(matrix, q, everywhere if allowed is None else allowed)
+def _solve_scaled(matrix, q, allowed):
+    all_allowed = tf.ones_like(q, tf.bool)
+    free = first_guess(matrix, q, all_allowed if allowed is None else allowed)
     count, m = tf.unstack(tf.shape(q))
     limit = 100 + 10 * m
 
-    def go_on(k, unsolved, *_):
+    def should_continue(k, unsolved, *_):
         return (k < limit) & (unsolved > 0)
 
     def exchange(k, unsolved, rows, free, z, fewest, patience):
-        own, own_q = tf.gather(free, rows), tf.gather(q, rows)
-        solved = solve(matrix, -own_q, own)
-        slack = tf.matmul(solved, matrix) + own_q
-        wrong = tf.where(own, solved, slack) < -TOLERANCE
+        row_free, row_q = tf.gather(free, rows), tf.gather(q, rows)
+        solved = solve(matrix, -row_q, row_free)
+        slack = tf.matmul(solved, matrix) + row_q
+        wrong = tf.where(row_free, solved, slack) < -TOLERANCE
         if allowed is not None:
             wrong &= tf.gather(allowed, rows)
-        signs = tf.math.count_nonzero(wrong, 1, dtype=tf.int32)
-        before, left = tf.gather(fewest, rows), tf.gather(patience, rows)
-        left = tf.where(signs < before, PATIENCE, left - 1)
-        last = m - 1 - tf.argmax(wrong[:, ::-1], 1, tf.int32)
-        single = wrong & (tf.range(m) == last[:, None])
-        wrong = tf.where(left[:, None] >= 0, wrong, single)
-        changes = (
-            (free, own ^ wrong),
+        wrong_counts = tf.math.count_nonzero(wrong, 1, dtype=tf.int32)
+        previous_fewest, remaining = (
+            tf.gather(fewest, rows),
+            tf.gather(patience, rows),
+        )
+        remaining = tf.where(
+            wrong_counts < previous_fewest, PATIENCE, remaining - 1
+        )
+        # The last wrong one: `argmax` finds the first in reversed order.
+        last_wrong = m - 1 - tf.argmax(wrong[:, ::-1], 1, tf.int32)
+        single = wrong & (tf.range(m) == last_wrong[:, None])
+        wrong = tf.where(remaining[:, None] >= 0, wrong, single)
+        updates = (
+            (free, row_free ^ wrong),
             (z, solved),
-            (fewest, tf.minimum(signs, before)),
-            (patience, left),
+            (fewest, tf.minimum(wrong_counts, previous_fewest)),
+            (patience, remaining),
         )
         state = [
             tf.tensor_scatter_nd_update(tensor, rows[:, None], value)
-            for tensor, value in changes
+            for tensor, value in updates
         ]
-        unsolved = tf.math.count_nonzero(signs, dtype=tf.int32)
+        unsolved = tf.math.count_nonzero(wrong_counts, dtype=tf.int32)
         if not in_xla():  # where all shapes are known beforehand
-            rows = tf.boolean_mask(rows, signs > 0)
+            rows = tf.boolean_mask(rows, wrong_counts > 0)
         return k + 1, unsolved, rows, *state
 
     state = (
@@ -240,8 +264,9 @@ def _scaled(matrix, q, allowed):
     if not in_xla():
         shapes[2] = tf.TensorShape([None])
     _, unsolved, _, _, z, *_ = tf.while_loop(
-        go_on, exchange, state, tuple(shapes), parallel_iterations=1
+        should_continue, exchange, state, tuple(shapes), parallel_iterations=1
     )
+    # Within the tolerance z may be just below zero.
     return tf.maximum(z, tf.zeros([], z.dtype)), unsolved <= 0
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.aggregations.gramian import GramianAggregation, weights_of
+from keras_pergrad.aggregations.gramian import GramianAggregation, row_weights
 from keras_pergrad.common.numbers import positive_integer, positive_number
 
 # Distances between gradients, from their inner products.
@@ -59,8 +59,8 @@ class Krum(GramianAggregation):
 
     def __init__(self, n_byzantine: int = 1, n_selected: int = 1):
         # No gradient that may be anything is sensible, too.
-        none = type(n_byzantine) is int and n_byzantine == 0
-        if not none:
+        is_zero = type(n_byzantine) is int and n_byzantine == 0
+        if not is_zero:
             n_byzantine = positive_integer("n_byzantine", n_byzantine)
         self.n_byzantine = n_byzantine
         self.n_selected = positive_integer("n_selected", n_selected)
@@ -73,27 +73,28 @@ class Krum(GramianAggregation):
     def gramian_weights(self, gramian, present=None):
         gramian = tf.cast(gramian, tf.float64)
         m = tf.shape(gramian)[0]
-        known = m
+        present_count = m
         distances = tf.sqrt(squared_distances(gramian))
         infinite = tf.constant(math.inf, gramian.dtype)
         if present is not None:
-            known = tf.math.count_nonzero(present, dtype=tf.int32)
-            both = present[:, None] & present[None, :]
-            distances = tf.where(both, distances, infinite)
-        enough = known >= self.fewest
+            present_count = tf.math.count_nonzero(present, dtype=tf.int32)
+            both_present = present[:, None] & present[None, :]
+            distances = tf.where(both_present, distances, infinite)
+        enough = present_count >= self.fewest
         text = _TOO_FEW.format(self, self.fewest)
-        check = tf.debugging.Assert(enough, [text, known])
+        check = tf.debugging.Assert(enough, [text, present_count])
         with tf.control_dependencies([check] if check is not None else []):
             # The first is that of the row to itself.
             nearest = tf.sort(distances, axis=1)
-        count = known - self.n_byzantine - 2
-        counted = (tf.range(m) >= 1) & (tf.range(m) <= count)
-        scores = tf.where(counted, nearest, tf.zeros_like(nearest))
+        neighbour_count = present_count - self.n_byzantine - 2
+        is_neighbour = (tf.range(m) >= 1) & (tf.range(m) <= neighbour_count)
+        scores = tf.where(is_neighbour, nearest, tf.zeros_like(nearest))
         scores = tf.reduce_sum(scores, 1)
         if present is not None:
             scores = tf.where(present, scores, infinite)
-        places = tf.argsort(tf.argsort(scores, stable=True), stable=True)
-        chosen = enough & (places < self.n_selected)
+        # Twice sorted gives ranks; of equal scores the first row wins.
+        ranks = tf.argsort(tf.argsort(scores, stable=True), stable=True)
+        chosen = enough & (ranks < self.n_selected)
         return tf.cast(chosen, gramian.dtype) / self.n_selected
 
     def get_config(self):
@@ -115,7 +116,7 @@ _TOO_FEW = (
 
 
 #: The steps end where no weight changes by more.
-STILL = 1e-10
+MIN_CHANGE = 1e-10
 
 
 class GeometricMedian(GramianAggregation):
@@ -158,31 +159,41 @@ class GeometricMedian(GramianAggregation):
         self.max_iterations = positive_integer("max_iterations", max_iterations)
 
     def gramian_weights(self, gramian, present=None):
-        start = weights_of(None, gramian, present)
+        start = row_weights(None, gramian, present)
         gramian = tf.cast(gramian, tf.float64)
         squares = tf.linalg.diag_part(gramian)
-        nothing = tf.zeros([], gramian.dtype)
+        zero = tf.zeros([], gramian.dtype)
         # Where most are zero, what rounding leaves of the others.
-        rounded = tf.reduce_max(squares) * np.finfo("float64").eps
-        middle = tf.maximum(_median(squares, present), rounded)
-        least = self.smoothing**2 * middle
-        least = tf.where(least > 0, least, tf.ones_like(least))
+        min_square = tf.reduce_max(squares) * np.finfo("float64").eps
+        median_square = tf.maximum(_median(squares, present), min_square)
+        min_distance = self.smoothing**2 * median_square
+        min_distance = tf.where(
+            min_distance > 0, min_distance, tf.ones_like(min_distance)
+        )
 
-        def go_on(k, weights, change):
-            return (k < self.max_iterations) & (change > STILL)
+        def should_continue(k, weights, change):
+            return (k < self.max_iterations) & (change > MIN_CHANGE)
 
         def step(k, weights, _):
             products = tf.linalg.matvec(gramian, weights)
-            own = tf.tensordot(weights, products, 1)
-            distances = squares - 2 * products + own
-            new = tf.math.rsqrt(tf.maximum(distances, least))
+            squared_mean = tf.tensordot(weights, products, 1)
+            distances = squares - 2 * products + squared_mean
+            new_weights = tf.math.rsqrt(tf.maximum(distances, min_distance))
             if present is not None:
-                new = tf.where(present, new, nothing)
-            new = tf.math.divide_no_nan(new, tf.reduce_sum(new))
-            return k + 1, new, tf.reduce_max(tf.abs(new - weights))
+                new_weights = tf.where(present, new_weights, zero)
+            new_weights = tf.math.divide_no_nan(
+                new_weights, tf.reduce_sum(new_weights)
+            )
+            return (
+                k + 1,
+                new_weights,
+                tf.reduce_max(tf.abs(new_weights - weights)),
+            )
 
         state = 0, start, tf.constant(math.inf, gramian.dtype)
-        return tf.while_loop(go_on, step, state, parallel_iterations=1)[1]
+        return tf.while_loop(
+            should_continue, step, state, parallel_iterations=1
+        )[1]
 
     def get_config(self):
         return {

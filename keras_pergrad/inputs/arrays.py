@@ -22,29 +22,30 @@ class Chunks:
     """
 
     def __init__(self, x, y, sample_weight, batch_size):
-        parts, self._pages = (x, y, sample_weight), []
+        arrays, self._pages = (x, y, sample_weight), []
         if not isinstance(x, tf.data.Dataset):
             for array in tf.nest.flatten(x):
                 _require_array(by_position(array))
-            parts = x, _joined(y), _joined(sample_weight)
-            parts = tf.nest.map_structure(_array, parts)
+            arrays = x, _joined_numbers(y), _joined_numbers(sample_weight)
+            arrays = tf.nest.map_structure(_as_array, arrays)
             self._pages = [
                 (array, _Pages(array))
-                for array in tf.nest.flatten(parts)
+                for array in tf.nest.flatten(arrays)
                 if isinstance(array, np.memmap)
             ]
-        self._batches = batches_of(*parts, batch_size=batch_size)
+        self._batches = batches_of(*arrays, batch_size=batch_size)
         self.samples = getattr(self._batches, "samples", None)
         self.count = self._batches.count
 
     def __iter__(self):
         batches = iter(self._batches)
+        # One chunk is read while another is computed; never more than two.
         with concurrent.futures.ThreadPoolExecutor(1) as reader:
             chunk = self._read(batches)
             while chunk is not None:
-                following = reader.submit(self._read, batches)
+                next_chunk = reader.submit(self._read, batches)
                 yield chunk
-                chunk = following.result()
+                chunk = next_chunk.result()
 
     def _read(self, batches):
         """Return the next chunk in Keras's float type, None at the end."""
@@ -71,41 +72,44 @@ class GatheredRows:
         self._structure = None
         self._arrays = None
         self._pages = []
-        self._parts = []
+        self._chunks = []
 
     def write(self, gradients, count):
-        parts = [g.numpy() for g in tf.nest.flatten(gradients)]
+        flat_gradients = [g.numpy() for g in tf.nest.flatten(gradients)]
         if self._structure is None:
             self._structure = gradients
-            self._arrays = self._open(gradients, parts)
+            self._arrays = self._open(gradients, flat_gradients)
             self._pages = [_Pages(array) for array in self._arrays or ()]
         stop = self.rows + count
         if self._arrays is None:
-            self._parts.append(parts)
+            self._chunks.append(flat_gradients)
         elif stop > len(self._arrays[0]):
             raise ValueError(
                 f"`out` has {len(self._arrays[0])} rows, but x has more "
                 f"samples. The first {self.rows} are written."
             )
-        for array, pages, part in zip(self._arrays or (), self._pages, parts):
-            array[self.rows : stop] = part
-            pages.use(part.nbytes)
+        for array, pages, flat_gradient in zip(
+            self._arrays or (), self._pages, flat_gradients
+        ):
+            array[self.rows : stop] = flat_gradient
+            pages.use(flat_gradient.nbytes)
         self.rows = stop
 
-    def _open(self, gradients, parts):
+    def _open(self, gradients, flat_gradients):
+        # Of a dataset of unknown length the parts are joined at the end.
         n = self._samples
         if self._out is not None:
-            return _checked(self._out, gradients, parts, n)
+            return _checked_out(self._out, gradients, flat_gradients, n)
         if n is None:
             return None
-        return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
+        return [np.empty((n, *p.shape[1:]), p.dtype) for p in flat_gradients]
 
     def result(self):
         if self._structure is None:
             raise ValueError("x must hold at least one sample. Received: none")
         arrays = self._arrays
         if arrays is None:
-            arrays = [np.concatenate(parts) for parts in zip(*self._parts)]
+            arrays = [np.concatenate(parts) for parts in zip(*self._chunks)]
         elif self.rows < len(arrays[0]):
             raise ValueError(
                 f"`out` has {len(arrays[0])} rows, but x has only {self.rows} "
@@ -139,11 +143,11 @@ class Total:
     def result(self):
         if self._total is None:
             raise ValueError("x must hold at least one sample. Received: none")
-        count = self.rows if self._mean else 1
-        return tf.nest.map_structure(lambda t: t / count, self._total)
+        divisor = self.rows if self._mean else 1
+        return tf.nest.map_structure(lambda t: t / divisor, self._total)
 
 
-def _checked(out, gradients, parts, samples):
+def _checked_out(out, gradients, flat_gradients, samples):
     """Return the arrays of `out` after checking that they fit."""
     try:
         tf.nest.assert_same_structure(out, gradients)
@@ -154,7 +158,7 @@ def _checked(out, gradients, parts, samples):
             f"Received: out={type(out).__name__}"
         ) from None
     arrays = tf.nest.flatten(out)
-    for array, part in zip(arrays, parts):
+    for array, flat_gradient in zip(arrays, flat_gradients):
         if not isinstance(array, np.ndarray):
             raise TypeError(
                 "`out` must be a NumPy array or a memory-mapped one "
@@ -162,10 +166,11 @@ def _checked(out, gradients, parts, samples):
                 f"{type(array).__name__}"
             )
         n = samples or (len(array) if array.ndim else 0)
-        shape = (n, *part.shape[1:])
-        if array.shape != shape or array.dtype != part.dtype:
+        shape = (n, *flat_gradient.shape[1:])
+        if array.shape != shape or array.dtype != flat_gradient.dtype:
             raise ValueError(
-                f"`out` must have shape {shape} and dtype {part.dtype}. "
+                f"`out` must have shape {shape} and dtype "
+                f"{flat_gradient.dtype}. "
                 f"Received: shape {array.shape}, dtype {array.dtype}"
             )
         if not array.flags.writeable:
@@ -184,29 +189,31 @@ class _Pages:
     # pages of a shared mapping are the file's.
 
     def __init__(self, array):
-        mapped = array
-        while isinstance(mapped, np.memmap):  # also a view of another one
-            mapped = mapped.base
+        mapping = array
+        while isinstance(mapping, np.memmap):  # also a view of another one
+            mapping = mapping.base
         self._writes = getattr(array, "mode", "c") != "r"
         # Mode "c" keeps its changes only in those pages.
-        shared = getattr(array, "mode", "c") != "c"
-        self._file = mapped if shared and hasattr(mapped, "madvise") else None
-        self._used = 0
+        is_shared = getattr(array, "mode", "c") != "c"
+        self._file = (
+            mapping if is_shared and hasattr(mapping, "madvise") else None
+        )
+        self._used_bytes = 0
 
-    def use(self, amount):
+    def use(self, byte_count):
         """Count bytes that were used; give pages back from time to time."""
-        self._used += amount
-        if self._file is None or self._used < _EVERY:
+        self._used_bytes += byte_count
+        if self._file is None or self._used_bytes < _EVERY:
             return
         if self._writes:
             self._file.flush()
         self._file.madvise(mmap.MADV_DONTNEED)
-        self._used = 0
+        self._used_bytes = 0
 
 
 def require_batch(model, x):
     """Refuse single samples where batches are expected."""
-    for tensor, expected in _with_inputs(model, x):
+    for tensor, expected in _expected_shapes(model, x):
         # Keras adds a last axis of length 1 itself.
         if tensor.shape.rank == len(expected) - 1 and expected[-1] != 1:
             raise ValueError(
@@ -217,18 +224,18 @@ def require_batch(model, x):
             )
 
 
-def _with_inputs(model, x):
+def _expected_shapes(model, x):
     """Return pairs of a tensor and the shape the model expects, if known."""
     inputs = getattr(model, "inputs", None)
     if inputs is None:
         shape = (model.get_build_config() or {}).get("input_shape")
         if not isinstance(shape, (tuple, list)) or not tf.is_tensor(x):
             return []
-        known = all(d is None or type(d) is int for d in shape)
-        return [(x, shape)] if known else []
+        is_known = all(d is None or type(d) is int for d in shape)
+        return [(x, shape)] if is_known else []
     if isinstance(x, dict):
-        named = {t.name: t.shape for t in inputs}
-        return [(x[k], named[k]) for k in x if k in named]
+        shapes_by_name = {t.name: t.shape for t in inputs}
+        return [(x[k], shapes_by_name[k]) for k in x if k in shapes_by_name]
     flat = tf.nest.flatten(x)
     shapes = [t.shape for t in inputs]
     return list(zip(flat, shapes)) if len(flat) == len(shapes) else []
@@ -237,10 +244,10 @@ def _with_inputs(model, x):
 def _require_array(value):
     advice = ""
     if isinstance(value, (list, tuple, int, float, str, bytes)):
-        shown = f"a {type(value).__name__} in it"
+        received = f"a {type(value).__name__} in it"
         advice = ". Use numpy.asarray(...) first."
     elif not _is_array(value):
-        shown = f"{value!r} of type {type(value).__name__}"
+        received = f"{value!r} of type {type(value).__name__}"
     elif len(value.shape):
         return
     else:
@@ -250,7 +257,7 @@ def _require_array(value):
         )
     raise TypeError(
         "x must be an array, a memory-mapped array, a structure of them or a "
-        f"tf.data.Dataset. Received: {shown}{advice}"
+        f"tf.data.Dataset. Received: {received}{advice}"
     )
 
 
@@ -258,17 +265,17 @@ def _is_array(value):
     return hasattr(value, "shape") and hasattr(value, "__getitem__")
 
 
-def _joined(y):
+def _joined_numbers(y):
     """Return nested lists of numbers as one array; others are structures."""
     numbers = any(isinstance(v, (int, float)) for v in tf.nest.flatten(y))
     return np.asarray(y) if numbers else y
 
 
-def _array(value):
+def _as_array(value):
     """Return an array as it is read, so a mapped one not as a whole."""
     value = by_position(value)
-    as_it_is = value is None or (_is_array(value) and not tf.is_tensor(value))
-    return value if as_it_is else np.asarray(value)
+    is_ready = value is None or (_is_array(value) and not tf.is_tensor(value))
+    return value if is_ready else np.asarray(value)
 
 
 def _in_floatx(tensor):

@@ -31,12 +31,12 @@ REDUCTIONS = (*OVER_SAMPLES, "norm")
 #: more in a loop.
 UNROLLED = 4
 #: Ops that pass ids on unchanged.
-_PASSING = ("Cast", "Identity")
+_ID_OPS = ("Cast", "Identity")
 #: For batches of one sample: the loss as Keras computes it.
 loss_of_one = total_loss
 
 
-def traced(model, selection, reduce, order, loss):
+def traced_gradients(model, selection, reduce, order, loss):
     """Return a function of a batch and indices: each input's gradients.
 
     Of shape (n, *target.shape, *input), without the axes that `reduce`
@@ -51,14 +51,14 @@ def traced(model, selection, reduce, order, loss):
                 batch[0],
                 [
                     _reduced(g, reduce, len(target.shape))
-                    for g in chunk.gradients(position, target, own)
+                    for g in chunk.gradients(position, target, sample_indices)
                 ],
             )
-            for position, target, own in zip(
+            for position, target, sample_indices in zip(
                 selection.positions, selection.targets, indices
             )
         ]
-        return selection.packed(results)
+        return selection.pack(results)
 
     return function
 
@@ -68,14 +68,14 @@ def call(model, x):
     return model(x, training=False) if takes_training(model) else model(x)
 
 
-def loss_of_chunk(model, first):
+def loss_of_chunk(model, first_sample):
     """Return a chunk's loss: `_sum_of_losses` if it holds, or `loss_of_one`."""
     # It holds if the loss of a batch is a sum or a mean over its samples: not
     # where masks or weights are counted, or the model adds losses.
     if type(model).compute_loss is not keras.Model.compute_loss:
         return loss_of_one
-    added, (x, y, sample_weight) = [], first
-    with noting_losses(model, added):
+    added_losses, (x, y, sample_weight) = [], first_sample
+    with noting_losses(model, added_losses):
         y_pred = call(model, x)
     try:
         terms = fractions.evaluate(
@@ -83,8 +83,12 @@ def loss_of_chunk(model, first):
         )
     except fractions.NotAdditive:
         return loss_of_one
-    counted = any(term.kind == fractions.DATA for term in terms)
-    return loss_of_one if added or counted or not terms else _sum_of_losses
+    is_counted = any(term.kind == fractions.DATA for term in terms)
+    return (
+        loss_of_one
+        if added_losses or is_counted or not terms
+        else _sum_of_losses
+    )
 
 
 def _sum_of_losses(model, x, y, y_pred, sample_weight, training):
@@ -109,10 +113,10 @@ class _Chunk:
     """The outputs for a batch, and the tapes that differentiate them."""
 
     def __init__(self, model, batch, order, loss):
-        aside = TracedStep(
+        traced_step = TracedStep(
             model, batch, training=False, loss=loss or sum_of_outputs
         )
-        for error in refusals(aside):
+        for error in refusals(traced_step):
             raise error
         x, y, sample_weight = batch
         tensors = tf.nest.flatten(x)
@@ -123,6 +127,8 @@ class _Chunk:
         with contextlib.ExitStack() as stack:
             for tape in self.tapes:
                 stack.enter_context(tape)
+            # An Embedding's output is a source, so the tapes must watch it
+            # from inside the call.
             calls = stack.enter_context(_embeddings(model, self._watch))
             self._watch([t for t in tensors if t.dtype.is_floating])
             if order > 1:
@@ -130,6 +136,7 @@ class _Chunk:
             outputs = call(model, x)
             if loss is not None:
                 outputs = loss(model, x, y, outputs, sample_weight, False)
+        # Outside of the tapes: `_source_of` may take gradients already.
         self.outputs = tf.nest.flatten(outputs)
         self.n = tf.shape(tensors[0])[0]
         self.sources = [
@@ -144,7 +151,7 @@ class _Chunk:
     def _is_connected(self, tensor):
         return self.tapes[0].gradient(self.outputs, tensor) is not None
 
-    def gradients(self, position, target, own):
+    def gradients(self, position, target, sample_indices):
         """Return the gradients of what `target` chooses, one a source."""
         output = self.outputs[position]
         if output.shape.rank == 0:  # a sum over the samples
@@ -152,55 +159,62 @@ class _Chunk:
         shape = tf.shape(output)
         size = output.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
 
-        def one(chosen):
+        # Samples do not mix, so one backward pass serves all of them.
+        def gradients_of_output(index):
             """Return each source's gradient of one output, () or (n,)."""
-            chosen = tf.broadcast_to(chosen, shape[:1])
-            rows = tf.one_hot(chosen, size, dtype=output.dtype)
+            index = tf.broadcast_to(index, shape[:1])
+            rows = tf.one_hot(index, size, dtype=output.dtype)
             return self._derivatives(output, tf.reshape(rows, shape))
 
-        if target.own or target.single:
-            return one(own if target.own else target.indices[0])
-        gradients = _several(one, self.sources, target.indices)
+        if target.is_per_sample or target.is_single:
+            return gradients_of_output(
+                sample_indices if target.is_per_sample else target.indices[0]
+            )
+        gradients = _stacked_gradients(
+            gradients_of_output, self.sources, target.indices
+        )
         return [
-            tf.reshape(g, [self.n, *target.shape, *_inner(source)])
+            tf.reshape(g, [self.n, *target.shape, *_inner_shape(source)])
             for g, source in zip(gradients, self.sources)
         ]
 
     def _derivatives(self, output, weights):
-        first, *others = self.tapes
+        # Of order 2, each outer tape differentiates an entry by its own input.
+        inner_tape, *outer_tapes = self.tapes
         with contextlib.ExitStack() as stack:
-            for tape in others:
+            for tape in outer_tapes:
                 stack.enter_context(tape)
-            gradients = first.gradient(
+            gradients = inner_tape.gradient(
                 [output],
                 self.sources,
                 output_gradients=[weights],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             gradients = tuple(map(tf.convert_to_tensor, gradients))
-        for tape in others:
+        for tape in outer_tapes:
             gradients = tuple(
-                self._by_the_same_entry(tape, g, source)
+                self._second_derivatives(tape, g, source)
                 for g, source in zip(gradients, self.sources)
             )
         return gradients
 
-    def _by_the_same_entry(self, tape, gradient, source):
+    def _second_derivatives(self, tape, gradient, source):
         """Differentiate each entry of a gradient by the source's same entry."""
         shape = tf.shape(source)
         size = source.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
         with tape:
             flat = tf.reshape(gradient, [self.n, size])
 
+        # The diagonal of each sample's Hessian, one backward pass an entry.
         def entry(k):
             row = tf.one_hot(k, size, dtype=flat.dtype)
-            second = tape.gradient(
+            row_gradient = tape.gradient(
                 flat,
                 source,
                 output_gradients=tf.broadcast_to(row, [self.n, size]),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            return tf.reshape(second, [self.n, size])[:, k]
+            return tf.reshape(row_gradient, [self.n, size])[:, k]
 
         spec = tf.TensorSpec(source.shape[:1], source.dtype)
         columns = tf.map_fn(entry, tf.range(size), fn_output_signature=spec)
@@ -208,20 +222,24 @@ class _Chunk:
         return tf.ensure_shape(diagonal, source.shape)
 
 
-def _several(one, sources, chosen):
+def _stacked_gradients(gradients_of_output, sources, indices):
     """Return each source's gradients of all chosen outputs, (n, k, ...)."""
-    if len(chosen) <= UNROLLED:
-        return [tf.stack(g, 1) for g in zip(*map(one, chosen))]
+    if len(indices) <= UNROLLED:
+        return [tf.stack(g, 1) for g in zip(*map(gradients_of_output, indices))]
     signature = tuple(tf.TensorSpec(t.shape, t.dtype) for t in sources)
     stacked = tf.map_fn(
-        one, tf.constant(list(chosen)), fn_output_signature=signature
+        gradients_of_output,
+        tf.constant(list(indices)),
+        fn_output_signature=signature,
     )
     return [tf.transpose(g, [1, 0, *range(2, g.shape.rank)]) for g in stacked]
 
 
-def _inner(source):
-    known, sizes = source.shape[1:], tf.shape(source)[1:]
-    return [sizes[k] if d is None else d for k, d in enumerate(known)]
+def _inner_shape(source):
+    static_shape, dynamic_shape = source.shape[1:], tf.shape(source)[1:]
+    return [
+        dynamic_shape[k] if d is None else d for k, d in enumerate(static_shape)
+    ]
 
 
 def _reduced(gradient, reduce, outputs):
@@ -248,12 +266,12 @@ def _embeddings(model, watch):
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             if isinstance(layer, keras.layers.Embedding):
-                call = _watched(layer, layer.call, watch, calls)
+                call = _watching_call(layer, layer.call, watch, calls)
                 stack.enter_context(attribute(layer, "call", call))
         yield calls
 
 
-def _watched(layer, original, watch, calls):
+def _watching_call(layer, original, watch, calls):
     @functools.wraps(original)
     def call(inputs, *args, **kwargs):
         outputs = original(inputs, *args, **kwargs)
@@ -269,10 +287,12 @@ def _source_of(position, tensor, calls, is_connected):
     if tensor.dtype.is_floating:
         _require_no_ids(position, tensor, calls, is_connected)
         return tensor
-    readers = [(layer, out) for layer, ids, out in calls if _is(ids, tensor)]
-    if len(readers) == 1:
-        return readers[0][1]
-    names = ", ".join(repr(layer.name) for layer, _ in readers) or "none"
+    embeddings = [
+        (layer, out) for layer, ids, out in calls if _is_cast_of(ids, tensor)
+    ]
+    if len(embeddings) == 1:
+        return embeddings[0][1]
+    names = ", ".join(repr(layer.name) for layer, _ in embeddings) or "none"
     raise ValueError(
         f"input {position} holds integers ({tensor.dtype.name}), which have no "
         "gradient; that of an Embedding's output is given instead where "
@@ -285,7 +305,7 @@ def _source_of(position, tensor, calls, is_connected):
 def _require_no_ids(position, tensor, calls, is_connected):
     """Refuse ids in a floating type: their gradient would be all zeros."""
     for layer, ids, _ in calls:
-        if _is(ids, tensor) or (
+        if _is_cast_of(ids, tensor) or (
             _comes_from(ids, tensor) and not is_connected(tensor)
         ):
             raise ValueError(
@@ -300,21 +320,22 @@ def _require_no_ids(position, tensor, calls, is_connected):
 
 def _comes_from(ids, tensor):
     """Whether any path leads from the input to `ids`."""
-    waiting, seen = [ids], {}
-    while waiting:
-        this = waiting.pop()
-        if this is tensor:
+    # Tensors stay in `visited`, so that no id is used again.
+    pending, visited = [ids], {}
+    while pending:
+        tensor_above = pending.pop()
+        if tensor_above is tensor:
             return True
-        if tf.is_tensor(this) and id(this) not in seen:
-            seen[id(this)] = this
-            waiting += this.op.inputs
+        if tf.is_tensor(tensor_above) and id(tensor_above) not in visited:
+            visited[id(tensor_above)] = tensor_above
+            pending += tensor_above.op.inputs
     return False
 
 
-def _is(ids, tensor):
+def _is_cast_of(ids, tensor):
     """Whether `ids` are the input itself, perhaps cast to another type."""
     while ids is not tensor:
-        if not tf.is_tensor(ids) or ids.op.type not in _PASSING:
+        if not tf.is_tensor(ids) or ids.op.type not in _ID_OPS:
             return False
         ids = ids.op.inputs[0]
     return True

@@ -20,9 +20,9 @@ from keras_pergrad.inputs.chunk import (
     call,
     loss_of_chunk,
     loss_of_one,
-    traced,
+    traced_gradients,
 )
-from keras_pergrad.inputs.targets import Selection, shown
+from keras_pergrad.inputs.targets import Selection, outputs_text
 from keras_pergrad.keras_internals.data.batches import batches_of
 from keras_pergrad.keras_internals.models.inspection import (
     require_any_batch_size,
@@ -43,9 +43,9 @@ from keras_pergrad.keras_internals.state.model import (
 )
 
 #: A chunk's gradients are held as computed, stacked, transposed and copied.
-_COPIES = 4
+_COPY_COUNT = 4
 #: The parts of the free memory for the result and for a chunk.
-_OF_RESULT, _OF_CHUNK = 0.7, 0.2
+_RESULT_PART, _CHUNK_PART = 0.7, 0.2
 
 
 def input_gradients(
@@ -145,8 +145,8 @@ def input_gradients(
     >>> gradients = kpg.input_gradients(model, x, y=labels, verbose=0)
     >>> adversarial = x + 0.1 * np.sign(gradients)
     """
-    _check(model, reduce, out, order)
-    outputs = _outputs(outputs, y, sample_weight)
+    _check_arguments(model, reduce, out, order)
+    outputs = _chosen_outputs(outputs, y, sample_weight)
     size = positive_integer("batch_size", batch_size)
     chunks = Chunks(x, y, sample_weight, size)
     over_samples = reduce in OVER_SAMPLES
@@ -159,6 +159,7 @@ def input_gradients(
     compute = None
     try:
         for number, chunk in enumerate(chunks):
+            # The outputs' shapes are known from the first chunk only.
             if compute is None:
                 compute = _Computation(
                     model, chunk, outputs, reduce, order, chunks.samples, out
@@ -187,38 +188,41 @@ class _Computation:
 
     def __init__(self, model, chunk, outputs, reduce, order, samples, out):
         self._model = model
-        self._of_loss = _is_loss(outputs)
-        loss, first = None, _first(chunk)
+        self._is_of_loss = _is_loss(outputs)
+        loss, first_sample = None, _first_sample(chunk)
         require_any_batch_size(model, "input_gradients()")
         require_batch(model, chunk[0])
-        if self._of_loss:
+        if self._is_of_loss:
             require_compiled(model)
             require_targets(model, chunk)
             build_symbolically(model, chunk)
             # One number a sample, as of a model with such an output.
             outputs, predicted = None, tf.zeros([1])
             with unchanged(model):
-                loss = loss_of_chunk(model, first)
+                loss = loss_of_chunk(model, first_sample)
         else:
             with unchanged(model):
-                predicted = call(model, first[0])
+                predicted = call(model, first_sample[0])
         self.selection = Selection(model, outputs, predicted, samples)
         targets = self.selection.targets
         self._sizes = _Sizes(model, chunk[0], targets, reduce, out is None)
         self._sizes.check_result(samples or 0)
-        alone = loss is loss_of_one
-        self._rows = 1 if alone else self._sizes.rows()
-        self._function = traced(model, self.selection, reduce, order, loss)
+        is_one_by_one = loss is loss_of_one
+        self._rows = 1 if is_one_by_one else self._sizes.rows()
+        self._function = traced_gradients(
+            model, self.selection, reduce, order, loss
+        )
 
     def __call__(self, chunk, result):
         """Add the gradients of a chunk to the result."""
-        if not self._of_loss:
+        if not self._is_of_loss:
             chunk = chunk[0], None, None
+        # A chunk is as large as asked for; what memory allows may be less.
         for piece in batches_of(*chunk, batch_size=self._rows):
             count = len(tf.nest.flatten(piece[0])[0])
             self._sizes.check_result(result.rows + count)
-            own = [
-                tf.constant(target.of_chunk(result.rows, count))
+            sample_indices = [
+                tf.constant(target.chunk_indices(result.rows, count))
                 for target in self.selection.targets
             ]
             with (
@@ -226,49 +230,55 @@ class _Computation:
                 random_state_kept(),
                 losses_kept(self._model),
             ):
-                gradients = run_and_restore(self._function, piece, own)
+                gradients = run_and_restore(
+                    self._function, piece, sample_indices
+                )
             result.write(gradients, count)
 
 
 class _Sizes:
     """The sizes of a result, `held` in memory or not, and of its chunks."""
 
-    def __init__(self, model, x, targets, reduce, held):
-        inner = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
-        item = np.dtype(keras.config.floatx()).itemsize
-        self._shapes = [(*t.shape, *size) for t in targets for size in inner]
-        self._of_sample = sum(map(math.prod, self._shapes)) * item
-        self._result_of_sample = self._of_sample
+    def __init__(self, model, x, targets, reduce, in_memory):
+        inner_shapes = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
+        item_bytes = np.dtype(keras.config.floatx()).itemsize
+        self._shapes = [
+            (*t.shape, *size) for t in targets for size in inner_shapes
+        ]
+        self._sample_bytes = sum(map(math.prod, self._shapes)) * item_bytes
+        self._result_bytes = self._sample_bytes
+        # A norm leaves one number for each output and input.
         if reduce == "norm":
             outputs = sum(math.prod(t.shape) for t in targets)
-            self._result_of_sample = outputs * len(inner) * item
-        if reduce in OVER_SAMPLES or not held:
-            self._result_of_sample = 0
+            self._result_bytes = outputs * len(inner_shapes) * item_bytes
+        if reduce in OVER_SAMPLES or not in_memory:
+            self._result_bytes = 0
         self._free = free_bytes()
 
     def rows(self):
         """Return how many samples a chunk may have; refuse if none fits."""
         if self._free is None:
             return None
-        needed = _COPIES * self._of_sample
+        needed = _COPY_COUNT * self._sample_bytes
         if needed > self._free:
             raise ValueError(
-                f"the gradients of one sample, of shape {self._shown()}, take "
-                f"{as_text(needed)} while they are computed. Expected at most "
-                f"{as_text(self._free)}, which is free. Choose fewer outputs "
-                "at a time: `outputs=` takes a list of indices."
+                f"the gradients of one sample, of shape {self._shape_text()}, "
+                f"take {as_text(needed)} while they are computed. Expected at "
+                f"most {as_text(self._free)}, which is free. Choose fewer "
+                "outputs at a time: `outputs=` takes a list of indices."
             )
-        return max(1, int(_OF_CHUNK * self._free) // max(needed, 1))
+        return max(1, int(_CHUNK_PART * self._free) // max(needed, 1))
 
     def check_result(self, samples):
         """Refuse a result that would not fit in memory."""
-        needed = self._result_of_sample * samples
-        if self._free is None or needed <= _OF_RESULT * self._free:
+        needed = self._result_bytes * samples
+        if self._free is None or needed <= _RESULT_PART * self._free:
             return
-        shape = self._shown(samples)
+        shape = self._shape_text(samples)
         raise ValueError(
             f"the gradients of {samples} samples would take {as_text(needed)} "
-            f"of memory. Expected at most {as_text(_OF_RESULT * self._free)}, "
+            "of memory. Expected at most "
+            f"{as_text(_RESULT_PART * self._free)}, "
             f"of what is free. Received: a result of shape {shape}. There are "
             "three ways: `outputs=`, one or some of the outputs, or an array "
             "with one for each sample; `reduce=`, 'norm' or a mean over the "
@@ -276,7 +286,7 @@ class _Sizes:
             f"'w+', '{keras.config.floatx()}', shape)."
         )
 
-    def _shown(self, *samples):
+    def _shape_text(self, *samples):
         shapes = [(*samples, *shape) for shape in self._shapes]
         return " and ".join(map(str, shapes))
 
@@ -286,17 +296,19 @@ def _inner_shape(model, tensor):
     shape = tuple(tensor.shape[1:])
     if tensor.dtype.is_floating:
         return shape
-    kind, layers = keras.layers.Embedding, layers_of(model)
-    widths = [one.output_dim for one in layers if isinstance(one, kind)]
+    embedding, layers = keras.layers.Embedding, layers_of(model)
+    widths = [
+        layer.output_dim for layer in layers if isinstance(layer, embedding)
+    ]
     return (*shape, max(widths, default=1))
 
 
-def _first(chunk):
+def _first_sample(chunk):
     """Return the first sample of a chunk, as a batch."""
     return tf.nest.map_structure(lambda t: None if t is None else t[:1], chunk)
 
 
-def _outputs(outputs, y, sample_weight):
+def _chosen_outputs(outputs, y, sample_weight):
     """Return `outputs`, "loss" if targets are given."""
     if y is None and sample_weight is None:
         return outputs
@@ -304,8 +316,8 @@ def _outputs(outputs, y, sample_weight):
         raise ValueError(
             "`y` and `sample_weight` are for the gradient of the loss. "
             "Expected outputs=None or 'loss' with them. Received: "
-            f"outputs={shown(outputs)}. (For the output of each sample's "
-            "class, pass the classes as `outputs` and leave out `y`.)"
+            f"outputs={outputs_text(outputs)}. (For the output of each "
+            "sample's class, pass the classes as `outputs` and leave out `y`.)"
         )
     return "loss"
 
@@ -314,7 +326,7 @@ def _is_loss(outputs):
     return isinstance(outputs, str) and outputs == "loss"
 
 
-def _check(model, reduce, out, order):
+def _check_arguments(model, reduce, out, order):
     require_model(model)
     if reduce is not None and reduce not in REDUCTIONS:
         raise ValueError(

@@ -16,29 +16,32 @@ class Selection:
     """
 
     def __init__(self, model, outputs, predicted, samples):
-        flat = tf.nest.flatten(predicted)
-        names = _names(model, predicted, len(flat))
+        flat_outputs = tf.nest.flatten(predicted)
+        names = _names(model, predicted, len(flat_outputs))
         self._structure, self._keys = predicted, None
-        self.positions, choices = list(range(len(flat))), [outputs] * len(flat)
+        self.positions, choices = (
+            list(range(len(flat_outputs))),
+            [outputs] * len(flat_outputs),
+        )
         if isinstance(outputs, dict):
             _require_known(model, outputs, names)
             self._keys = list(outputs)
             self.positions = [names[key] for key in outputs]
             choices = list(outputs.values())
-        elif outputs is not None and len(flat) != 1:
+        elif outputs is not None and len(flat_outputs) != 1:
             raise ValueError(
                 f"model {model.name!r} has several outputs: {list(names)}. "
                 "Expected a dict that says what to differentiate of which, "
                 f"such as outputs={{{next(iter(names))!r}: 0}}; None as a "
                 "value stands for all its entries. Received: "
-                f"outputs={shown(outputs)}"
+                f"outputs={outputs_text(outputs)}"
             )
         self.targets = [
-            Targets(choice, flat[k].shape, samples)
+            Targets(choice, flat_outputs[k].shape, samples)
             for k, choice in zip(self.positions, choices)
         ]
 
-    def packed(self, results):
+    def pack(self, results):
         """Return a list of results, one a target, in the user's structure."""
         if self._keys is not None:
             return dict(zip(self._keys, results))
@@ -47,11 +50,11 @@ class Selection:
 
 def _names(model, predicted, count):
     """Return the names of outputs, and their places among the flat ones."""
-    places = list(range(count))
+    positions = list(range(count))
     if isinstance(predicted, dict):
-        return tf.nest.pack_sequence_as(predicted, places)
+        return tf.nest.pack_sequence_as(predicted, positions)
     names = getattr(model, "output_names", None) or ()
-    return dict(zip(names if len(names) == count else places, places))
+    return dict(zip(names if len(names) == count else positions, positions))
 
 
 def _require_known(model, outputs, names):
@@ -67,24 +70,24 @@ class Targets:
     """The outputs to differentiate, checked against the model's output.
 
     Attributes:
-        own: whether each sample has an output of its own.
+        is_per_sample: whether each sample has an output of its own.
         indices: of the outputs; if they are the samples' own, one a sample.
-        single: whether one index was given, not a list.
+        is_single: whether one index was given, not a list.
         shape: the axes that the outputs add to a result, after the sample's.
     """
 
     def __init__(self, outputs, output_shape, samples):
         shape = tuple(output_shape)
-        count = None if None in shape[1:] else math.prod(shape[1:])
-        self.own, self.single, self.shape = False, False, ()
+        output_count = None if None in shape[1:] else math.prod(shape[1:])
+        self.is_per_sample, self.is_single, self.shape = False, False, ()
         if outputs is None:
-            if count is None:
+            if output_count is None:
                 raise ValueError(
                     f"the model's output of shape {shape} has an axis of "
                     "unknown length, so it has no Jacobian. Choose outputs by "
                     "their indices."
                 )
-            self.indices: range | list | np.ndarray = range(count)
+            self.indices: range | list | np.ndarray = range(output_count)
             self.shape = shape[1:]
             return
         if isinstance(outputs, (list, tuple)):
@@ -95,38 +98,43 @@ class Targets:
                     "`outputs` must name at least one output. Received: []"
                 )
         elif np.ndim(outputs) == 0:
-            self.single, self.indices = True, [_index(outputs)]
+            self.is_single, self.indices = True, [_index(outputs)]
         else:
-            self.own, self.indices = True, _own(outputs, samples)
+            self.is_per_sample, self.indices = (
+                True,
+                _sample_indices(outputs, samples),
+            )
         low, high = int(np.min(self.indices)), int(np.max(self.indices))
-        if count is not None and (low < 0 or high >= count):
+        if output_count is not None and (low < 0 or high >= output_count):
             raise ValueError(
-                f"`outputs` must be from 0 to {count - 1}: the model's output "
-                f"has shape {shape}. Received: {low if low < 0 else high}"
+                f"`outputs` must be from 0 to {output_count - 1}: the model's "
+                f"output has shape {shape}. "
+                f"Received: {low if low < 0 else high}"
             )
 
-    def of_chunk(self, start, size):
+    def chunk_indices(self, start, size):
         """Return the indices of `size` samples, if there are indices."""
-        if not self.own:
+        if not self.is_per_sample:
             return np.zeros([0], np.int32)
-        own = np.asarray(self.indices[start : start + size], np.int32)
-        if len(own) < size:
+        indices = np.asarray(self.indices[start : start + size], np.int32)
+        # A slice beyond the end is shorter, without an error.
+        if len(indices) < size:
             raise ValueError(
                 f"`outputs` holds {len(self.indices)} indices, but x has more "
                 "samples. Give one for each."
             )
-        return own
+        return indices
 
     def check_end(self, samples):
         """Refuse indices that are left over after the last sample."""
-        if self.own and len(self.indices) > samples:
+        if self.is_per_sample and len(self.indices) > samples:
             raise ValueError(
                 f"`outputs` holds {len(self.indices)} indices, but x has only "
                 f"{samples} samples. Give one for each."
             )
 
 
-def shown(outputs):
+def outputs_text(outputs):
     """Return `outputs` as an error shows them: an array by its shape."""
     if isinstance(outputs, np.ndarray) or tf.is_tensor(outputs):
         return f"an array of shape {tuple(outputs.shape)}"
@@ -146,7 +154,7 @@ def _index(value):
         ) from None
 
 
-def _own(outputs, samples):
+def _sample_indices(outputs, samples):
     outputs = np.asarray(outputs)
     if outputs.ndim != 1 or not np.issubdtype(outputs.dtype, np.integer):
         raise TypeError(

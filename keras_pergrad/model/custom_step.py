@@ -12,7 +12,7 @@ from types import FunctionType
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregations.logs import named
+from keras_pergrad.aggregations.logs import prefixed
 from keras_pergrad.keras_internals.data.batches import map_tensors, refilled
 from keras_pergrad.keras_internals.losses.compiled import (
     compile_loss_of_samples,
@@ -61,29 +61,30 @@ class LossModel(keras.Model):
         batch = refilled(self._batch, inputs)
         try:
             if not self._with_outputs:
-                return losses_of(self._loss_fn(*batch))
-            losses, outputs = _both(self._loss_fn(*batch))
-            losses = losses_of(losses)
-            return losses, outputs_of(outputs, losses)
+                return checked_losses(self._loss_fn(*batch))
+            losses, outputs = _losses_and_outputs(self._loss_fn(*batch))
+            losses = checked_losses(losses)
+            return losses, checked_outputs(outputs, losses)
         except Exception as error:
             self._errors.append(error)
             raise
 
     @contextlib.contextmanager
-    def errors_as_they_are(self):
+    def original_errors(self):
         """Raise what `loss_fn` raised, where Keras raised it in other words."""
         try:
             yield
         except Exception as error:
-            behind: BaseException | None = error
-            while behind is not None:
-                if any(behind is raised for raised in self._errors):
-                    raise behind from behind.__cause__
-                behind = behind.__context__
+            # Keras raises a new error from ours, or while it handles ours.
+            cause: BaseException | None = error
+            while cause is not None:
+                if any(cause is raised for raised in self._errors):
+                    raise cause from cause.__cause__
+                cause = cause.__context__
             raise
 
 
-def losses_of(losses):
+def checked_losses(losses):
     """Return what `loss_fn` gave for a batch, if it is of shape (n,)."""
     if isinstance(losses, (list, tuple, dict)) or losses is None:
         raise ValueError(
@@ -109,7 +110,7 @@ def losses_of(losses):
     return losses
 
 
-def outputs_of(outputs, losses):
+def checked_outputs(outputs, losses):
     """Return a structure of tensors, if each has a row for each loss."""
     outputs = tf.nest.map_structure(tf.convert_to_tensor, outputs)
     shapes = [tuple(t.shape) for t in tf.nest.flatten(outputs)]
@@ -125,7 +126,7 @@ def outputs_of(outputs, losses):
     return outputs
 
 
-def _both(result):
+def _losses_and_outputs(result):
     if isinstance(result, (list, tuple)) and len(result) == 2:
         return result
     raise ValueError(
@@ -137,7 +138,7 @@ def _both(result):
 
 
 @not_converted
-def gradients_of(
+def function_gradients(
     owner, loss_fn, batch, variables, optimizer, name=None, return_outputs=False
 ):
     """Return a function's gradients by the compiled mode, logs and outputs."""
@@ -158,22 +159,23 @@ def gradients_of(
             "without the strategy, or without a train_step of its own."
         )
     if mode.updates_by_itself:
-        instead = "PerSample(updates='batch')"
+        alternative = "PerSample(updates='batch')"
         if isinstance(mode, Accumulated):
-            instead = "Accumulated(steps=1, microbatch_size=...)"
+            alternative = "Accumulated(steps=1, microbatch_size=...)"
         raise ValueError(
             "compute_gradients() leaves the update to its caller, but "
-            f"gradient_mode={mode!r} calls the optimizer itself. Use {instead}."
+            f"gradient_mode={mode!r} calls the optimizer itself. Use "
+            f"{alternative}."
         )
     batch = map_tensors(tf.convert_to_tensor, batch)
-    _build(owner, loss_fn, batch, return_outputs)
+    _build_layers(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
-    parts = keras.tree.flatten(variables)
+    sources = keras.tree.flatten(variables)
     variables = [
         variable
-        for part in parts
-        for variable in getattr(part, "trainable_variables", [part])
+        for source in sources
+        for variable in getattr(source, "trainable_variables", [source])
     ]
     if not variables:
         raise ValueError(
@@ -188,20 +190,21 @@ def gradients_of(
     )
     inputs = tuple(t for t in tf.nest.flatten(batch) if t is not None)
     n = tf.shape(inputs[0])[0]
-    targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
-    targets.set_shape([inputs[0].shape[0]])
-    with _explaining_closures(loss_fn), model.errors_as_they_are():
-        step = mode.step(model, inputs, targets, None)
+    # Keras wants targets; the mean of the outputs needs none.
+    zero_targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
+    zero_targets.set_shape([inputs[0].shape[0]])
+    with _explain_closures(loss_fn), model.original_errors():
+        step = mode.step(model, inputs, zero_targets, None)
     if return_outputs and step.y_pred is None:
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
     if not name:
         # Keras overwrites the results of a step with those of its metrics.
         track_loss(owner, step.loss, n)
-    logs = named(name, {"loss": step.loss, **step.statistics})
+    logs = prefixed(name, {"loss": step.loss, **step.statistics})
     logs = owner._gradient_logs.of_loss(name).update(logs)
     outputs = [step.y_pred[1]] if return_outputs else []
-    prepared = tf.tuple if type(mode) is Batch else for_optimizer
-    return prepared(step.gradients), logs, *outputs
+    prepare = tf.tuple if type(mode) is Batch else for_optimizer
+    return prepare(step.gradients), logs, *outputs
 
 
 def require_mode_used(cls, base, mode):
@@ -241,15 +244,17 @@ class _MeanOfOutputs(keras.losses.Loss):
 
 
 @contextlib.contextmanager
-def _explaining_closures(loss_fn):
+def _explain_closures(loss_fn):
     """Say what to do if `loss_fn` uses tensors that are no arguments of it."""
     try:
         yield
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        names, text = _tensors_around(loss_fn), str(error)
-        traced = isinstance(error, ValueError)
-        of_sizes = names and ("input shapes" if traced else "shape") in text
-        if "out of scope" not in text and not of_sizes:
+        names, text = _captured_tensors(loss_fn), str(error)
+        is_tracing_error = isinstance(error, ValueError)
+        is_size_error = (
+            names and ("input shapes" if is_tracing_error else "shape") in text
+        )
+        if "out of scope" not in text and not is_size_error:
             raise
         tensors = ", ".join(map(repr, names)) or "such a tensor"
         raise ValueError(
@@ -262,7 +267,7 @@ def _explaining_closures(loss_fn):
         ) from error
 
 
-def _tensors_around(function):
+def _captured_tensors(function):
     """Return the names of tensors that a function uses from outside."""
     function = inspect.unwrap(getattr(function, "func", function))
     try:
@@ -272,15 +277,15 @@ def _tensors_around(function):
     return [
         name
         for name, value in {**closure.globals, **closure.nonlocals}.items()
-        if any(isinstance(t, tf.Tensor) for t in _flat(value))
+        if any(isinstance(t, tf.Tensor) for t in _flatten(value))
     ]
 
 
-def _flat(value):
-    return tf.nest.flatten(value) if type(value) in _NESTED else [value]
+def _flatten(value):
+    return tf.nest.flatten(value) if type(value) in _NESTED_TYPES else [value]
 
 
-def _build(owner, loss_fn, batch, return_outputs):
+def _build_layers(owner, loss_fn, batch, return_outputs):
     """Create the weights of layers that no call has built yet."""
     if all(layer.built for layer in inner_layers(owner)):
         return
@@ -299,7 +304,7 @@ _NO_OUTPUTS = (
     "gradient_mode='vectorized', 'per_sample' or 'batch'."
 )
 
-_NESTED = (list, tuple, dict)
+_NESTED_TYPES = (list, tuple, dict)
 
 _OWN_STEP = (
     "{name} has a train_step of its own, which would ignore "

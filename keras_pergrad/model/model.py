@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import modes
-from keras_pergrad.aggregations.logs import Logs, watched
+from keras_pergrad.aggregations.logs import Logs, log_statistics
 from keras_pergrad.common.batch_marks import parted, unnumbered
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data import batches
@@ -60,15 +60,17 @@ from keras_pergrad.modes.step_readers import (
 # The aggregation of a model when it is compiled and when a `fit` begins.
 
 
-def state_of(aggregation, before):
+def compiled_state(aggregation, previous_state):
     """Return the `aggregation_state` of a model that is compiled."""
-    state = aggregation and aggregation.make_state(before)
-    kept = isinstance(before, AggregationState) and before.begun
-    if not kept or (aggregation is not None and aggregation.counts):
+    state = aggregation and aggregation.make_state(previous_state)
+    has_begun = (
+        isinstance(previous_state, AggregationState) and previous_state.begun
+    )
+    if not has_begun or (aggregation is not None and aggregation.counts):
         return state
     if state is not None:
-        raise ValueError(_FORGOTTEN.format(aggregation))
-    return before
+        raise ValueError(_STATE_LOST.format(aggregation))
+    return previous_state
 
 
 @contextlib.contextmanager
@@ -96,10 +98,12 @@ def during_fit(model, arguments):
 
 
 @not_converted
-def require_fit(model, *asked, **how):
+def require_fit(model, *arguments, **options):
     """Refuse training outside of `fit` if the model's mode counts updates."""
     if model.compiled and model.gradient_mode.aggregation is not None:
-        model.gradient_mode.aggregation.require_fit(model, *asked, **how)
+        model.gradient_mode.aggregation.require_fit(
+            model, *arguments, **options
+        )
 
 
 def _refuse_private_batches(arguments):
@@ -114,7 +118,7 @@ def _refuse_private_batches(arguments):
             )
 
 
-_FORGOTTEN = (
+_STATE_LOST = (
     "The model was trained privately, and what was spent would be forgotten. "
     "Expected the gradient_mode of a PrivateTraining, or one without a state. "
     "Received: {}. To give up the statement of what was spent, set "
@@ -163,9 +167,9 @@ class PerGradModel(FitHooks, keras.Model):
     vouched = ()
     #: The `StepReadings`, once a reader was opened.
     _step_readings = None
-    #: What `from_model` calls; `wrapped_model`, whose classes derive from this
-    #: one, sets it.
-    _wrapping: Any = None
+    #: What `from_model` calls. `wrapping`, whose classes derive from this
+    #: one, sets it: it cannot be imported here.
+    _wrap_model: Any = None
 
     def __new__(cls, *args, **kwargs):
         # Keras turns a class that is used with inputs and outputs into a
@@ -207,7 +211,7 @@ class PerGradModel(FitHooks, keras.Model):
         >>> net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         >>> model = kpg.PerGradModel.from_model(net)
         """
-        return PerGradModel._wrapping(cls, model)
+        return PerGradModel._wrap_model(cls, model)
 
     def compile(
         self,
@@ -245,11 +249,11 @@ class PerGradModel(FitHooks, keras.Model):
             # Not a list of metrics: Keras would report them in evaluate(), too.
             self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
-            old = getattr(self, "aggregation_state", None)
-            self.aggregation_state = state_of(mode.aggregation, old)
-        self._watched = None
+            old_state = getattr(self, "aggregation_state", None)
+            self.aggregation_state = compiled_state(mode.aggregation, old_state)
+        self._watch_logs = None
         if self._step_readings is not None:
-            self._step_readings.compiled()
+            self._step_readings.on_compile()
 
     @property
     def gradient_mode(self):
@@ -277,7 +281,7 @@ class PerGradModel(FitHooks, keras.Model):
         training begins.
         """
         require_compiled(self, "watch_gradients")
-        return watched(self)
+        return log_statistics(self)
 
     def read_steps(self, reader):
         """Have a `modes.StepReader` read the steps that train while open.
@@ -312,15 +316,15 @@ class PerGradModel(FitHooks, keras.Model):
 
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
-        given = bound.arguments
+        arguments = bound.arguments
         with (
-            restored(given.get("callbacks")),
-            during_fit(self, given),
+            restored(arguments.get("callbacks")),
+            during_fit(self, arguments),
             strategies.explaining(self.distribute_strategy),
-            end_of_epochs(self, given.get("callbacks")) as callbacks,
+            end_of_epochs(self, arguments.get("callbacks")) as callbacks,
         ):
-            given["callbacks"] = callbacks
-            prepare_fit(self, given)
+            arguments["callbacks"] = callbacks
+            prepare_fit(self, arguments)
             return super().fit(*bound.args, **bound.kwargs)
 
     fit.__doc__ = keras.Model.fit.__doc__
@@ -448,8 +452,8 @@ class PerGradModel(FitHooks, keras.Model):
         """
         require_fit(self, "compute_gradients()")
         batch = x, y, sample_weight
-        given = converted(loss_fn), batch, variables, optimizer, name
-        return custom_step.gradients_of(self, *given, return_outputs)
+        arguments = converted(loss_fn), batch, variables, optimizer, name
+        return custom_step.function_gradients(self, *arguments, return_outputs)
 
     def test_step(self, data):
         """Run one step of `evaluate` on one batch."""
@@ -457,8 +461,8 @@ class PerGradModel(FitHooks, keras.Model):
         if not replicas.several():
             return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        loss, y_pred, whole = evaluate(self, x, y, sample_weight)
-        track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], whole)
+        loss, y_pred, is_whole = evaluate(self, x, y, sample_weight)
+        track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], is_whole)
         logs = self._metric_logs(x, y, y_pred, sample_weight)
         return strategies.as_logs(logs)
 
@@ -475,8 +479,8 @@ class PerGradModel(FitHooks, keras.Model):
 
     def _logs_of_epoch(self, logs, otherwise):
         """Return an epoch's metrics of all replicas, and the other logs."""
-        own = type(self).train_step is not PerGradModel.train_step
-        if own or not isinstance(logs, dict):
+        has_own_step = type(self).train_step is not PerGradModel.train_step
+        if has_own_step or not isinstance(logs, dict):
             return otherwise(logs)
         metrics = self.get_metrics_result()
         return {**logs, **metrics} if set(metrics) <= set(logs) else logs

@@ -31,16 +31,16 @@ from keras_pergrad.keras_internals.models.sharing import (
 )
 from keras_pergrad.model.model import FunctionalPerGradModel, PerGradModel
 
-_TRAINING = ("train_step", "make_train_function")
-_STEPS = (
-    *_TRAINING,
+_TRAIN_METHODS = ("train_step", "make_train_function")
+_STEP_METHODS = (
+    *_TRAIN_METHODS,
     "test_step",
     "predict_step",
     "make_test_function",
     "make_predict_function",
 )
 #: What a `WrappedModel` would not call.
-_AROUND = (
+_OUTER_METHODS = (
     "compile",
     "fit",
     "evaluate",
@@ -57,8 +57,8 @@ _AROUND = (
 
 def overrides(model, name):
     """Whether a model's class has a method of its own by a Keras name."""
-    ours = (getattr(keras.Model, name), getattr(PerGradModel, name))
-    return getattr(type(model), name) not in ours
+    base_methods = (getattr(keras.Model, name), getattr(PerGradModel, name))
+    return getattr(type(model), name) not in base_methods
 
 
 def from_model(cls, model):
@@ -74,12 +74,12 @@ def from_model(cls, model):
         tensors = symbolic_inputs(model), symbolic_outputs(model)
         return cls(*tensors, name=model.name)
     is_graph = isinstance(model, (Functional, keras.Sequential))
-    around = [name for name in _AROUND if overrides(model, name)]
-    if model.built and (is_graph or around):
-        return derived(model)
-    if around:
+    overridden = [name for name in _OUTER_METHODS if overrides(model, name)]
+    if model.built and (is_graph or overridden):
+        return derive(model)
+    if overridden:
         raise ValueError(
-            f"Model {model.name!r} has a {around[0]}() of its own "
+            f"Model {model.name!r} has a {overridden[0]}() of its own "
             f"({type(model).__name__}), which from_model() keeps once the "
             "model is built. Call it on a batch before from_model(), or derive "
             f"{type(model).__name__} from keras_pergrad.PerGradModel instead "
@@ -102,19 +102,19 @@ def _refuse_steps(model, names):
             )
 
 
-def derived(model):
+def derive(model):
     """Return a model of a derived class; refuse a train step of its own."""
-    _refuse_steps(model, _TRAINING)
-    is_task = all(hasattr(model, name) for name in _OF_TASKS)
-    front = _TaskFront if is_task else _Front
-    cls = derived_class(type(model), front, _Back)
+    _refuse_steps(model, _TRAIN_METHODS)
+    is_task = all(hasattr(model, name) for name in _TASK_METHODS)
+    front = _TaskFrontMixin if is_task else _FrontMixin
+    cls = derived_class(type(model), front, _BackMixin)
     saved_as(cls, _Derived)
     return shared(model, cls, PerGradModel)
 
 
 def wrap(model):
     """Return a `PerGradModel` that calls `model`; refuse steps of its own."""
-    _refuse_steps(model, _STEPS)
+    _refuse_steps(model, _STEP_METHODS)
     loss = overrides(model, "compute_loss")
     metrics = overrides(model, "compute_metrics")
     if loss and metrics:
@@ -124,12 +124,12 @@ def wrap(model):
     return _WithMetrics(model) if metrics else WrappedModel(model)
 
 
-_OF_TASKS = ("preprocess_samples", "save_to_preset")
+_TASK_METHODS = ("preprocess_samples", "save_to_preset")
 #: Parameters that take any number of arguments.
-_SEVERAL = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
-class _Front:
+class _FrontMixin:
     """What comes before a model's own methods in a derived class."""
 
     _mode_given = "batch"
@@ -139,15 +139,17 @@ class _Front:
         # A compile() of one's own need not know the argument.
         with attribute(self, "_mode_given", gradient_mode):
             super().compile(*args, **kwargs)
-        known = inspect.signature(keras.Model.compile).parameters
-        named = inspect.signature(super().compile)
-        given = named.bind(*args, **kwargs).arguments
-        beyond = {
+        keras_parameters = inspect.signature(keras.Model.compile).parameters
+        signature = inspect.signature(super().compile)
+        arguments = signature.bind(*args, **kwargs).arguments
+        extra_arguments = {
             name: value
-            for name, value in given.items()
-            if name not in known and named.parameters[name].kind not in _SEVERAL
+            for name, value in arguments.items()
+            if name not in keras_parameters
+            and signature.parameters[name].kind not in _VARIADIC
         }
-        object.__setattr__(self, "_beyond_keras", beyond)
+        # Keras would track what is in it as parts of the model.
+        object.__setattr__(self, "_beyond_keras", extra_arguments)
 
     def get_compile_config(self):
         config = super().get_compile_config()
@@ -158,22 +160,22 @@ class _Front:
     def compile_from_config(self, config):
         parameters = inspect.signature(super().compile).parameters
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            known = (*parameters, "gradient_mode", "trained_parts")
-            config = {k: v for k, v in config.items() if k in known}
+            accepted = (*parameters, "gradient_mode", "trained_parts")
+            config = {k: v for k, v in config.items() if k in accepted}
         super().compile_from_config(config)
 
     def fit(self, x=None, *args, **kwargs):
         aggregation = self.compiled and self.gradient_mode.aggregation
-        own = type(self).original_class.fit is not keras.Model.fit
-        if aggregation and aggregation.counts and own:
+        has_own_fit = type(self).original_class.fit is not keras.Model.fit
+        if aggregation and aggregation.counts and has_own_fit:
             if getattr(self, "preprocessor", self) is not None:
                 raise ValueError(
-                    _PRIVATE.format(type(self).original_class.__name__)
+                    _FIT_NOT_PRIVATE.format(type(self).original_class.__name__)
                 )
             model: Any = self
             return PerGradModel.fit(model, x, *args, **kwargs)
-        following: Any = super()
-        return following.fit(x, *args, **kwargs)
+        parent: Any = super()
+        return parent.fit(x, *args, **kwargs)
 
     def get_config(self):
         with as_original(self):
@@ -186,7 +188,7 @@ class _Front:
         return _Derived.from_config(config, custom_objects)
 
 
-class _TaskFront(_Front):
+class _TaskFrontMixin(_FrontMixin):
     """For the tasks of keras-hub, which have a preprocessor and presets."""
 
     def preprocess_samples(self, x, y=None, sample_weight=None):
@@ -208,7 +210,7 @@ class _TaskFront(_Front):
             return model.save_to_preset(*args, **kwargs)
 
 
-class _Back(PerGradModel):
+class _BackMixin(PerGradModel):
     """What comes after them."""
 
     def compile(self, *args, **kwargs):
@@ -229,7 +231,7 @@ class _Derived(PerGradModel):
 
 saved_as(_Derived, _Derived)
 
-_PRIVATE = (
+_FIT_NOT_PRIVATE = (
     "{0} has a fit() of its own, which may change the examples after they are "
     "drawn, so that nothing can be said of privacy. Preprocess the examples "
     "before, as in x, y, sample_weight = model.preprocessor(texts), give "
@@ -260,9 +262,11 @@ class WrappedModel(PerGradModel):
         wrapped = getattr(self, "wrapped", None)
         if wrapped is None:  # not yet
             return metrics
-        known = {id(metric) for metric in metrics}
-        own = metrics_beside(wrapped)
-        return metrics + [metric for metric in own if id(metric) not in known]
+        known_ids = {id(metric) for metric in metrics}
+        wrapped_metrics = metrics_beside(wrapped)
+        return metrics + [
+            metric for metric in wrapped_metrics if id(metric) not in known_ids
+        ]
 
     def get_config(self):
         config = {"name": self.name}
@@ -310,4 +314,4 @@ class _WithBoth(_WithLoss, _WithMetrics):
     """For models with both."""
 
 
-PerGradModel._wrapping = staticmethod(from_model)
+PerGradModel._wrap_model = staticmethod(from_model)

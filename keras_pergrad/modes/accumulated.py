@@ -25,7 +25,12 @@ from keras_pergrad.keras_internals.models.parts import accumulating
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.state.saved import SavedState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
-from keras_pergrad.modes.microbatches import MOST, Parting, is_one, update
+from keras_pergrad.modes.microbatches import (
+    MAX_BATCH,
+    Parting,
+    is_single_microbatch,
+    update,
+)
 from keras_pergrad.uses import TracedStep, counters, refusals
 
 # The sums for an update that is not yet complete.
@@ -37,74 +42,79 @@ class AccumulatorState(SavedState):
     def __init__(self):
         #: How many batches have been added.
         # An int32 would lie on the host of a GPU, where XLA cannot reach it.
-        self.count = _variable("pending_batches", np.zeros((), "int64"))
+        self.count = _create_variable("pending_batches", np.zeros((), "int64"))
         self.mask_epsilons = {}
-        self._keys = None
-        self._values_of_a_sample = None
+        self._group_keys = None
+        self._values_per_sample = None
         # By the key of a group and the id of a variable; None: its denominator.
         self._sums = {}
-        self._loaded = {}
+        self._loaded_values = {}
 
-    def values_of_a_sample(self, now):
-        """Return how many values each loss had for a sample; `now` at first."""
-        if self._values_of_a_sample is None:
-            self._values_of_a_sample = list(now)
-        return self._values_of_a_sample
+    def values_per_sample(self, current):
+        """Return each loss's values per sample; at first store `current`."""
+        if self._values_per_sample is None:
+            self._values_per_sample = list(current)
+        return self._values_per_sample
 
     def add(self, groups, mask_epsilons, variables):
-        """Add the groups of sums of one batch, as for `divided`."""
-        if self._keys not in (None, set(groups)):
+        """Add the groups of sums of one batch, as for `divide_groups`."""
+        if self._group_keys not in (None, set(groups)):
             raise ValueError(
                 "The denominators of the loss are of another kind than in the "
                 f"batches before: {sorted(groups)} instead of "
-                f"{sorted(self._keys)}. Call compile() again to start afresh."
+                f"{sorted(self._group_keys)}. Call compile() again to start "
+                "afresh."
             )
-        self._keys, self.mask_epsilons = set(groups), mask_epsilons
-        added = [(self.count, 1)]
+        self._group_keys, self.mask_epsilons = set(groups), mask_epsilons
+        additions = [(self.count, 1)]
         for key, (gradients, denominator) in groups.items():
             for k, (variable, g) in enumerate(zip(variables, gradients)):
                 if g is not None:
-                    place, name = (key, id(variable)), f"pending_{key}_{k}"
-                    added.append((self._sum(place, name, variable), g))
+                    sum_key, name = (key, id(variable)), f"pending_{key}_{k}"
+                    additions.append(
+                        (self._sum_variable(sum_key, name, variable), g)
+                    )
             if denominator is not None:
-                total = self._sum((key, None), f"pending_{key}")
-                added.append((total, denominator))
+                total = self._sum_variable((key, None), f"pending_{key}")
+                additions.append((total, denominator))
         # All or nothing: first every check in the sums must have passed.
         sums = [t for t in tf.nest.flatten(groups) if t is not None]
         with tf.control_dependencies(sums):
-            _add_all(added)
+            _add_all(additions)
 
-    def _sum(self, place, name, variable=None):
-        if place not in self._sums:
+    def _sum_variable(self, sum_key, name, variable=None):
+        if sum_key not in self._sums:
             shape, dtype = (), keras.config.floatx()
             if variable is not None:
                 shape, dtype = variable.shape, variable.dtype
             # Replicas create it together, each with the loaded value.
-            value = self._loaded.get(name, np.zeros(shape))
-            self._sums[place] = _variable(name, np.asarray(value, dtype))
-        return self._sums[place]
+            initial = self._loaded_values.get(name, np.zeros(shape))
+            self._sums[sum_key] = _create_variable(
+                name, np.asarray(initial, dtype)
+            )
+        return self._sums[sum_key]
 
     def groups(self, variables):
         """Return the groups of sums of all added batches."""
         return {
             key: (
-                [self._value(key, id(v)) for v in variables],
-                self._value(key),
+                [self._sum_value(key, id(v)) for v in variables],
+                self._sum_value(key),
             )
-            for key in sorted(self._keys or ())
+            for key in sorted(self._group_keys or ())
         }
 
     @property
     def rows(self):
         """The number of added samples; None if no term is divided by it."""
-        return self._value("rows")
+        return self._sum_value("rows")
 
-    def _value(self, key, of=None):
-        total = self._sums.get((key, of))
+    def _sum_value(self, key, variable_id=None):
+        total = self._sums.get((key, variable_id))
         return None if total is None else tf.convert_to_tensor(total)
 
     @property
-    def waiting(self):
+    def has_pending(self):
         """Whether a batch waits for an update; not available in graphs."""
         return bool(tf.convert_to_tensor(self.count) > 0)
 
@@ -115,7 +125,7 @@ class AccumulatorState(SavedState):
 
     def forget(self):
         """Start from zero; loaded sums are not used either."""
-        self._loaded = {}
+        self._loaded_values = {}
         self.reset()
 
     @property
@@ -123,37 +133,37 @@ class AccumulatorState(SavedState):
         return [self.count, *self._sums.values()]
 
     def save_own_variables(self, store):
-        made = {
+        current_values = {
             variable.name: np.asarray(tf.convert_to_tensor(variable))
             for variable in self._variables
         }
-        # Also loaded values that were not needed since then.
-        for name, value in {**self._loaded, **made}.items():
+        # Also loaded values whose variables were not created since then.
+        for name, value in {**self._loaded_values, **current_values}.items():
             store[name] = value
 
     def load_own_variables(self, store):
         names = list(store.keys())
-        self._loaded = {name: np.asarray(store[name]) for name in names}
+        self._loaded_values = {name: np.asarray(store[name]) for name in names}
         for variable in self._variables:
             zeros = np.zeros(variable.shape, variable.dtype)
-            variable.assign(self._loaded.get(variable.name, zeros))
+            variable.assign(self._loaded_values.get(variable.name, zeros))
 
 
-def _add_all(added):
+def _add_all(additions):
     """Add to variables; where an interrupt comes between, to none of them."""
-    before = []
+    previous_values = []
     if tf.executing_eagerly():
-        before = [(v, tf.identity(v.value)) for v, _ in added]
+        previous_values = [(v, tf.identity(v.value)) for v, _ in additions]
     try:
-        for variable, value in added:
+        for variable, value in additions:
             variable.assign_add(value)
     except BaseException:
-        for variable, value in before:
+        for variable, value in previous_values:
             variable.assign(value)
         raise
 
 
-def _variable(name, value):
+def _create_variable(name, value):
     # Not in the graph of a train step that is being traced.
     with tf.init_scope():
         return keras.Variable(
@@ -223,7 +233,7 @@ class Accumulated(GradientMode):
                 "microbatch_size", microbatch_size
             )
         self.microbatch_size = microbatch_size
-        self.inner = _inner(inner)
+        self.inner = _inner_mode(inner)
         self.per_sample = self.inner.per_sample
         if tail not in TAILS:
             raise ValueError(
@@ -277,7 +287,7 @@ class Accumulated(GradientMode):
             return None
         if self.tail == "drop":
             model.gradient_state.reset()
-        elif model.gradient_state.waiting:
+        elif model.gradient_state.has_pending:
             # Where an update can be made, also under a strategy.
             model.distribute_strategy.run(update, args=(self.inner, model))
             names = self.inner.logged_by_updates(model)
@@ -302,19 +312,22 @@ class Microbatches(Parting):
 
     def __init__(self, accumulated):
         super().__init__(accumulated.inner, accumulated.microbatch_size)
-        self._shown = f"gradient_mode={accumulated!r}"
+        self._mode_text = f"gradient_mode={accumulated!r}"
         self.steps = accumulated.steps
         self._stays_whole = accumulated.microbatch_size is None
         if self.size is None and replicas.several():
-            self.size = MOST
-        own = weighs(self.mode.aggregation) or self.mode.changes_gradients
-        self.own_sums = own
+            # So that a replica without samples does not call the model.
+            self.size = MAX_BATCH
+        uses_own_sums = (
+            weighs(self.mode.aggregation) or self.mode.changes_gradients
+        )
+        self.has_own_sums = uses_own_sums
 
     def require(self, model, batch):
         require_parts(model)
         if self.size is not None:
-            how = "calls the model with microbatches or shares of replicas"
-            for text in stateful_layers(model, self._shown, how):
+            reason = "calls the model with microbatches or shares of replicas"
+            for text in stateful_layers(model, self._mode_text, reason):
                 raise ValueError(text)
         optimizer = accumulating(model.optimizer)
         if optimizer is not None:
@@ -322,33 +335,43 @@ class Microbatches(Parting):
         for layer in replicas.waiting(model):
             text = refusal_messages.synchronized(layer, "microbatch")
             raise ValueError(text)
-        require_none(model, self._shown)
+        require_none(model, self._mode_text)
         for part in tf.nest.flatten(batch):
             if is_composite(part):
                 raise ValueError(refusal_messages.not_dense(part))
 
     @contextlib.contextmanager
     def checked(self, model, batch, sums):
-        tried = TracedStep(model, batch)
-        once = self._stays_whole or is_one(batch, self.size)
-        if self.mode.per_sample and not self.own_sums:
-            for error in refusals(tried):
+        traced_step = TracedStep(model, batch)
+        is_single_call = self._stays_whole or is_single_microbatch(
+            batch, self.size
+        )
+        if self.mode.per_sample and not self.has_own_sums:
+            for error in refusals(traced_step):
                 raise error
-        read = [(v, tf.identity(v.value)) for v in counters(tried, numerators)]
+        counter_values = [
+            (v, tf.identity(v.value)) for v in counters(traced_step, numerators)
+        ]
 
-        def part(*batch):
+        def sum_part(*batch):
             # Each part reads the values that the whole batch would read.
-            for variable, value in read:
+            for variable, value in counter_values:
                 variable.assign(value)
             return sums(*batch)
 
-        yield part
-        alone = once and self.steps == 1
-        for error in refusals(tried, "microbatch", once, numerators, alone):
+        yield sum_part
+        is_single_update = is_single_call and self.steps == 1
+        for error in refusals(
+            traced_step,
+            "microbatch",
+            is_single_call,
+            numerators,
+            is_single_update,
+        ):
             raise error
 
 
-def _inner(identifier):
+def _inner_mode(identifier):
     mode = gradient_modes.get(identifier)
     if mode.updates_by_sample:
         raise ValueError(
@@ -365,22 +388,22 @@ def _inner(identifier):
             "its microbatches. Received: statistics=True"
         )
     if _can_be_inner(type(mode)):
-        step, part = (
+        step_class, sums_class = (
             next(cls for cls in type(mode).__mro__ if name in vars(cls))
             for name in ("step", "partial_sums")
         )
-        if issubclass(step, part) and step is not part:
+        if issubclass(step_class, sums_class) and step_class is not sums_class:
             raise ValueError(
                 "`inner` finds the gradient of each microbatch by its "
-                f"partial_sums(), which {step.__name__} has from "
-                f"{part.__name__}, so that {step.__name__}.step() would not "
-                f"count. Define both in {step.__name__}. "
+                f"partial_sums(), which {step_class.__name__} has from "
+                f"{sums_class.__name__}, so that {step_class.__name__}.step() "
+                f"would not count. Define both in {step_class.__name__}. "
                 f"Received: inner={mode!r}"
             )
         return mode
-    known = [name for name, cls in gradient_modes.items() if _can_be_inner(cls)]
+    names = [name for name, cls in gradient_modes.items() if _can_be_inner(cls)]
     raise ValueError(
-        f"`inner` must be one of {known}, or a mode with a method "
+        f"`inner` must be one of {names}, or a mode with a method "
         f"partial_sums(). Received: {type(mode).__name__}"
     )
 

@@ -13,9 +13,8 @@ from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 from keras_pergrad.modes import microbatches, one_step
-from keras_pergrad.modes import microbatches as xla_parts
 from keras_pergrad.modes.one_step import Step
-from keras_pergrad.modes.sums import WeightedSums, divided
+from keras_pergrad.modes.sums import WeightedSums, divide_groups
 from keras_pergrad.uses import function_cache
 
 
@@ -161,13 +160,13 @@ class GradientMode(Configured):
         batch, parting = (x, y, sample_weight), self.parting(model)
         if self.updates_by_sample:
             return microbatches.update_by_sample(self, model, batch)
-        if self.compiles_parts(model) and xla_parts.may_begin():
-            parting = xla_parts.padded(parting, self)
+        if self.compiles_parts(model) and microbatches.is_outside_xla():
+            parting = microbatches.pad_parts(parting, self)
         if parting is not None:
-            return microbatches.of_parts(parting, model, batch)
+            return microbatches.step_of_parts(parting, model, batch)
         if self.needs_graph and tf.executing_eagerly():
-            return _traced(self, model, batch)
-        return one_step.of_whole(self, model, batch)[0]
+            return _traced_step(self, model, batch)
+        return one_step.step_of_whole_batch(self, model, batch)[0]
 
     def require(self, model):
         """Refuse a model that the mode cannot train."""
@@ -180,16 +179,16 @@ class GradientMode(Configured):
     def compiles_parts(self, model):
         """Whether XLA is to compile a step's parts, and not the step."""
         private = self.aggregation is not None and self.aggregation.counts
-        return private and xla_parts.serves(self, model)
+        return private and microbatches.can_compile_parts(self, model)
 
-    def sums_of_parts(self, aggregation, *given):
+    def sums_of_parts(self, aggregation, *arguments):
         """Return the function of a part of a batch whose results are summed."""
-        return WeightedSums(self, aggregation, *given)
+        return WeightedSums(self, aggregation, *arguments)
 
     def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
         """Return the gradients of sums over parts, and what to log of them."""
         del model, aggregation
-        return divided(groups, mask_epsilons), {}
+        return divide_groups(groups, mask_epsilons), {}
 
     def logged_by_updates(self, model):
         """Return the names of what `gradients_of_sums` logs."""
@@ -233,10 +232,10 @@ class GradientMode(Configured):
     @property
     def log_metrics(self):
         """What `step` puts into `statistics`: name to metric class."""
-        logged = dict(STATISTICS) if self.gives_statistics else {}
+        metrics = dict(STATISTICS) if self.gives_statistics else {}
         if self.aggregation is None:
-            return logged
-        return {**self.aggregation.log_metrics, **logged}
+            return metrics
+        return {**self.aggregation.log_metrics, **metrics}
 
 
 gradient_modes = Registry("gradient mode", GradientMode)
@@ -282,34 +281,36 @@ def register_gradient_mode(name):
     return gradient_modes.register(name)
 
 
-def _traced(mode, model, batch):
+def _traced_step(mode, model, batch):
     """Return an eager step, run as a `tf.function` that the model keeps."""
     # In Python such a step only builds the graph. On several replicas the work
     # is traced elsewhere.
     key = "step", id(mode), mode.is_watched, ranks(batch)
+    # The model keeps the function, which therefore must not hold the model.
     reference = weakref.ref(model)
 
-    def compute(*batch):
-        step, _ = one_step.of_whole(mode, reference(), batch)
-        masks = [mask_of(t) for t in _tensors(step.y_pred)]
-        given = step.gradients, step.statistics, step.readings
-        return step.loss, step.y_pred, masks, *given
+    def compute_step(*batch):
+        step, _ = one_step.step_of_whole_batch(mode, reference(), batch)
+        masks = [mask_of(t) for t in _flat_tensors(step.y_pred)]
+        results = step.gradients, step.statistics, step.readings
+        return step.loss, step.y_pred, masks, *results
 
-    def make():
-        return tf.function(compute, autograph=False, reduce_retracing=True)
+    def make_function():
+        return tf.function(compute_step, autograph=False, reduce_retracing=True)
 
     if mode.traced is None:
-        function = function_cache.kept(model, key, make)
+        function = function_cache.kept(model, key, make_function)
     else:
-        function = mode.traced.setdefault(key, make())
+        function = mode.traced.setdefault(key, make_function())
     with traced_functions():
-        loss, y_pred, masks, *given = function(*batch)
-    for tensor, mask in zip(_tensors(y_pred), masks):
+        loss, y_pred, masks, *results = function(*batch)
+    # Keras's mask is an attribute of a tensor, which results of functions lose.
+    for tensor, mask in zip(_flat_tensors(y_pred), masks):
         if mask is not None:
             set_mask(tensor, mask)
-    gradients, statistics, readings = given
+    gradients, statistics, readings = results
     return Step(loss, y_pred, gradients, statistics, readings=readings)
 
 
-def _tensors(structure):
+def _flat_tensors(structure):
     return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]

@@ -48,8 +48,8 @@ class Batch(GradientMode):
             target = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(target, model.trainable_variables)
         # A mean over no samples is NaN.
-        both = replicas.present(sample_count(x), (loss, gradients))
-        loss, gradients = both
+        results = replicas.present(sample_count(x), (loss, gradients))
+        loss, gradients = results
         return Step(loss, y_pred, gradients)
 
     def partial_sums(self, model, part):
@@ -64,14 +64,16 @@ def evaluate(model, x, y, sample_weight):
     """Return (loss, outputs, whether it is that of all replicas) of a batch."""
     try:
         require_parts(model)
-        kinds = microbatches.add_loss_kinds(model, x, training=False)
-        parts = MicrobatchSums(model, x, None, kinds)
+        loss_kinds = microbatches.add_loss_kinds(model, x, training=False)
+        batch_sums = MicrobatchSums(model, x, None, loss_kinds)
         with replicas.Postponed() as scope:
             y_pred = call_model(model, x, training=False)
-        scope.assign(parts.count)
-        terms = parts.evaluate(x, y, y_pred, sample_weight)
-        sums = parts.parts_of_loss(terms, scope.losses, parts.own_rows)
-        return parts.loss(parts.totals(sums)), y_pred, True
+        scope.assign(batch_sums.count)
+        terms = batch_sums.evaluate(x, y, y_pred, sample_weight)
+        part_values = batch_sums.loss_values(
+            terms, scope.losses, batch_sums.replica_rows
+        )
+        return batch_sums.loss(batch_sums.totals(part_values)), y_pred, True
     except NotAdditive as error:
         _warn(error)
         y_pred = call_model(model, x, training=False)

@@ -16,8 +16,8 @@ from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.sums import (
     MicrobatchSums,
-    call_postponed,
-    divided,
+    call_with_postponed,
+    divide_groups,
     plus,
     times,
     unscaled,
@@ -29,7 +29,7 @@ from keras_pergrad.modes.sums import (
 _BATCH = "use gradient_mode='batch'"
 
 
-def by_norms(aggregation):
+def norm_aggregation(aggregation):
     """Say that tasks are not weighed by norms of samples."""
     return (
         "ByTask() expected `aggregation` to be a GramianAggregation, such as "
@@ -39,7 +39,7 @@ def by_norms(aggregation):
     )
 
 
-def wrong_losses(losses):
+def invalid_losses(losses):
     """Say what `losses` of `ByTask` may be."""
     return (
         "`losses` expected a list of different names of losses, such as "
@@ -50,7 +50,7 @@ def wrong_losses(losses):
     )
 
 
-def own_loss(model):
+def overridden_loss(model):
     """Say that the tasks of a compute_loss of one's own are not known."""
     return (
         f"{type(model).__name__} overrides compute_loss, so that its tasks are "
@@ -61,7 +61,7 @@ def own_loss(model):
     )
 
 
-PARTS = (
+PART_OF_BATCH = (
     "partial_sums() of ByTask expected the whole batch: the inner products are "
     "of the gradients of all of it. Received: a part, from a mode that calls "
     "it or overrides it. Override step() instead, or give "
@@ -70,21 +70,21 @@ PARTS = (
 )
 
 
-def one_task(tasks, known):
+def single_task(tasks, loss_names):
     """Say that one task has no conflicts."""
     return (
         "ByTask() expected at least two tasks. Received: "
-        f"{len(tasks)}, {tasks}; the compiled losses are {known}. Compile a "
-        "loss for each output, name what a layer gives to add_loss in "
-        f"`losses`, as in 'add_loss/<name of the layer>', or {_BATCH}."
+        f"{len(tasks)}, {tasks}; the compiled losses are {loss_names}. "
+        "Compile a loss for each output, name what a layer gives to add_loss "
+        f"in `losses`, as in 'add_loss/<name of the layer>', or {_BATCH}."
     )
 
 
-def unknown_loss(name, known):
+def unknown_loss(name, loss_names):
     """Say that a model has no loss of this name."""
     return (
         f"`losses` names {name!r}, which the model does not have. Expected "
-        f"some of the compiled losses {known}, or 'add_loss/<name of a "
+        f"some of the compiled losses {loss_names}, or 'add_loss/<name of a "
         "layer>'."
     )
 
@@ -124,73 +124,82 @@ class TaskSums(MicrobatchSums):
 
     # `tasks` are the names of the losses of each task, by its name.
 
-    def __init__(self, tasks, model, *given):
-        super().__init__(model, *given)
+    def __init__(self, tasks, model, *arguments):
+        super().__init__(model, *arguments)
         self._tasks = tasks
         self._prefixes = {
-            name: _prefix(k)
+            name: _task_prefix(k)
             for k, group in enumerate(tasks.values())
             for name in group
         }
-        self._losses, self._owners = loss_terms.names(model), []
+        self._losses, self._loss_layers = loss_terms.names(model), []
 
     def call(self, x):
-        added, self._owners = [], []
-        with noting_losses(self.model, added, self._owners):
-            y_pred, _ = call_postponed(self.model, x)
+        added, self._loss_layers = [], []
+        with noting_losses(self.model, added, self._loss_layers):
+            y_pred, _ = call_with_postponed(self.model, x)
         return y_pred, added
 
     def targets(self, terms, added, rows):
-        known = self._losses[: len(terms)]
-        known = known + [loss_terms.added(layer) for layer in self._owners]
-        require_minimised(self._tasks, known)
+        loss_names = self._losses[: len(terms)]
+        loss_names = loss_names + [
+            loss_terms.added(layer) for layer in self._loss_layers
+        ]
+        require_minimised(self._tasks, loss_names)
         return super().targets(terms, added, rows)
 
-    def prefix_of_loss(self, k):
+    def loss_prefix(self, k):
         return self._prefixes.get(self._losses[k], "")
 
-    def prefix_of_added(self, k):
-        return self._prefixes.get(loss_terms.added(self._owners[k]), "")
+    def added_prefix(self, k):
+        return self._prefixes.get(loss_terms.added(self._loss_layers[k]), "")
 
 
-def by_task(groups, mask_epsilons, count):
+def split_by_task(groups, mask_epsilons, task_count):
     """Return the gradients of each task and those of no task, or None."""
-    parts, rest = [], dict(groups)
-    for k in range(count):
-        own = {key: rest.pop(key) for key in groups if _is_of(key, k)}
-        parts.append(divided(own, mask_epsilons))
-    return parts, divided(rest, mask_epsilons)
+    task_gradients, other_groups = [], dict(groups)
+    for k in range(task_count):
+        task_groups = {
+            key: other_groups.pop(key) for key in groups if _is_of_task(key, k)
+        }
+        task_gradients.append(divide_groups(task_groups, mask_epsilons))
+    return task_gradients, divide_groups(other_groups, mask_epsilons)
 
 
-def require_minimised(tasks, known):
+def require_minimised(tasks, loss_names):
     """Refuse a task with a loss that is not among those of the batch."""
     for name in (name for group in tasks.values() for name in group):
-        if name not in known:
+        if name not in loss_names:
             raise ValueError(not_minimised(name))
 
 
-def _prefix(task):
+def _task_prefix(task):
     return f"task{task}_"
 
 
-def _is_of(key, task):
-    return key.startswith(_prefix(task))
+def _is_of_task(key, task):
+    return key.startswith(_task_prefix(task))
 
 
 # The gradients of several tasks: what they share, and how they agree.
 
 
-def shared_by_tasks(parts):
+def shared_by_tasks(task_gradients):
     """Say of each variable whether at least two tasks have a gradient of it.
 
-    `parts` are lists of gradients, one a task, with None: not used.
+    `task_gradients` are lists of gradients, one a task, with None: not used.
     """
-    return [sum(g is not None for g in column) > 1 for column in zip(*parts)]
+    return [
+        sum(g is not None for g in column) > 1
+        for column in zip(*task_gradients)
+    ]
 
 
-def gramian_of(parts, shared):
+def gramian_of(task_gradients, shared):
     """Return the inner products over the shared variables, (tasks, tasks)."""
-    columns = [c for c, is_shared in zip(zip(*parts), shared) if is_shared]
+    columns = [
+        c for c, is_shared in zip(zip(*task_gradients), shared) if is_shared
+    ]
     return tf.add_n(gramians(columns))
 
 
@@ -219,13 +228,13 @@ def _gramian(column, dtype):
     )
 
 
-def among_shared(parts, shared, weights):
+def combine_tasks(task_gradients, shared, weights):
     """Return the weighted sums at shared variables, the plain ones at others.
 
     `weights` are (tasks,), or None: all are 1.
     """
     gradients = []
-    for column, is_shared in zip(zip(*parts), shared):
+    for column, is_shared in zip(zip(*task_gradients), shared):
         total = None
         for k, gradient in enumerate(column):
             if gradient is None:
@@ -243,12 +252,14 @@ def cosines(tasks, gramian=None):
 
     NaN where a gradient is zero. Without the Gramian the values are None.
     """
-    found = {}
-    for i, one in enumerate(tasks):
+    cosines_by_name = {}
+    for i, first in enumerate(tasks):
         for j in range(i + 1, len(tasks)):
-            name = f"task_cosine_{one}_{tasks[j]}"
-            found[name] = gramian if gramian is None else _cosine(gramian, i, j)
-    return found
+            name = f"task_cosine_{first}_{tasks[j]}"
+            cosines_by_name[name] = (
+                gramian if gramian is None else _cosine(gramian, i, j)
+            )
+    return cosines_by_name
 
 
 def _cosine(gramian, i, j):
@@ -339,21 +350,23 @@ class ByTask(GradientMode):
             aggregation = "upgrad"
         self.aggregation = aggregations.get(aggregation)
         if self.aggregation.needs == "norms":
-            raise ValueError(by_norms(self.aggregation))
-        self.losses = _groups(losses)
+            raise ValueError(norm_aggregation(self.aggregation))
+        self.losses = _task_losses(losses)
 
     def require(self, model):
         if type(model).compute_loss is not keras.Model.compute_loss:
-            raise ValueError(own_loss(model))
-        known = loss_terms.names(model)
+            raise ValueError(overridden_loss(model))
+        loss_names = loss_terms.names(model)
         tasks = self._tasks(model)
         if len(tasks) < 2:
-            raise ValueError(one_task(list(tasks), known))
+            raise ValueError(single_task(list(tasks), loss_names))
         layers = {layer.name for layer in layers_of(model)}
         for name in (name for group in tasks.values() for name in group):
-            added = name.removeprefix(loss_terms.ADDED)
-            if name not in known and (added == name or added not in layers):
-                raise ValueError(unknown_loss(name, known))
+            layer_name = name.removeprefix(loss_terms.ADDED)
+            if name not in loss_names and (
+                layer_name == name or layer_name not in layers
+            ):
+                raise ValueError(unknown_loss(name, loss_names))
 
     def _tasks(self, model):
         """Return the names of the losses of each task, by its name."""
@@ -375,65 +388,70 @@ class ByTask(GradientMode):
         weights = [f"task_weight_{name}" for name in tasks]
         return ["task_conflicts", *weights, *cosines(tasks)]
 
-    def sums_of_parts(self, aggregation, *given):
+    def sums_of_parts(self, aggregation, *arguments):
         if type(self).partial_sums is not ByTask.partial_sums:
-            return super().sums_of_parts(aggregation, *given)
-        return TaskSums(self._tasks(given[0]), *given)
+            return super().sums_of_parts(aggregation, *arguments)
+        return TaskSums(self._tasks(arguments[0]), *arguments)
 
     def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
         tasks = list(self._tasks(model))
-        parts, others = by_task(groups, mask_epsilons, len(tasks))
-        return self._aggregated(tasks, parts, others, aggregation)
+        task_gradients, other_gradients = split_by_task(
+            groups, mask_epsilons, len(tasks)
+        )
+        return self._aggregate(
+            tasks, task_gradients, other_gradients, aggregation
+        )
 
     def partial_sums(self, model, part):
         if not part.is_whole:
-            raise ValueError(PARTS)
-        tasks, noted = self._tasks(model), {}
+            raise ValueError(PART_OF_BATCH)
+        tasks, captured_losses = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()
-            with loss_terms.noting_values(model, noted):
+            with loss_terms.noting_values(model, captured_losses):
                 part.target(y_pred, added)
-            terms = loss_terms.terms_of(model, part.y, y_pred, noted)
-            targets, rest = _targets(tasks, terms, part.scale)
+            terms = loss_terms.terms_of(model, part.y, y_pred, captured_losses)
+            targets, other_target = _task_targets(tasks, terms, part.scale)
         variables = model.trainable_variables
-        parts = [
+        task_gradients = [
             unscaled(tape.gradient(t, variables), part.scale)
             for t in targets.values()
         ]
-        others = None
-        if rest is not None:
-            others = tape.gradient(rest, variables)
-            others = unscaled(others, part.scale)
+        other_gradients = None
+        if other_target is not None:
+            other_gradients = tape.gradient(other_target, variables)
+            other_gradients = unscaled(other_gradients, part.scale)
         del tape
-        gradients, logged = self._aggregated(
-            list(tasks), parts, others, part.aggregation
+        gradients, logged = self._aggregate(
+            list(tasks), task_gradients, other_gradients, part.aggregation
         )
         return PartialSums(y_pred, gradients, statistics=logged)
 
-    def _aggregated(self, tasks, parts, others, aggregation):
+    def _aggregate(self, tasks, task_gradients, other_gradients, aggregation):
         """Return the gradients of tasks and of all else as one; the logs."""
-        shared = shared_by_tasks(parts)
+        shared = shared_by_tasks(task_gradients)
         if not any(shared):
             raise ValueError(nothing_shared(tasks))
-        gramian = gramian_of(parts, shared)
+        gramian = gramian_of(task_gradients, shared)
         weights, logged = self._weights(gramian, tasks, aggregation)
-        gradients = among_shared(parts, shared, weights)
-        if others is not None:
-            gradients = plus(gradients, others)
+        gradients = combine_tasks(task_gradients, shared, weights)
+        if other_gradients is not None:
+            gradients = plus(gradients, other_gradients)
         return gradients, logged
 
     def _weights(self, gramian, tasks, aggregation):
         """Return the factor of each task's gradient, or None; and the logs."""
         count, weights = len(tasks), None
-        shown = tf.ones([count], gramian.dtype)
+        logged_weights = tf.ones([count], gramian.dtype)
         if aggregation.needs == "gramian":
-            # Of gradients whose mean is the ordinary one.
-            shown, _ = aggregation.mean_weights(gramian * count**2)
-            weights = shown
-        against = tf.reduce_sum(tf.cast(gramian < 0, tf.float32))
-        logged = {"task_conflicts": against / (count * (count - 1))}
+            # Tasks add up to the ordinary gradient; an aggregation expects
+            # rows whose mean it is: each task's gradient times their number.
+            logged_weights, _ = aggregation.mean_weights(gramian * count**2)
+            weights = logged_weights
+        conflicts = tf.reduce_sum(tf.cast(gramian < 0, tf.float32))
+        logged = {"task_conflicts": conflicts / (count * (count - 1))}
         for k, name in enumerate(tasks):
-            logged[f"task_weight_{name}"] = shown[k]
+            logged[f"task_weight_{name}"] = logged_weights[k]
         return weights, {**logged, **cosines(tasks, gramian)}
 
     def get_config(self):
@@ -444,41 +462,41 @@ class ByTask(GradientMode):
         }
 
 
-def _groups(losses):
+def _task_losses(losses):
     """Return the names of the losses of each task, or None for all."""
     if losses is None:
         return None
     if isinstance(losses, str) or not isinstance(losses, (Mapping, Sequence)):
-        raise TypeError(wrong_losses(losses))
+        raise TypeError(invalid_losses(losses))
     pairs = (
         losses.items() if isinstance(losses, Mapping) else zip(losses, losses)
     )
-    known = [
+    normalized = [
         (name, tuple(group) if isinstance(group, (list, tuple)) else (group,))
         for name, group in pairs
     ]
-    groups = dict(known)
-    if len(groups) < len(known):
-        raise ValueError(wrong_losses(losses))
+    groups = dict(normalized)
+    if len(groups) < len(normalized):
+        raise ValueError(invalid_losses(losses))
     names = [name for group in groups.values() for name in group]
     if not all(isinstance(name, str) for name in (*groups, *names)):
-        raise TypeError(wrong_losses(losses))
+        raise TypeError(invalid_losses(losses))
     if len(set(names)) < len(names) or not all(groups.values()):
-        raise ValueError(wrong_losses(losses))
+        raise ValueError(invalid_losses(losses))
     return groups
 
 
-def _targets(tasks, terms, scale):
+def _task_targets(tasks, losses, scale):
     """Return the loss of each task and of all else, times the loss scale."""
-    require_minimised(tasks, terms)
-    targets, terms = {}, dict(terms)
+    require_minimised(tasks, losses)
+    targets, losses = {}, dict(losses)
     for task, group in tasks.items():
-        values = [terms.pop(name) for name in group]
-        targets[task] = times(_sum(values), scale)
-    return targets, times(_sum(list(terms.values())), scale)
+        values = [losses.pop(name) for name in group]
+        targets[task] = times(_total(values), scale)
+    return targets, times(_total(list(losses.values())), scale)
 
 
-def _sum(values):
+def _total(values):
     if not values:
         return None
     total = values[0]

@@ -1,7 +1,7 @@
 """A batch in parts: microbatches, replicas, single samples, sizes of XLA.
 
 The sums of the parts are added up. Each part counts in the loss of the batch
-by numerators and denominators (see `microbatch_sums`).
+by numerators and denominators (see `sums.py`).
 """
 
 import contextlib
@@ -45,8 +45,8 @@ from keras_pergrad.modes.one_step import (
     aggregation_now,
     finish,
     observe,
-    of_whole,
     overflow_to_infinity,
+    step_of_whole_batch,
 )
 from keras_pergrad.modes.sums import MicrobatchSums, WeightedSums
 from keras_pergrad.uses.sample_replay import Recorded, Replay
@@ -54,7 +54,7 @@ from keras_pergrad.uses.sample_replay import Recorded, Replay
 # The reduction of losses that layers add: sum over the batch, or mean.
 
 
-LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
+PROBE_SIZE = 8  # samples at a time; one alone may add a loss of zero
 
 
 def add_loss_kinds(model, x, training=True):
@@ -63,59 +63,70 @@ def add_loss_kinds(model, x, training=True):
     # If a term is zero for all, it may have a gradient: then its reducing ops
     # tell. Nothing that the model assigns here is kept.
     # Layers cannot wait for other replicas in a loop.
-    together = bool(replicas.waiting(model))
-    size = None if together else LOOKED_AT
-    look = functools.partial(_look, model, x, training, size)
-    seen = look(0)
-    if seen is None:
+    all_at_once = bool(replicas.waiting(model))
+    size = None if all_at_once else PROBE_SIZE
+    probe = functools.partial(_probe_kinds, model, x, training, size)
+    results = probe(0)
+    if results is None:
         return []
-    if not together:
+    if not all_at_once:
         n = sample_count(x)
-        _, seen = tf.while_loop(
-            lambda start, seen: (start < n) & tf.reduce_any(seen[0] == 0),
-            lambda start, seen: (
-                start + LOOKED_AT,
-                tf.where(seen[0] > 0, seen, look(start)),
+        _, results = tf.while_loop(
+            lambda start, results: (start < n) & tf.reduce_any(results[0] == 0),
+            lambda start, results: (
+                start + PROBE_SIZE,
+                tf.where(results[0] > 0, results, probe(start)),
             ),
-            (tf.constant(LOOKED_AT), seen),
+            (tf.constant(PROBE_SIZE), results),
             parallel_iterations=1,
         )
     # A replica without such a sample gets the answer from the others.
-    return [same_for_all(_agreed(kind)) for kind in tf.unstack(seen[1])]
+    return [
+        same_for_all(_kind_of_replicas(kind)) for kind in tf.unstack(results[1])
+    ]
 
 
-def _agreed(kind):
+def _kind_of_replicas(kind):
+    # 1 is a sum, 0 a mean, NaN neither; what one replica finds holds for all.
     is_sum = tf.cast(replicas.any_of(kind > 0.5), kind.dtype)
     is_neither = replicas.any_of(tf.math.is_nan(kind))
     return tf.where(is_neither, float("nan"), is_sum)
 
 
-def _look(model, x, training, size, start):
+def _probe_kinds(model, x, training, size, start):
     """Return which terms show their kind, and the kinds, (2, terms)."""
     # At the end of the batch `start` is moved back, so that the number of
     # samples is the same.
     n = sample_count(x)
     # Here, since XLA does not see a constant from outside of a loop.
     size = n if size is None else tf.minimum(n, size)
-    rows = tf.minimum(start, n - size) + tf.range(size)
-    few = map_tensors(lambda t: tf.gather(t, rows), x)
-    drawn, added = [], []
+    indices = tf.minimum(start, n - size) + tf.range(size)
+    probe_inputs = map_tensors(lambda t: tf.gather(t, indices), x)
+    random_draws, added_losses = [], []
     with (
         keras.StatelessScope(collect_losses=True),
-        draws.recording(drawn.append),
-        noting_losses(model, added),
+        draws.recording(random_draws.append),
+        noting_losses(model, added_losses),
     ):
-        outputs = loss_tensors(call_model(model, few, training))
-    if not added:
+        outputs = loss_tensors(call_model(model, probe_inputs, training))
+    if not added_losses:
         return None
-    inside = training_inside(model, training)
-    recorded = Recorded(model, (few,), {}, inside, drawn, outputs, added)
+    inner_training = training_inside(model, training)
+    recorded = Recorded(
+        model,
+        (probe_inputs,),
+        {},
+        inner_training,
+        random_draws,
+        outputs,
+        added_losses,
+    )
     replay = Replay(recorded, list(model.trainable_variables))
     terms = additional_sums(replay, size)
     # A mean over no samples is NaN.
-    known = [tf.logical_and(value != 0, n > 0) for value, _ in terms]
+    is_known = [tf.logical_and(value != 0, n > 0) for value, _ in terms]
     kinds = [kind for _, kind in terms]
-    return tf.stack([tf.cast(known, tf.float32), kinds])
+    return tf.stack([tf.cast(is_known, tf.float32), kinds])
 
 
 # Gradients of embedding tables, with the rows of an id added up.
@@ -136,12 +147,13 @@ def for_optimizer(gradients, checks=()):
     passed.
     """
     gradients = [
-        _added(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients
+        _merge_duplicate_ids(g) if isinstance(g, tf.IndexedSlices) else g
+        for g in gradients
     ]
     return tf.tuple(gradients, control_inputs=checks)
 
 
-def _added(slices):
+def _merge_duplicate_ids(slices):
     """Return the same gradient; an id's sum stands where it comes last."""
     size = slices.shape.num_elements()
     if size is not None and size <= SMALL:
@@ -150,12 +162,14 @@ def _added(slices):
     # they are: XLA must know them.
     ids, rows = slices.indices, slices.dense_shape[0]
     count = tf.size(ids)
-    places = tf.range(count)
-    last = tf.math.unsorted_segment_max(places, ids, rows)
+    positions = tf.range(count)
+    last_positions = tf.math.unsorted_segment_max(positions, ids, rows)
     # Ids of no row, which a GPU and XLA pass over, stay alone.
-    known = (ids >= 0) & (ids < tf.cast(rows, ids.dtype))
-    places = tf.where(known, tf.gather(last, tf.where(known, ids, 0)), places)
-    values = tf.math.unsorted_segment_sum(slices.values, places, count)
+    valid = (ids >= 0) & (ids < tf.cast(rows, ids.dtype))
+    positions = tf.where(
+        valid, tf.gather(last_positions, tf.where(valid, ids, 0)), positions
+    )
+    values = tf.math.unsorted_segment_sum(slices.values, positions, count)
     values.set_shape(slices.values.shape)
     return tf.IndexedSlices(values, ids, slices.dense_shape)
 
@@ -163,11 +177,11 @@ def _added(slices):
 # A batch in parts: microbatches, replicas or both, and its single samples.
 #
 # The sums of the parts are added up. Each part counts in the loss of the
-# batch by numerators and denominators (see `microbatch_sums`).
+# batch by numerators and denominators (see `sums.py`).
 
 
 #: More samples than any batch has, so a batch is one microbatch.
-MOST = 2**24
+MAX_BATCH = 2**24
 
 
 class Parting:
@@ -177,13 +191,13 @@ class Parting:
         mode: whose `partial_sums` are taken.
         size: the number of samples in a microbatch; None: the batch is one.
         steps: how many batches make an update.
-        own_sums: whether the mode's sums are asked for, not the plain ones.
-        sizes: those to which parts are padded for XLA, each compiled alone;
-            None: nothing is compiled here.
+        has_own_sums: whether the mode gives the sums, not `MicrobatchSums`.
+        sizes: the sizes to which parts are padded for XLA; each is compiled
+            by itself. None: nothing is compiled here.
     """
 
     steps = 1
-    own_sums = True
+    has_own_sums = True
     sizes = None
 
     def __init__(self, mode, size=None):
@@ -191,7 +205,7 @@ class Parting:
         counts = mode.aggregation is not None and mode.aggregation.counts
         # The model must not be called for no sample, which a replica or a
         # batch that is drawn at random may have.
-        self.size = MOST if size is None and counts else size
+        self.size = MAX_BATCH if size is None and counts else size
 
     def require(self, model, batch):
         """Refuse a model or a batch that cannot be trained in parts."""
@@ -206,70 +220,82 @@ class Parting:
         yield sums
 
 
-def of_parts(parting, model, batch):
+def step_of_parts(parting, model, batch):
     """Return the step of a batch in parts: microbatches, replicas or both."""
     parting.require(model, batch)
-    mode, size, alone = parting.mode, parting.size, parting.steps == 1
+    mode, size, is_single_batch = parting.mode, parting.size, parting.steps == 1
     aggregation = aggregation_now(mode, model)
     scale = loss_scale(model.optimizer)
     x = batch[0] if parting.sizes is None else PaddedBatch(batch[0]).batch
-    kinds = add_loss_kinds(model, x)
-    given = model, batch[0], scale, kinds, alone
-    parts: Any
-    if parting.own_sums:
-        parts = mode.sums_of_parts(aggregation, *given)
+    loss_kinds = add_loss_kinds(model, x)
+    arguments = model, batch[0], scale, loss_kinds, is_single_batch
+    batch_sums: Any
+    if parting.has_own_sums:
+        batch_sums = mode.sums_of_parts(aggregation, *arguments)
         if parting.sizes is not None:
-            # The mean of an `add_loss` term is also over added samples.
-            parts.sizes = () if kinds else parting.sizes
+            # Of a padded part, the mean of an `add_loss` term would be over
+            # the padding, too.
+            batch_sums.sizes = () if loss_kinds else parting.sizes
     else:
-        parts = MicrobatchSums(*given)
-    with parting.checked(model, batch, parts) as function:
-        if isinstance(parts, WeightedSums):
-            parts.know_denominators(sum_over(parts.denominators, batch, size))
-            batch = *batch, tf.range(parts.count)
-        sums: Any = sum_over(function, batch, size)
-    totals = parts.totals(sums)
-    groups, norms = parts.groups(totals), totals.get("norms")
+        batch_sums = MicrobatchSums(*arguments)
+    with parting.checked(model, batch, batch_sums) as function:
+        if isinstance(batch_sums, WeightedSums):
+            # A first pass: norms need denominators of the whole batch.
+            batch_sums.set_denominators(
+                sum_microbatches(batch_sums.denominators, batch, size)
+            )
+            batch = *batch, tf.range(batch_sums.count)
+        sums: Any = sum_microbatches(function, batch, size)
+    totals = batch_sums.totals(sums)
+    groups, norms = batch_sums.groups(totals), totals.get("norms")
     plain = totals.get("plain") or totals["gradients"].get("batch")
-    logged = observe(mode, model, aggregation, norms, parts.rows, plain)
+    logged = observe(mode, model, aggregation, norms, batch_sums.rows, plain)
     gradients = None
-    if alone:
-        summed = groups, parts.mask_epsilons
-        mean, more = mode.gradients_of_sums(model, *summed, aggregation)
-        logged = {**logged, **more}
-        gradients = finish(model, aggregation, mean, parts.rows, scale, norms)
+    if is_single_batch:
+        batch_groups = groups, batch_sums.mask_epsilons
+        mean_gradients, more_logs = mode.gradients_of_sums(
+            model, *batch_groups, aggregation
+        )
+        logged = {**logged, **more_logs}
+        gradients = finish(
+            model, aggregation, mean_gradients, batch_sums.rows, scale, norms
+        )
     else:
-        _wait(parting, model, parts, groups, norms, scale)
-        # An update has logged them itself.
-        nothing = tf.constant(float("nan"))
-        logged.update(dict.fromkeys(mode.logged_by_updates(model), nothing))
-    return Step(parts.loss(totals), None, gradients, logged, whole=True)
+        _accumulate(parting, model, batch_sums, groups, norms, scale)
+        # An update has logged them itself; NaN is left out of their means.
+        undefined = tf.constant(float("nan"))
+        logged.update(dict.fromkeys(mode.logged_by_updates(model), undefined))
+    return Step(batch_sums.loss(totals), None, gradients, logged, whole=True)
 
 
-def _wait(parting, model, parts, groups, norms, scale):
+def _accumulate(parting, model, batch_sums, groups, norms, scale):
     """Add a batch to those that wait; update where enough of them do."""
     if norms is not None and scale is not None:
         groups = {
-            key: (overflow_to_infinity(gradients, norms, scale), below)
-            for key, (gradients, below) in groups.items()
+            key: (overflow_to_infinity(gradients, norms, scale), denominator)
+            for key, (gradients, denominator) in groups.items()
         }
-    waiting = model.gradient_state
-    waiting.add(groups, parts.mask_epsilons, parts.variables)
-    due = waiting.count >= parting.steps
-    replicas.when(due, lambda: update(parting.mode, model))
+    accumulator = model.gradient_state
+    accumulator.add(groups, batch_sums.mask_epsilons, batch_sums.variables)
+    is_due = accumulator.count >= parting.steps
+    replicas.when(is_due, lambda: update(parting.mode, model))
 
 
 def update(mode, model):
     """Call the optimizer with all batches that wait for an update."""
-    waiting, variables = model.gradient_state, model.trainable_variables
+    accumulator, variables = model.gradient_state, model.trainable_variables
     aggregation = aggregation_now(mode, model)
     scale = loss_scale(model.optimizer)
-    summed = waiting.groups(variables), waiting.mask_epsilons
-    mean, logged = mode.gradients_of_sums(model, *summed, aggregation)
+    group_sums = accumulator.groups(variables), accumulator.mask_epsilons
+    mean_gradients, logged = mode.gradients_of_sums(
+        model, *group_sums, aggregation
+    )
     model.gradient_logs.update(logged)
-    gradients = finish(model, aggregation, mean, waiting.rows, scale)
+    gradients = finish(
+        model, aggregation, mean_gradients, accumulator.rows, scale
+    )
     replicas.apply(model.optimizer, gradients, variables)
-    waiting.reset()
+    accumulator.reset()
 
 
 def update_by_sample(mode, model, batch):
@@ -285,7 +311,7 @@ def update_by_sample(mode, model, batch):
 
     def body(i, norms):
         row = map_tensors(lambda t: t[i : i + 1], batch)
-        step, norm = of_whole(mode, model, row, is_single=True)
+        step, norm = step_of_whole_batch(mode, model, row, is_single=True)
         track_loss(model, step.loss, 1)
         gradients = for_optimizer(step.gradients)
         model.optimizer.apply(gradients, model.trainable_variables)
@@ -303,41 +329,45 @@ def update_by_sample(mode, model, batch):
     return Step(None, None, None, aggregation.statistics(norms.stack()))
 
 
-def is_one(batch, size):
+def is_single_microbatch(batch, size):
     """Return whether a batch is surely a single microbatch."""
     rows = first_tensor(batch).shape[0]
     return rows is not None and rows <= size
 
 
-def sum_over(function, batch, size):
+def sum_microbatches(function, batch, size):
     """Return the sum over microbatches of `size` samples, the last smaller."""
     # In a graph the function is traced once for all full ones, and once for the
     # last. Its results have fixed shapes but for axes as long as the batch.
     # Size None: all at once, also where the batch has no sample.
-    if size is None or is_one(batch, size):
+    if size is None or is_single_microbatch(batch, size):
         return function(*batch)
-    flat = _Flat(function, batch)
+    flat = _FlatFunction(function, batch)
     rows = flat.tensors[0].shape[0]
-    count = tf.shape(flat.tensors[0])[0] if rows is None else rows
-    full, rest = count // size, count % size
+    row_count = tf.shape(flat.tensors[0])[0] if rows is None else rows
+    full_count, remainder = row_count // size, row_count % size
     if tf.executing_eagerly():
-        totals = flat.of_rows(0, size)
-        for start in range(size, count, size):
-            totals = flat.added_to(totals, start, start + size)
+        totals = flat.call_on_rows(0, size)
+        for start in range(size, row_count, size):
+            totals = flat.add_rows(totals, start, start + size)
         return refilled(flat.result, totals)
-    totals = _sum_full(flat, full, size, count)
+    totals = _sum_full(flat, full_count, size, row_count)
     # At least one sample, so no branch is compiled for zero samples.
-    first = count - tf.maximum(rest, 1) if rows is None else -rest
+    start_of_rest = (
+        row_count - tf.maximum(remainder, 1) if rows is None else -remainder
+    )
     if rows is None:
         totals = tf.cond(
-            rest > 0, lambda: flat.added_to(totals, first), lambda: totals
+            remainder > 0,
+            lambda: flat.add_rows(totals, start_of_rest),
+            lambda: totals,
         )
-    elif rest:
-        totals = flat.added_to(totals, first)
+    elif remainder:
+        totals = flat.add_rows(totals, start_of_rest)
     return refilled(flat.result, totals)
 
 
-def _sum_full(flat, full, size, count):
+def _sum_full(flat, full_count, size, row_count):
     """Return the sum over the microbatches of full size, in a loop."""
     specs = [tf.TensorSpec([size, *t.shape[1:]], t.dtype) for t in flat.tensors]
     # Traced before the loop, which must know the shapes of the results.
@@ -346,16 +376,16 @@ def _sum_full(flat, full, size, count):
     def body(i, totals):
         # A gather has a fixed size, and may be traced for a batch that is
         # smaller (where it is never run).
-        index = i * size + tf.range(size)
-        sums = traced(*(tf.gather(t, index) for t in flat.tensors))
+        indices = i * size + tf.range(size)
+        sums = traced(*(tf.gather(t, indices) for t in flat.tensors))
         return i + 1, [a + b for a, b in zip(totals, sums)]
 
     zeros = [
-        tf.zeros([count if d is None else d for d in t.shape], t.dtype)
+        tf.zeros([row_count if d is None else d for d in t.shape], t.dtype)
         for t in traced.structured_outputs
     ]
     _, totals = tf.while_loop(
-        lambda i, _: i < full,
+        lambda i, _: i < full_count,
         body,
         (tf.constant(0), zeros),
         parallel_iterations=1,
@@ -363,7 +393,7 @@ def _sum_full(flat, full, size, count):
     return totals
 
 
-class _Flat:
+class _FlatFunction:
     """A function of a batch as a function of flat lists without None."""
 
     def __init__(self, function, batch):
@@ -381,12 +411,13 @@ class _Flat:
             if t is not None
         ]
 
-    def of_rows(self, first, end=None):
-        return self(*(t[first:end] for t in self.tensors))
+    def call_on_rows(self, start, end=None):
+        return self(*(t[start:end] for t in self.tensors))
 
-    def added_to(self, totals, first, end=None):
+    def add_rows(self, totals, start, end=None):
         return [
-            a + b for a, b in zip(totals, self.of_rows(first, end), strict=True)
+            a + b
+            for a, b in zip(totals, self.call_on_rows(start, end), strict=True)
         ]
 
 
@@ -399,7 +430,7 @@ class _Flat:
 # see none.
 
 
-def serves(mode, model):
+def can_compile_parts(mode, model):
     """Whether the parts of private steps are to be compiled one by one."""
     # Readers see whole batches, and so do overwritten variables.
     return (
@@ -411,26 +442,28 @@ def serves(mode, model):
     )
 
 
-def may_begin():
+def is_outside_xla():
     """Whether what is traced here is not compiled itself."""
     return not tf.executing_eagerly() and not in_xla()
 
 
-def padded(parting, mode):
+def pad_parts(parting, mode):
     """Return how a batch is taken apart, into padded parts."""
     if parting is None:
         parting = Parting(mode)
         parting.size = None
-    sizes = mode.aggregation.batch_sizes()
-    parting.sizes = part_sizes(sizes, parting.size)
+    batch_sizes = mode.aggregation.batch_sizes()
+    parting.sizes = part_sizes(batch_sizes, parting.size)
     return parting
 
 
-def part_sizes(sizes, most):
+def part_sizes(sizes, max_size):
     """Return the sizes of the parts of batches of some sizes, ascending.
 
-    All parts have `most` samples but for the last, which has the rest.
+    All parts have `max_size` samples but for the last, which has the rest.
     """
-    if most is None or most >= sizes[-1]:
+    if max_size is None or max_size >= sizes[-1]:
         return sizes
-    return sorted({most, *(size % most or most for size in sizes[:-1])})
+    return sorted(
+        {max_size, *(size % max_size or max_size for size in sizes[:-1])}
+    )

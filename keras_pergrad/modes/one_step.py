@@ -13,7 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import is_finite, spread, weighs
+from keras_pergrad.aggregations.aggregation import (
+    is_finite,
+    spread_statistics,
+    weighs,
+)
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
@@ -106,7 +110,7 @@ class WholeBatch:
         batch,
         scale=None,
         aggregation=None,
-        apart=None,
+        set_apart=None,
         padded=None,
         is_single=False,
     ):
@@ -118,12 +122,12 @@ class WholeBatch:
         self.penalties = Penalties(model)
         self.loss: Any = None
         self.scaled_loss: Any = None
-        self._apart = SetApart(model) if apart is None else apart
+        self._set_apart = SetApart(model) if set_apart is None else set_apart
 
     @contextlib.contextmanager
     def watched(self):
         variables = self.penalties.variables
-        with self._apart.watched(), without_gradients(variables):
+        with self._set_apart.watched(), without_gradients(variables):
             yield
 
     def call(self):
@@ -142,24 +146,26 @@ class WholeBatch:
         self.scaled_loss = times(self.loss, self.scale)
         return self.scaled_loss
 
-    def of_all(self, values):
+    def in_variable_order(self, values):
         """Return a list in the order of all variables; of None: these."""
-        return self._apart.in_order(values)
+        return self._set_apart.in_order(values)
 
     def added_weights(self, replay):
         return additional_loss_weights(replay, self.n, self.scale)
 
 
-def of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
+def step_of_whole_batch(
+    mode, model, batch, is_single=False
+) -> tuple[Step, Any]:
     """Return a mode's step for a batch on one device, and its norms or None."""
     scale, padded = loss_scale(model.optimizer), None
     aggregation = aggregation_now(mode, model)
     if aggregation is not None and aggregation.counts:
         padded = PaddedBatch(batch)
         batch = padded.batch
-    with SetApart(model) as apart:
+    with SetApart(model) as set_apart:
         part = WholeBatch(
-            model, batch, scale, aggregation, apart, padded, is_single
+            model, batch, scale, aggregation, set_apart, padded, is_single
         )
         sums = mode.partial_sums(model, part)
     y_pred, norms = sums.y_pred, sums.norms
@@ -180,7 +186,7 @@ def of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
     gradients = finish(
         model, aggregation, sums.gradients, part.n, scale, norms, penalties
     )
-    gradients = apart.merged(gradients, part.scaled_loss)
+    gradients = set_apart.merged(gradients, part.scaled_loss)
     step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
     return step, norms
 
@@ -200,7 +206,7 @@ def observe(mode, model, aggregation, norms, n, plain, squares=None):
     if squares is None and mode.gives_statistics:
         squares = [squared_norm(g) for g in plain if g is not None]
     if squares is not None:
-        logged = {**logged, **spread(norms, squares, n)}
+        logged = {**logged, **spread_statistics(norms, squares, n)}
     return logged
 
 
@@ -219,8 +225,8 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
     gradients = plus(gradients, penalties)
     if scale is None:
         return gradients
-    dense = map_tensors(tf.convert_to_tensor, gradients)
-    return [times(g, scale) for g in dense]
+    dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
+    return [times(g, scale) for g in dense_gradients]
 
 
 def overflow_to_infinity(gradients, norms, scale):

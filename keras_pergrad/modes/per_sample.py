@@ -53,12 +53,12 @@ class Samples:
 
     def __init__(self, model, part, training=True):
         self.variables = list(model.trainable_variables)
-        self.scale, self.whole = part.scale, part.n
+        self.scale, self.batch_size = part.scale, part.n
         x, batch = part.x, (part.x, part.y, part.sample_weight)
         self.n = part.n if part.is_whole else sample_count(x)
-        drawn, drawn_by_loss, terms = [], [], []
-        tried = TracedStep(model, batch, training)
-        for error in refusals(tried, repeated="sample"):
+        model_draws, loss_draws, added_losses = [], [], []
+        traced_step = TracedStep(model, batch, training)
+        for error in refusals(traced_step, repeated="sample"):
             raise error
         # Each sample reads state as it was before the layers assign it.
         state = [
@@ -67,8 +67,8 @@ class Samples:
         ]
         with part.watched():
             with (
-                draws.recording(drawn.append),
-                noting_losses(model, terms),
+                draws.recording(model_draws.append),
+                noting_losses(model, added_losses),
             ):
                 self.y_pred = call_model(model, x, training)
             outputs = loss_tensors(self.y_pred)
@@ -76,29 +76,45 @@ class Samples:
             with (
                 tf.GradientTape(watch_accessed_variables=False) as tape,
                 without_gradients(self.variables),
-                draws.recording(drawn_by_loss.append),
+                draws.recording(loss_draws.append),
             ):
                 values = [v.value for v in self.variables]
                 tape.watch(floats + values)
-                target = part.target(self.y_pred, terms, training)
-        slopes = tape.gradient(target, floats + values)
-        error = _read_by_loss(self.variables, slopes[len(floats) :])
-        self._by_loss = None
+                target = part.target(self.y_pred, added_losses, training)
+        target_gradients = tape.gradient(target, floats + values)
+        error = _loss_read_error(
+            self.variables, target_gradients[len(floats) :]
+        )
+        self._loss_replay = None
         if error is not None:
             if not part.is_whole:
                 raise error
-            if divides(tried, "sample"):
+            if divides(traced_step, "sample"):
                 text = messages.loss_follows_size(model, "sample")
                 raise ValueError(text)
             batch = *batch[:2], self.y_pred, batch[2]
-            call = _Loss(model, training), batch, {}, training, drawn_by_loss
-            recorded = Recorded(*call, [], [part.loss])
-            self._by_loss = LossReplay(recorded, self.variables, state, part)
+            loss_call = (
+                _LossCall(model, training),
+                batch,
+                {},
+                training,
+                loss_draws,
+            )
+            recorded = Recorded(*loss_call, [], [part.loss])
+            self._loss_replay = LossReplay(
+                recorded, self.variables, state, part
+            )
         # A tensor that is given out twice has one gradient, which counts once.
-        by_output = {id(t): slope for t, slope in zip(floats, slopes)}
-        self._output_gradients = [by_output.pop(id(t), None) for t in outputs]
-        inside = training_inside(model, training)
-        recorded = Recorded(model, (x,), {}, inside, drawn, outputs, terms)
+        gradients_by_id = {
+            id(t): gradient for t, gradient in zip(floats, target_gradients)
+        }
+        self._output_gradients = [
+            gradients_by_id.pop(id(t), None) for t in outputs
+        ]
+        inner_training = training_inside(model, training)
+        recorded = Recorded(
+            model, (x,), {}, inner_training, model_draws, outputs, added_losses
+        )
         self._replay = Replay(recorded, self.variables, state)
         self._loss_weights = part.added_weights(self._replay)
 
@@ -112,8 +128,8 @@ class Samples:
         gradients = self._replay.gradients(
             i, self._output_gradients, self._loss_weights
         )
-        if self._by_loss is not None:
-            gradients = self._by_loss.added_to(gradients, i)
+        if self._loss_replay is not None:
+            gradients = self._loss_replay.add_contributions(gradients, i)
         return unscaled(gradients, self.scale)
 
     def norm(self, contributions, groups=None):
@@ -126,7 +142,7 @@ class Samples:
                 group = 0 if groups is None else groups[k]
                 totals[group] += tf.reduce_sum(square)
         total = totals[0] if groups is None else tf.stack(totals)
-        return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)
+        return tf.cast(self.batch_size, self.norm_dtype) * tf.sqrt(total)
 
 
 class LossReplay(Replay):
@@ -145,13 +161,13 @@ class LossReplay(Replay):
         (loss,), _ = super().forward(rows)
         return [], [loss]
 
-    def added_to(self, contributions, i):
+    def add_contributions(self, contributions, i):
         """Return contributions of sample i, with those of the loss."""
         with without_gradients(self._variables):
             return plus(contributions, self.gradients(i, [], self._weights))
 
 
-class _Loss:
+class _LossCall:
     """A model's loss as something to call."""
 
     def __init__(self, model, training):
@@ -163,7 +179,7 @@ class _Loss:
         return total_loss(self._model, *batch, self._training)
 
 
-def _read_by_loss(variables, gradients):
+def _loss_read_error(variables, gradients):
     """Return the error for weights that the loss reads itself, or None."""
     # Regularisers also do: they belong to no sample, and are added later.
     names = [
@@ -268,44 +284,50 @@ class PerSample(GradientMode):
     def partial_sums(self, model, part):
         samples, aggregation = Samples(model, part), part.aggregation
         # Whether each has a gradient; None: there was no sample to tell.
-        used: list = [None] * len(samples.variables)
-        separate = self.gives_statistics and weighs(aggregation)
+        has_gradient: list = [None] * len(samples.variables)
+        needs_plain_sums = self.gives_statistics and weighs(aggregation)
         groups = aggregation.groups(samples.variables)
 
-        def add(i, sums, plain):
+        def add_sample(i, sums, plain):
             """Return the sums with those of sample i, and its norm."""
             contributions = samples.contributions(i)
-            used[:] = [gradient is not None for gradient in contributions]
+            has_gradient[:] = [
+                gradient is not None for gradient in contributions
+            ]
             norm = samples.norm(contributions, groups)
             weights = aggregation.weights(norm[None])
             if part.padded is not None:
                 weights = part.padded.weights(weights, i)
             weighted = [
-                _times(g, weight_of(weights, groups, k)[0])
+                _scaled(g, weight_of(weights, groups, k)[0])
                 if weighs(aggregation)
                 else g
                 for k, g in enumerate(contributions)
             ]
-            if separate:
+            if needs_plain_sums:
                 finite = is_finite(of_samples(norm[None]))[0]
-                plain = plus(plain, [_times(g, finite) for g in contributions])
+                plain = plus(plain, [_scaled(g, finite) for g in contributions])
             return plus(sums, weighted), plain, norm
 
         sums = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
-        plain = sums if separate else []
+        plain = sums if needs_plain_sums else []
         if part.is_single:
-            sums, plain, norm = add(tf.constant(0), sums, plain)
+            sums, plain, norm = add_sample(tf.constant(0), sums, plain)
             norms = norm[None]
         else:
-            sums, plain, norms = self._loop(add, samples, groups, sums, plain)
-        gradients = [None if k is False else s for s, k in zip(sums, used)]
+            sums, plain, norms = self._sum_samples(
+                add_sample, samples, groups, sums, plain
+            )
+        gradients = [
+            None if k is False else s for s, k in zip(sums, has_gradient)
+        ]
         return PartialSums(samples.y_pred, gradients, norms, plain or None)
 
-    def _loop(self, add, samples, groups, sums, plain):
+    def _sum_samples(self, add_sample, samples, groups, sums, plain):
         """Return the sums over all samples, and the norms."""
 
         def body(i, sums, plain, norms):
-            sums, plain, norm = add(i, sums, plain)
+            sums, plain, norm = add_sample(i, sums, plain)
             return i + 1, sums, plain, norms.write(i, norm)
 
         shape = [] if groups is None else [max(groups) + 1]
@@ -329,10 +351,10 @@ class PerSample(GradientMode):
         }
 
 
-def _times(gradient, factor):
+def _scaled(gradient, factor):
     if gradient is None:
         return None
-    # Zero times NaN is NaN.
+    # Zero times NaN is NaN; a sample of weight zero must add nothing.
     factor = tf.cast(factor, gradient.dtype)
     return tf.math.multiply_no_nan(gradient, factor)
 

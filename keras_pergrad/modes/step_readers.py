@@ -78,9 +78,9 @@ class StepSamples:
             if factor is None:
                 squares.append(zeros)
                 continue
-            norms: Any = factor.squared_norms()
-            norms = tf.cast(norms, self.dtype)
-            squares.append(tf.reshape(norms, [self.n]))
+            factor_squares: Any = factor.squared_norms()
+            factor_squares = tf.cast(factor_squares, self.dtype)
+            squares.append(tf.reshape(factor_squares, [self.n]))
         return tf.cast(self.n, self.dtype) ** 2 * tf.stack(squares)
 
     def dots(self, directions):
@@ -166,19 +166,22 @@ def readings(readers, model, part, y_pred, factors, sums=None):
 
     The factors hold no more afterwards than they did before.
     """
-    factors, variables = part.of_all(factors), part.of_all(None)
-    sums = None if sums is None else part.of_all(sums)
+    factors, variables = (
+        part.in_variable_order(factors),
+        part.in_variable_order(None),
+    )
+    sums = None if sums is None else part.in_variable_order(sums)
     batch = part.x, part.y, part.sample_weight
-    read = []
+    results = []
     with unchanged_factors(factors):
         for reader in readers:
-            given = model, *batch, y_pred, part.loss, part.n, variables
-            values = reader.read(StepSamples(*given, factors, sums))
-            read.append({k: _tuple(v) for k, v in values.items()})
-    return tuple(read)
+            arguments = model, *batch, y_pred, part.loss, part.n, variables
+            values = reader.read(StepSamples(*arguments, factors, sums))
+            results.append({k: _as_tuple(v) for k, v in values.items()})
+    return tuple(results)
 
 
-def _tuple(value):
+def _as_tuple(value):
     # Keras returns the logs as an Optional, which can have no list.
     return tuple(value) if isinstance(value, list) else value
 
@@ -187,7 +190,7 @@ def _tuple(value):
 
 
 #: Where the logs of a step have its readings, until they are taken out.
-KEY = "keras_pergrad_readings"
+READINGS_KEY = "keras_pergrad_readings"
 
 
 class StepReadings:
@@ -200,8 +203,8 @@ class StepReadings:
 
     def __init__(self, model, base):
         self._model, self._base = weakref.ref(model), base
-        self._readers, self._functions = [], []
-        self._place = None
+        self._readers, self._mode_functions = [], []
+        self._innermost = None
 
     @contextlib.contextmanager
     def opened(self, reader):
@@ -209,61 +212,67 @@ class StepReadings:
         model = self._model()
         require_own_step(model, self._base)
         require_readable(model)
-        if self._place is None:
-            self._place = Innermost(model, self._step)
+        if self._innermost is None:
+            self._innermost = Innermost(model, self._read_step)
         self._readers.append(reader)
         try:
             yield
         finally:
             self._readers = [r for r in self._readers if r is not reader]
-            self._functions = []
+            # Traced functions would keep the readers that have gone.
+            self._mode_functions = []
             if not self._readers:
-                place, self._place = self._place, None
-                place.restore()
+                innermost, self._innermost = self._innermost, None
+                innermost.restore()
 
-    def compiled(self):
+    def on_compile(self):
         """Go on reading in a model that was compiled while readers are open."""
-        self._functions = []
+        self._mode_functions = []
         if self._readers:
             require_readable(self._model())
-            self._place = Innermost(self._model(), self._step)
+            self._innermost = Innermost(self._model(), self._read_step)
 
-    def _step(self, function, iterator):
-        due = [r for r in self._readers if r.is_due()]
-        if not due:
+    def _read_step(self, function, iterator):
+        due_readers = [r for r in self._readers if r.is_due()]
+        if not due_readers:
             return function(iterator)
         model = self._model()
-        iterator = _checked_ahead(model, due, iterator)
-        before = model.gradient_mode
-        mode, function = self._function(model, before, due)
+        iterator = _check_ahead(model, due_readers, iterator)
+        original_mode = model.gradient_mode
+        mode, function = self._mode_and_function(
+            model, original_mode, due_readers
+        )
         model._gradient_mode = mode
         try:
             if function is None:
                 with made(model, anew=True) as function:
-                    self._functions.append((before, mode, function))
+                    self._mode_functions.append((original_mode, mode, function))
             logs = dict(function(iterator))
         finally:
+            # If it was compiled meanwhile, that mode stays.
             if model._gradient_mode is mode:
-                model._gradient_mode = before
-        for reader, values in zip(due, logs.pop(KEY), strict=True):
+                model._gradient_mode = original_mode
+        for reader, values in zip(
+            due_readers, logs.pop(READINGS_KEY), strict=True
+        ):
             reader.receive(values)
         return logs
 
-    def _function(self, model, before, due):
+    def _mode_and_function(self, model, original_mode, due_readers):
         """Return the mode with these readers, and its function or None."""
-        for known, mode, function in self._functions:
-            same = len(mode.readers) == len(due) and all(
-                a is b for a, b in zip(mode.readers, due)
+        for cached_original, mode, function in self._mode_functions:
+            is_same = len(mode.readers) == len(due_readers) and all(
+                a is b for a, b in zip(mode.readers, due_readers)
             )
-            if known is before and same:
+            if cached_original is original_mode and is_same:
                 return mode, function
         # A copy: several models may have been given this mode.
-        mode = copy.copy(before)
-        mode.readers, mode.traced = tuple(due), {}
+        mode = copy.copy(original_mode)
+        mode.readers, mode.traced = tuple(due_readers), {}
         return mode, None
 
 
-def _checked_ahead(model, readers, iterator):
+def _check_ahead(model, readers, iterator):
     """Return an iterator whose next batches readers have checked.
 
     In the step XLA would drop the checks.
@@ -343,4 +352,6 @@ def readings_of(step, mode, numbers=None):
             "and measure on a probe."
         )
     read = zip(mode.readers, step.readings, strict=True)
-    return {KEY: tuple(r.collect(values, numbers) for r, values in read)}
+    return {
+        READINGS_KEY: tuple(r.collect(values, numbers) for r, values in read)
+    }

@@ -1,6 +1,6 @@
 """The sums of microbatches, for the gradient and the loss of their batch.
 
-Every term of the loss is N / D (see `loss_fractions`). Terms with the same D
+Every term of the loss is N / D (see `fractions`). Terms with the same D
 share a backward pass and a sum; each sum is divided by its D once, at the end:
 
     "batch"   D is known beforehand: if each batch makes its own update, all
@@ -44,25 +44,26 @@ from keras_pergrad.keras_internals.tensorflow.settings import traced_once
 class MicrobatchSums:
     """A function of a microbatch whose results add up over the batch."""
 
-    # `x` are the inputs of the batch, or of a replica's share in it; `alone`:
-    # no other batch adds samples to the update.
+    # `x` are the inputs of the batch, or of a replica's share in it.
+    # `is_single_batch`: no other batch adds samples to the update.
 
-    def __init__(self, model, x, scale, kinds, alone=True):
+    def __init__(self, model, x, scale, added_kinds, is_single_batch=True):
         self.model, self.scale = model, scale
         self.variables = list(model.trainable_variables)
-        self.kinds, self.alone = kinds, alone
+        self.added_kinds, self.is_single_batch = added_kinds, is_single_batch
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
         self.count = sample_count(x)
         self.several = replicas.several()
-        self.own_rows = tf.cast(self.count, self.dtype)
-        self.rows = replicas.total(self.own_rows)
+        self.replica_rows = tf.cast(self.count, self.dtype)
+        self.rows = replicas.total(self.replica_rows)
         #: Of the first microbatch: their kinds hold for all.
         self.terms = []
 
     def __call__(self, x, y, sample_weight):
         """Run both passes of a microbatch; return what adds up, by name."""
         rows = tf.cast(sample_count(x), self.dtype)
+        # Persistent: each group of terms has a backward pass of its own.
         with tf.GradientTape(persistent=True) as tape:
             y_pred, added = self.call(x)
             terms = self.evaluate(x, y, y_pred, sample_weight)
@@ -71,14 +72,17 @@ class MicrobatchSums:
         gradients = {}
         target: Any
         for key, target in scaled.items():
-            slopes = unscaled(tape.gradient(target, self.variables), self.scale)
-            unit = rows if divisor_of(key) in self.mask_epsilons else None
-            gradients[key] = [times(g, unit) for g in slopes]
+            group_gradients = unscaled(
+                tape.gradient(target, self.variables), self.scale
+            )
+            # Undoes the division in `target`.
+            row_factor = rows if divisor_of(key) in self.mask_epsilons else None
+            gradients[key] = [times(g, row_factor) for g in group_gradients]
         del tape
         return {
             "gradients": gradients,
             "metrics": self.update_metrics(x, y, y_pred, sample_weight),
-            **self.parts_of_loss(terms, added, rows),
+            **self.loss_values(terms, added, rows),
         }
 
     def call(self, x):
@@ -106,15 +110,15 @@ class MicrobatchSums:
         terms = fractions.evaluate(
             compiled_loss(self.model), y, y_pred, sample_weight
         )
-        if not self.alone:
-            terms = [self._for_any_batch(t) for t in terms]
+        if not self.is_single_batch:
+            terms = [self._generalize_term(t) for t in terms]
         self.terms = self.terms or terms
         return terms
 
-    def _for_any_batch(self, term):
+    def _generalize_term(self, term):
         """Allow later batches to have longer samples, or weights."""
-        sure = term.rank == 1 or _fixed_shapes(self.model)
-        if term.kind != fractions.ROWS or (sure and not term.by_weight):
+        is_sure = term.rank == 1 or _fixed_shapes(self.model)
+        if term.kind != fractions.ROWS or (is_sure and not term.by_weight):
             return term
         return dataclasses.replace(term, kind=fractions.DATA)
 
@@ -127,7 +131,7 @@ class MicrobatchSums:
             if t.kind == fractions.DATA
         }
 
-    def fixed(self, value, k):
+    def normalize_loss(self, value, k):
         """Return the value of loss k, divided if its denominator is known."""
         value, term = tf.cast(value, self.dtype), self.terms[k]
         if term.kind != fractions.ROWS or term.per_row is None:
@@ -136,67 +140,76 @@ class MicrobatchSums:
 
     def targets(self, terms, added, rows):
         """Return by group what of a microbatch's loss is differentiated."""
-        parts = {}
+        values_by_group = {}
         for k, term in enumerate(terms):
             key, value = self.target(term, k, rows)
-            key = self.prefix_of_loss(k) + key
-            parts.setdefault(key, []).append(times(value, term.loss_weight))
-        for k, (loss, kind) in enumerate(zip(added, self.kinds, strict=True)):
+            key = self.loss_prefix(k) + key
+            values_by_group.setdefault(key, []).append(
+                times(value, term.loss_weight)
+            )
+        for k, (loss, kind) in enumerate(
+            zip(added, self.added_kinds, strict=True)
+        ):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
-            for key, factor in self.added_by(kind, rows / self.rows).items():
-                key = self.prefix_of_added(k) + key
-                parts.setdefault(key, []).append(loss * factor)
-        if not parts:
+            for key, factor in self.added_factors(
+                kind, rows / self.rows
+            ).items():
+                key = self.added_prefix(k) + key
+                values_by_group.setdefault(key, []).append(loss * factor)
+        if not values_by_group:
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."
             )
-        return {key: tf.add_n(values) for key, values in parts.items()}
+        return {
+            key: tf.add_n(values) for key, values in values_by_group.items()
+        }
 
-    def prefix_of_loss(self, k):
+    def loss_prefix(self, k):
         """Return what the groups of loss k begin with."""
         del k
         return ""
 
-    def prefix_of_added(self, k):
+    def added_prefix(self, k):
         """Return what the groups of the `add_loss` term k begin with."""
         del k
         return ""
 
     def target(self, term, k, rows):
         """Return the group of loss k, and its part in the group's target."""
-        value = self.fixed(term.numerator, k)
+        value = self.normalize_loss(term.numerator, k)
         if term.kind == fractions.DATA:
             # Divided by something of the right size, so that half precision
             # does not overflow, and multiplied afterwards.
             return f"loss{k}", value / rows
-        return "batch" if self.alone else term.kind, value
+        return "batch" if self.is_single_batch else term.kind, value
 
-    def added_by(self, kind, share):
+    def added_factors(self, kind, share):
         """Return a factor by group for an `add_loss` term of its kind."""
         one, zero = tf.ones_like(share), tf.zeros_like(share)
-        if self.alone:
+        if self.is_single_batch:
             return {"batch": by_kind(kind, one, share)}
         return {
             fractions.SUM: by_kind(kind, one, zero),
             fractions.ROWS: by_kind(kind, zero, share),
         }
 
-    def parts_of_loss(self, terms, added, rows):
+    def loss_values(self, terms, added, rows):
         """Return the values of one microbatch that `loss` needs."""
-        extra = tf.zeros([], self.dtype)
-        for loss, kind in zip(added, self.kinds, strict=True):
+        added_total = tf.zeros([], self.dtype)
+        for loss, kind in zip(added, self.added_kinds, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
-            extra += by_kind(kind, loss, loss * rows / self.rows)
+            added_total += by_kind(kind, loss, loss * rows / self.rows)
         return {
             "numerators": [t.numerator for t in terms],
             "denominators": [t.denominator for t in terms],
-            "added": extra,
+            "added": added_total,
         }
 
     def totals(self, sums):
         """Return the sums over all replicas of those of this replica."""
         if not self.several:
             return sums
+        # A replica without samples adds zeros, where its means are NaN.
         sums = replicas.present(self.count, sums)
         metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
         replica_metrics.add(self.model.metrics_variables, metrics or ())
@@ -208,14 +221,15 @@ class MicrobatchSums:
         """Return the sums of the batch, by group: (gradients, denominator)."""
         groups = {}
         for key, gradients in totals["gradients"].items():
-            below, divisor = None, divisor_of(key)
+            denominator, divisor = None, divisor_of(key)
             if divisor == fractions.ROWS:
-                below = self.rows
-                gradients = [times(g, below) for g in gradients]
+                # `normalize_loss` has divided by this batch's samples.
+                denominator = self.rows
+                gradients = [times(g, denominator) for g in gradients]
             elif divisor in self.mask_epsilons:
                 k = int(divisor.removeprefix("loss"))
-                below = tf.cast(totals["denominators"][k], self.dtype)
-            groups[key] = gradients, below
+                denominator = tf.cast(totals["denominators"][k], self.dtype)
+            groups[key] = gradients, denominator
         return groups
 
     def loss(self, totals):
@@ -226,7 +240,7 @@ class MicrobatchSums:
             if term.kind == fractions.DATA:
                 denominator = totals["denominators"][k] + term.mask_epsilon
                 value = tf.math.divide_no_nan(value, denominator)
-            values.append(self.fixed(value, k))
+            values.append(self.normalize_loss(value, k))
         losses = compiled_loss(self.model)
 
         def track():
@@ -241,15 +255,15 @@ class MicrobatchSums:
         return loss
 
 
-def divided(groups, mask_epsilons):
+def divide_groups(groups, mask_epsilons):
     """Return the sum of `groups`, each over its denominator and epsilon."""
     result = None
     for key, (gradients, denominator) in groups.items():
         if denominator is not None:
-            below = denominator + mask_epsilons.get(divisor_of(key), 0.0)
+            divisor = denominator + mask_epsilons.get(divisor_of(key), 0.0)
             gradients = map_tensors(
-                lambda g, below=below: tf.math.divide_no_nan(
-                    g, tf.cast(below, g.dtype)
+                lambda g, divisor=divisor: tf.math.divide_no_nan(
+                    g, tf.cast(divisor, g.dtype)
                 ),
                 gradients,
             )
@@ -343,7 +357,7 @@ class PartOfBatch:
 
     def call(self):
         """Return the model's outputs, and the terms given to `add_loss`."""
-        return call_postponed(self.model, self.x)
+        return call_with_postponed(self.model, self.x)
 
     def target(self, y_pred, added, training=True):
         """Return what to differentiate: the loss times the loss scale.
@@ -362,7 +376,7 @@ class PartOfBatch:
         return [times(w, self.scale) for w in self.weights]
 
 
-def call_postponed(model, x):
+def call_with_postponed(model, x):
     """Return a model's outputs and `add_loss` terms; it assigns at the end."""
     with replicas.Postponed() as scope:
         y_pred = call_model(model, x)
@@ -378,11 +392,13 @@ class WeightedSums(MicrobatchSums):
 
     def __init__(self, mode, aggregation, *args):
         super().__init__(*args)
-        if not self.alone:
-            self.kinds = [_require_mean(kind) for kind in self.kinds]
+        if not self.is_single_batch:
+            self.added_kinds = [
+                _require_mean(kind) for kind in self.added_kinds
+            ]
         self.mode, self.aggregation = mode, aggregation
         self._denominators: Any = []
-        self._group = "batch" if self.alone else fractions.ROWS
+        self._group = "batch" if self.is_single_batch else fractions.ROWS
 
     def denominators(self, x, y, sample_weight):
         """Return those of a microbatch, which add up; nothing is assigned."""
@@ -393,28 +409,30 @@ class WeightedSums(MicrobatchSums):
         self._require_known(terms)
         return [t.denominator for t in terms]
 
-    def know_denominators(self, sums):
+    def set_denominators(self, sums):
         """Take the sums of `denominators` of this replica's microbatches."""
         sums = replicas.total(replicas.present(self.count, sums or []))
         self._denominators = list(sums)
 
-    def _for_any_batch(self, term):
+    def _generalize_term(self, term):
         """Keep the length of this batch; `_require_known` demands it of all."""
         if term.kind == fractions.ROWS and not term.by_weight:
             return term
-        return super()._for_any_batch(term)
+        return super()._generalize_term(term)
 
     def _require_known(self, terms):
-        if self.alone:
+        if self.is_single_batch:
             return
         for term in terms:
             if term.kind == fractions.DATA and term.per_row is None:
                 raise ValueError(refusal_messages.no_length(term.name))
             if term.kind != fractions.ROWS:
                 raise ValueError(refusal_messages.unknown_divisor(term.name))
-        now = [t.per_row for t in terms]
-        before = self.model.gradient_state.values_of_a_sample(now)
-        for term, old, new in zip(terms, before, now):
+        value_counts = [t.per_row for t in terms]
+        previous_counts = self.model.gradient_state.values_per_sample(
+            value_counts
+        )
+        for term, old, new in zip(terms, previous_counts, value_counts):
             if old != new:
                 raise ValueError(
                     refusal_messages.other_length(term.name, old, new)
@@ -424,87 +442,92 @@ class WeightedSums(MicrobatchSums):
         """Return the weighted sums and the norms of one microbatch."""
         part = x, y, sample_weight, index
         if self.mode.needs_graph and tf.executing_eagerly():
-            return traced_once(self._of_part, *part)
-        return self._of_part(*part)
+            return traced_once(self._part_sums, *part)
+        return self._part_sums(*part)
 
-    def _of_part(self, x, y, sample_weight, index):
+    def _part_sums(self, x, y, sample_weight, index):
         batch = x, y, sample_weight
         if self.sizes is None:
-            y_pred, sums = self._sums(*batch)
+            y_pred, sums = self._mode_sums(*batch)
         else:
-            y_pred, sums = self._compiled(batch)
+            y_pred, sums = self._compiled_sums(batch)
         norms = sums["norms"]
         if norms is not None:
             shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
             groups = norms.shape[1:]
+            # At their places in the whole batch, so that norms add up, too.
             norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
             norms.set_shape([None, *groups])
         metrics = self.update_metrics(x, y, y_pred, sample_weight)
         return {**sums, "norms": norms, "metrics": metrics}
 
-    def _compiled(self, batch):
-        """Return `_sums` of a padded part, compiled by XLA on its own."""
+    def _compiled_sums(self, batch):
+        """Return `_mode_sums` of a padded part, compiled by XLA on its own."""
         # Metrics are not compiled: they see the part as it was.
         padded = PaddedBatch(batch, self.sizes)
 
         def sums(*batch):
-            y_pred, found = self._sums(*batch, padded=padded)
+            y_pred, results = self._mode_sums(*batch, padded=padded)
             # Outside `tf.IndexedSlices` would not know their shape.
-            found = map_tensors(tf.convert_to_tensor, found)
-            return y_pred, map_tensors(mask_of, y_pred), found
+            results = map_tensors(tf.convert_to_tensor, results)
+            return y_pred, map_tensors(mask_of, y_pred), results
 
         function = tf.function(sums, autograph=False, jit_compile=True)
-        y_pred, masks, found = function(*padded.batch)
+        y_pred, masks, results = function(*padded.batch)
         flat = tf.nest.flatten(y_pred)
         for tensor, mask in zip(flat, tf.nest.flatten(masks), strict=True):
             if mask is not None:
                 set_mask(tensor, mask)
-        if found["norms"] is not None:
-            found["norms"] = found["norms"][: padded.n]
-        return padded.outputs(y_pred), found
+        if results["norms"] is not None:
+            results["norms"] = results["norms"][: padded.n]
+        return padded.outputs(y_pred), results
 
-    def _sums(self, x, y, sample_weight, padded=None):
+    def _mode_sums(self, x, y, sample_weight, padded=None):
         """Return the outputs, and what adds up but for the metrics."""
         rows = tf.cast(sample_count(x), self.dtype)
-        noted = []
+        evaluated = []
 
         def loss(y_pred, added):
             terms = self.evaluate(x, y, y_pred, sample_weight)
-            noted.append((terms, added))
+            evaluated.append((terms, added))
             return self.targets(terms, added, rows)[self._group]
 
         weights = [
-            self.added_by(kind, 1 / self.rows)[self._group]
-            for kind in self.kinds
+            self.added_factors(kind, 1 / self.rows)[self._group]
+            for kind in self.added_kinds
         ]
-        known = self.rows, self.scale, self.aggregation, loss, weights
-        part = PartOfBatch(self.model, x, y, sample_weight, *known, padded)
+        part_arguments = self.rows, self.scale, self.aggregation, loss, weights
+        part = PartOfBatch(
+            self.model, x, y, sample_weight, *part_arguments, padded
+        )
         sums = self.mode.partial_sums(self.model, part)
-        terms, added = noted[0]
+        terms, added = evaluated[0]
         if padded is not None:
-            terms = [_of_present(term, padded) for term in terms]
+            terms = [_without_padding(term, padded) for term in terms]
         return sums.y_pred, {
             "gradients": {self._group: sums.gradients},
             "norms": sums.norms,
             "plain": sums.plain,
-            **self.parts_of_loss(terms, added, rows),
+            **self.loss_values(terms, added, rows),
         }
 
     def target(self, term, k, rows):
-        value = self.fixed(term.numerator, k)
+        value = self.normalize_loss(term.numerator, k)
         if term.kind == fractions.DATA:
-            below = tf.cast(self._denominators[k], self.dtype)
-            value = tf.math.divide_no_nan(value, below + term.mask_epsilon)
+            divisor = tf.cast(self._denominators[k], self.dtype)
+            value = tf.math.divide_no_nan(value, divisor + term.mask_epsilon)
         return self._group, value
 
-    def added_by(self, kind, share):
+    def added_factors(self, kind, share):
         # The part of a sum in a mean over later samples is not known. XLA
         # drops the assertion that there is no sum, but XLA does not drop NaN.
-        whole = tf.ones_like(share) * (1.0 if self.alone else float("nan"))
-        return {self._group: by_kind(kind, whole, share)}
+        sum_factor = tf.ones_like(share) * (
+            1.0 if self.is_single_batch else float("nan")
+        )
+        return {self._group: by_kind(kind, sum_factor, share)}
 
 
-def _of_present(term, padded):
+def _without_padding(term, padded):
     """Return a term of the loss without what added samples add to it."""
     values = padded.weights(term.by_sample)
     return dataclasses.replace(term, numerator=tf.reduce_sum(values))

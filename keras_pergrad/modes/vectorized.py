@@ -72,28 +72,33 @@ class Vectorized(GradientMode):
     def partial_sums(self, model, part):
         y_pred, factors = sample_gradients(model, part)
         if not weighs(part.aggregation):
-            sums, norms = self._mean(factors, part.n)
-            read = self._readings(model, part, y_pred, factors, sums)
-            return PartialSums(y_pred, sums, norms, readings=read)
+            sums, norms = self._plain_sums(factors, part.n)
+            step_readings = self._readings(model, part, y_pred, factors, sums)
+            return PartialSums(y_pred, sums, norms, readings=step_readings)
         if part.aggregation.needs == "gramian":
-            return self._by_gramian(model, y_pred, factors, part)
+            return self._gramian_sums(model, y_pred, factors, part)
         groups = part.aggregation.groups(model.trainable_variables)
         # Small factors lie side by side where one norm is over all of them.
-        apart, single = list, factors
+        split_sums, single_factors = list, factors
         if groups is None:
-            factors, apart = together(factors)
+            factors, split_sums = together(factors)
+        # Rounding down would let a clipped sample exceed the bound.
         with norms_rounded_up(part.aggregation.limits_norms):
             norms = sample_norms(factors, part.n, groups)
             norms = for_weighted_gradients(norms)
         # Before samples that are not finite are blanked.
-        read = self._readings(model, part, y_pred, single)
+        step_readings = self._readings(model, part, y_pred, single_factors)
         sums = _weighted(factors, norms, part, groups)
-        sums = PartialSums(y_pred, apart(sums), norms, readings=read)
+        sums = PartialSums(
+            y_pred, split_sums(sums), norms, readings=step_readings
+        )
         if self.gives_statistics and part.is_whole:
-            known = [f for f in factors if f is not None]
-            sums.squared_sums = [f.squared_norm_of_sum() for f in known]
+            present_factors = [f for f in factors if f is not None]
+            sums.squared_sums = [
+                f.squared_norm_of_sum() for f in present_factors
+            ]
         elif self.gives_statistics:
-            sums.plain = apart(_sums(factors))
+            sums.plain = split_sums(_unweighted_sums(factors))
         return sums
 
     def _readings(self, model, part, y_pred, factors, sums=None):
@@ -107,32 +112,34 @@ class Vectorized(GradientMode):
             text = refusal_messages.of_all_replicas(self.aggregation, count)
             raise ValueError(text)
 
-    def _by_gramian(self, model, y_pred, factors, part):
+    def _gramian_sums(self, model, y_pred, factors, part):
         """Return the sums with weights by the inner products of all samples."""
-        single = factors
-        factors, apart = together(factors)
-        known = [f for f in factors if f is not None]
-        products = [f.gram() for f in known]
-        gramian = added(products, part.n)
+        single_factors = factors
+        factors, split_sums = together(factors)
+        present_factors = [f for f in factors if f is not None]
+        products = [f.gram() for f in present_factors]
+        gramian = sample_gramian(products, part.n)
         weights, finite = part.aggregation.mean_weights(gramian)
         # Before samples that are not finite are blanked.
-        read = self._readings(model, part, y_pred, single)
-        select(known, finite)
-        sums = apart([f and f.weighted_sum(weights) for f in factors])
+        step_readings = self._readings(model, part, y_pred, single_factors)
+        select(present_factors, finite)
+        sums = split_sums([f and f.weighted_sum(weights) for f in factors])
         norms = tf.sqrt(tf.linalg.diag_part(gramian))
-        logged = part.aggregation.gramian_statistics(gramian)
+        statistics = part.aggregation.gramian_statistics(gramian)
         squares = None
         if self.gives_statistics:
-            squares = [f.squared_norm_of_sum() for f in known]
-        more = {"squared_sums": squares, "statistics": logged}
-        return PartialSums(y_pred, sums, norms, readings=read, **more)
+            squares = [f.squared_norm_of_sum() for f in present_factors]
+        extras = {"squared_sums": squares, "statistics": statistics}
+        return PartialSums(
+            y_pred, sums, norms, readings=step_readings, **extras
+        )
 
-    def _mean(self, factors, n):
+    def _plain_sums(self, factors, n):
         """Return the plain sums, and the norms where statistics need them."""
         # If the user wants them, the sums reuse what the norms hold, which is
         # cheaper. If a callback does, the sums stay the same to the bit.
         norms = sample_norms(factors, n) if self.with_statistics else None
-        sums = _sums(factors)
+        sums = _unweighted_sums(factors)
         if self.is_watched and norms is None:
             norms = sample_norms(factors, n)
         return sums, norms
@@ -218,32 +225,36 @@ def _weighted(factors, norms, part, groups):
     ]
 
 
-def _sums(factors):
+def _unweighted_sums(factors):
     return [f and f.weighted_sum(None) for f in factors]
 
 
 def sample_norms(factors, n, groups=None):
     """Return the samples' norms, (n,), or over each group, (n, groups)."""
     squares = [f and f.squared_norms() for f in factors]
-    known = [s for s in squares if s is not None]
-    dtype = norm_type(known)
+    defined = [s for s in squares if s is not None]
+    dtype = norm_type(defined)
     squares = [None if s is None else tf.cast(s, dtype) for s in squares]
     if groups is None:
         total = tf.add_n([s for s in squares if s is not None])
     else:
-        nothing = [tf.zeros_like(known[0], dtype)]
-        parts = [
+        zeros = [tf.zeros_like(defined[0], dtype)]
+        group_squares = [
             tf.add_n(
-                [s for s, h in zip(squares, groups) if h == g and s is not None]
-                or nothing
+                [
+                    s
+                    for s, own_group in zip(squares, groups)
+                    if own_group == group and s is not None
+                ]
+                or zeros
             )
-            for g in range(max(groups) + 1)
+            for group in range(max(groups) + 1)
         ]
-        total = tf.stack(parts, 1)
+        total = tf.stack(group_squares, 1)
     return tf.cast(n, dtype) * tf.sqrt(total)
 
 
-def added(products, n):
+def sample_gramian(products, n):
     """Return the Gramian of gradients, (n, n), from those of contributions."""
     total = tf.add_n(as_norms(products))
     return total * tf.square(tf.cast(n, total.dtype))

@@ -46,7 +46,7 @@ def _assert_optimal(found, matrix, q, allowed):
 def test_every_program_is_solved(kind, xla):
     given = _problem(kind)
     function = tf.function(
-        programs.complementary, autograph=False, jit_compile=xla
+        programs.solve_complementarity, autograph=False, jit_compile=xla
     )
     found, solved = function(*given)
     assert solved
@@ -56,12 +56,12 @@ def test_every_program_is_solved(kind, xla):
 @pytest.mark.parametrize("start", ["all", "none"])
 def test_a_wrong_guess_changes_nothing(start, monkeypatch):
     given = _problem("apart")
-    expected, _ = programs.complementary(*given)
+    expected, _ = programs.solve_complementarity(*given)
 
     def wrong(matrix, q, allowed):
         return allowed if start == "all" else tf.zeros_like(allowed)
 
     monkeypatch.setattr(programs, "first_guess", wrong)
-    found, solved = programs.complementary(*given)
+    found, solved = programs.solve_complementarity(*given)
     assert solved
     np.testing.assert_allclose(found, expected, 1e-8, 1e-10)

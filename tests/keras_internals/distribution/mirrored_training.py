@@ -36,7 +36,7 @@ def what_waits_for_an_update_is_saved_for_all():
             model.save(f"{folder}/model.keras")
             again = keras.saving.load_model(f"{folder}/model.keras")
         again.fit(X, Y, **arguments)
-        assert not again.gradient_state.waiting
+        assert not again.gradient_state.has_pending
         return again
 
     alone, together = both(train)
