@@ -164,11 +164,7 @@ def _root_ratios(squares, reference):
 
 
 # The names that a per-sample mode logs for the training batches.
-BATCH_FIGURES = (
-    "gradient_norm",
-    "gradient_variance",
-    "gradient_noise_scale",
-)
+BATCH_FIGURES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
 
 #: The probe's figures in the logs, without instruments.
 SCALARS: tuple[str, ...] = (
@@ -218,11 +214,7 @@ def is_hidden(name, figures, shown):
 
 def require_distinct_names(model, figures):
     """Refuse a metric of a built model that the logs name as a figure."""
-    names = {
-        *figures,
-        *SCALARS,
-        *(f"train_{name}" for name in BATCH_FIGURES),
-    }
+    names = {*figures, *SCALARS, *(f"train_{name}" for name in BATCH_FIGURES)}
     outputs = getattr(model, "output_names", None) or ()
     metric_names = {metric.name for metric in model.metrics}
     for metric in getattr(compiled_metrics(model), "metrics", ()):

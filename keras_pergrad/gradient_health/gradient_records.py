@@ -109,7 +109,7 @@ def reading_context(model, reader):
 
 
 class MeasurementHandler:
-    """One thing that `GradientVariance` does with its measurements."""
+    """What `GradientVariance` does with each measurement: a base class."""
 
     def handle(self, epoch, measured, gradient, reading):
         """Take a `BatchGradient`, its mean gradient and its reading.

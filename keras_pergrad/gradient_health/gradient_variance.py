@@ -393,11 +393,7 @@ class GradientVariance(keras.callbacks.Callback):
         self._note(step, measurement, reading)
 
     def _note(self, step, measured, reading):
-        gradient, measured.values, measured.observed = (
-            measured.values,
-            [],
-            {},
-        )
+        gradient, measured.values, measured.observed = measured.values, [], {}
         for handler in self._handlers:
             arguments = self._epoch, measured, gradient, reading
             reading = handler.handle(*arguments)

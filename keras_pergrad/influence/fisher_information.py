@@ -101,11 +101,9 @@ class Question:
 
     def of_factors(self, factors, scale):
         """Return the sums of each variable; `scale`: of squares."""
-        return [
-            factor and self._factor_sums(factor, scale) for factor in factors
-        ]
+        return [factor and self._sums(factor, scale) for factor in factors]
 
-    def _factor_sums(self, factor, scale):
+    def _sums(self, factor, scale):
         if self.kind == "kfac":
             inputs, outputs, count, axes = factor.kronecker()
             outputs *= tf.cast(scale, outputs.dtype)
@@ -126,28 +124,22 @@ class Question:
         if not self.sampled:
             labels_by_output = self._labels(y, y_pred)
         parts = []
-        for k, (likelihood, output) in enumerate(
+        for k, (family, output) in enumerate(
             zip(self.likelihoods or (), outputs)
         ):
-            if likelihood is None:
+            if family is None:
                 continue
             labels = labels_by_output[k]
             if self.sampled:
-                draw_labels = (
-                    likelihood.draw_signed if self.as_loss else likelihood.draw
-                )
-                labels = draw_labels(
-                    output, seed + tf.constant([0, k], seed.dtype)
-                )
+                draw = family.draw_signed if self.as_loss else family.draw
+                labels = draw(output, seed + tf.constant([0, k], seed.dtype))
             if self.as_loss:
-                shares = tf.stop_gradient(likelihood.shares(output, weights[k]))
+                share = tf.stop_gradient(family.shares(output, weights[k]))
                 # Gradients are squared.
-                values = tf.sqrt(shares) * likelihood.position_losses(
-                    labels, output
-                )
+                values = tf.sqrt(share) * family.position_losses(labels, output)
                 parts.append(tf.reduce_sum(values))
             else:
-                parts.append(likelihood.negative_log_likelihood(labels, output))
+                parts.append(family.negative_log_likelihood(labels, output))
         values = tf.add_n(parts)
         if self.as_loss:
             return values
@@ -167,9 +159,7 @@ class Question:
 
 def compute_sums(statistic, model, batch, seed, *more):
     """Return the sums of a batch; the function is traced once."""
-    build = (
-        build_symbolically if statistic.likelihoods is None else _build_by_call
-    )
+    build = build_symbolically if statistic.likelihoods is None else _build
     try:
         return of_batch(
             model,
@@ -186,7 +176,7 @@ def compute_sums(statistic, model, batch, seed, *more):
         raise ValueError(f"Model {model.name!r}: {NOT_PROBABILITIES}") from None
 
 
-def _build_by_call(model, batch):
+def _build(model, batch):
     """Build a model by a call; its loss, which would need targets, is not."""
     if not model.built:
         model(batch[0])
@@ -493,10 +483,7 @@ def fisher(
                 sums = compute_sums(statistic, model, batch, key)
             require_finite(model, sums, count, len(weights))
             totals = sums if totals is None else _add_sums(totals, sums)
-        count, weight_sum = (
-            count + len(weights),
-            weight_sum + weights.sum(),
-        )
+        count, weight_sum = count + len(weights), weight_sum + weights.sum()
     return _make_fisher(model, statistic, totals, count, weight_sum * draws)
 
 
@@ -511,13 +498,11 @@ def _checked_batch(model, batch, labels):
     weights = np.ones(n)
     if sample_weight is not None:
         if tf.nest.is_nested(sample_weight):
-            raise ValueError(
-                _WEIGHTS_ERROR.format(type(sample_weight).__name__)
-            )
+            raise ValueError(_BAD_WEIGHTS.format(type(sample_weight).__name__))
         weights = np.asarray(sample_weight, "float64")
         if weights.size != n or weights.min() < 0:
             raise ValueError(
-                _WEIGHTS_ERROR.format(
+                _BAD_WEIGHTS.format(
                     f"shape {weights.shape} for {n} samples, the least of "
                     f"them {weights.min()}"
                 )
@@ -528,12 +513,10 @@ def _checked_batch(model, batch, labels):
 def _first_sums(model, batch, key, statistic):
     """Return the question that fits the model's loss, and its answers."""
     try:
-        with_likelihoods = dataclasses.replace(
+        specific = dataclasses.replace(
             statistic, likelihoods=tuple(likelihoods_for(model, batch))
         )
-        return with_likelihoods, compute_sums(
-            with_likelihoods, model, batch, key
-        )
+        return specific, compute_sums(specific, model, batch, key)
     except NoLikelihood as error:
         if statistic.sampled:
             raise ValueError(
@@ -604,24 +587,18 @@ def _make_fisher(model, statistic, totals, sample_count, total_weight):
                     tuple(int(k) for k in axes),
                 )
             )
-    likelihood_kinds = {
-        likelihood.kind
-        for likelihood in statistic.likelihoods or ()
-        if likelihood
-    }
-    fisher_class = (
-        DiagonalFisher if statistic.kind == "diagonal" else KroneckerFisher
-    )
-    return fisher_class(
+    kinds = {family.kind for family in statistic.likelihoods or () if family}
+    cls = DiagonalFisher if statistic.kind == "diagonal" else KroneckerFisher
+    return cls(
         parts,
         [v.path for v in model.trainable_variables],
         "sampled" if statistic.sampled else "data",
-        " and ".join(sorted(likelihood_kinds)) or "loss",
+        " and ".join(sorted(kinds)) or "loss",
         sample_count,
     )
 
 
-_WEIGHTS_ERROR = (
+_BAD_WEIGHTS = (
     "`sample_weight` expected one number for each sample, not negative: how "
     "often it counts. Received: {}. Leave out single positions by a mask."
 )
