@@ -47,10 +47,10 @@ from keras_pergrad.uses import TracedStep
 
 
 def compute_if(condition, factors, compute):
-    """Return what `compute()` gives where `condition`, else zeros of its shape.
+    """Return `compute()` if `condition` holds, else zeros of the same shapes.
 
-    The shapes must be known. Tensors that factors hold for later use do not
-    leave the branch.
+    The shapes must be known. What factors cache inside the branch is dropped:
+    its tensors cannot be used outside.
     """
     results = []
 
@@ -67,8 +67,8 @@ def compute_if(condition, factors, compute):
     return tf.cond(condition, compute_branch, zero_branch)
 
 
-# What a run of the gradient's program is wanted to measure of the samples:
-# nothing, all, or only what lies along a direction.
+# What a run of the gradient's program measures of the samples: nothing, all, or
+# only losses and slopes along a direction.
 _NO_SAMPLES, _ALL_SAMPLES, _SLOPES_ONLY = range(3)
 
 

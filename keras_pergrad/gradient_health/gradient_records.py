@@ -111,10 +111,10 @@ def reading_context(model, reader):
 class MeasurementHandler:
     """What `GradientVariance` does with each measurement: a base class."""
 
-    def handle(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         """Take a `BatchGradient`, its mean gradient and its reading.
 
-        Returns the reading, which a part may add figures to.
+        Returns the reading, which a handler may add figures to.
         """
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class TaskHandler(MeasurementHandler):
     def __init__(self, callback, batch):
         self._callback, self._meter = callback, TaskMeter(callback.model, batch)
 
-    def handle(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         with out_of_scope():
             conflicts = self._meter.measure(reading.step)
         self._callback.conflicts.append(conflicts)
@@ -151,9 +151,9 @@ class AdviceHandler(MeasurementHandler):
             lambda: FitRecorder(callback.model, batch, size)
         )
 
-    def handle(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         if self._recorder is not None:
-            self._recorder.record_reading(measured.loss)
+            self._recorder.record_reading(measurement.loss)
         return reading
 
     def finish(self):
@@ -175,7 +175,7 @@ class RecordHandler(MeasurementHandler):
     """The records of one `fit`.
 
     Attributes:
-        directory: the run's, or None: only trackers are told.
+        directory: that of the run, or None: only trackers have it.
     """
 
     def __init__(self, callback, batch, resumes, say):
@@ -211,7 +211,7 @@ class RecordHandler(MeasurementHandler):
             raise
 
     def warn_of_other_probe(self):
-        """Say before the training that it cannot be compared afterwards."""
+        """Warn before the training that its run cannot be compared."""
         other_run = self._run and self._run.last_with_other_probe()
         if other_run is not None:
             self._say(
@@ -221,11 +221,11 @@ class RecordHandler(MeasurementHandler):
                 "GradientVariance(probe=(x[:64], y[:64]), ...)."
             )
 
-    def handle(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         """Write a measurement; a disk that is full is said once."""
         try:
             if self._run is not None:
-                self._run.add(epoch, measured, gradient, reading)
+                self._run.add(epoch, measurement, gradient, reading)
         except OSError as error:
             self._run.close()
             self._run = None
@@ -251,7 +251,7 @@ class RecordHandler(MeasurementHandler):
 
 
 def begin_records(callback, batch, epoch, step, say, is_fixed):
-    """Return the records of a `fit`, which may go on with a run of before.
+    """Return the records of a `fit`, which may resume an earlier run.
 
     `is_fixed`: the batch does not stem from this `fit`, so it stays the same.
     """
@@ -263,7 +263,7 @@ def begin_records(callback, batch, epoch, step, say, is_fixed):
 
 
 def is_resumed(model, epoch, step):
-    """Whether this `fit` goes on with a run of before."""
+    """Whether this `fit` resumes an earlier run."""
     if epoch > 0:
         return True
     # A backup taken within the first epoch restores the weights only.

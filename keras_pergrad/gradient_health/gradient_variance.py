@@ -206,6 +206,7 @@ class GradientVariance(keras.callbacks.Callback):
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs=None):
+        # An interrupted `fit` may have left its contexts open.
         self._fit_stack.close()
         self._fit_stack = contextlib.ExitStack()
         callbacks = running_fit(self.model).callback_list

@@ -320,12 +320,17 @@ class RunLog:
         """Return the readings before, of a run that is resumed."""
         return read_run(self.directory).readings
 
-    def add(self, epoch, measured, gradient, reading):
+    def add(self, epoch, measurement, gradient, reading):
         """Record a `BatchGradient`, its mean gradient and its reading."""
         sketch, variable_sketches = self._sketch(gradient)
         record = {"step": reading.step, "epoch": epoch, "time": time.time()}
-        record |= {"loss": measured.loss, **scalars(measured)}
-        vectors = measured.norms, measured.variances, variable_sketches, sketch
+        record |= {"loss": measurement.loss, **scalars(measurement)}
+        vectors = (
+            measurement.norms,
+            measurement.variances,
+            variable_sketches,
+            sketch,
+        )
         self._writer.append(record, *vectors, reading)
 
     def close(self):

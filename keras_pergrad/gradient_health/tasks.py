@@ -77,11 +77,11 @@ class TaskConflicts:
         }
 
 
-def conflict_table(measured):
+def conflict_table(measurements):
     """Return how often, and where, tasks conflict: a table as text.
 
     Args:
-        measured: a list of `TaskConflicts` of one training.
+        measurements: a list of `TaskConflicts` of one training.
 
     Returns:
         A row for each layer and pair of tasks: the share of the measurements
@@ -89,7 +89,7 @@ def conflict_table(measured):
         most often.
     """
     cosines = {}
-    for conflicts in measured:
+    for conflicts in measurements:
         all_weights = {"all shared weights": conflicts.cosines()}
         for layer, pairs in {**all_weights, **conflicts.by_layer()}.items():
             for pair, cosine in pairs.items():
@@ -169,6 +169,7 @@ class TaskMeter:
 
     def _compute(self, x, y, sample_weight):
         loss_values = {}
+        # One forward pass, and one backward pass for each task.
         with tf.GradientTape(persistent=True) as tape:
             y_pred = call_model(self._model, x)
             with loss_terms.noting_values(self._model, loss_values):

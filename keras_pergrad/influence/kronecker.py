@@ -278,6 +278,7 @@ class KroneckerCurvature:
         totals, layouts, samples = None, None, 0
         for n, parts in self._sums_by_batch(KroneckerSums):
             layouts = [p and [t.numpy() for t in p[4:]] for p in parts]
+            # Sums over many batches, so in float64.
             parts = [
                 p and [t.numpy().astype("float64") for t in p[:4]]
                 for p in parts

@@ -266,6 +266,7 @@ def _losses_by_output(model, loss, outputs) -> list[Any]:
     if isinstance(loss, dict):
         names = getattr(model, "output_names", None) or ()
         if isinstance(outputs, dict):
+            # Flat outputs are in the order of the sorted keys.
             names = list(tf.nest.flatten({k: k for k in outputs}))
         if len(names) != len(flat) or not set(loss) <= set(names):
             raise NoLikelihood(f"losses {sorted(loss)} of unknown outputs")

@@ -248,6 +248,7 @@ class ValueReader(StepReader):
     def _periodic_gradient(self, validation_gradient, variables):
         """Return the gradient, computed anew every `every` steps."""
         if self._stored_gradient is None:
+            # Variables must be made outside the graph of the step.
             with tf.init_scope():
                 zeros = [wide(tf.zeros(v.shape, v.dtype)) for v in variables]
                 self._stored_gradient = [
