@@ -90,7 +90,7 @@ class BatchGradient:
         NaN where it is undefined: where `noise_scale` of that variable would
         be None.
         """
-        traces, true = self._of_each_variable()
+        traces, true = self._variable_moments()
         return _quotients(traces, np.where(true > 0, true, np.nan))
 
     @property
@@ -99,7 +99,7 @@ class BatchGradient:
 
         NaN where it is undefined: without variances, or where one is 0.
         """
-        traces, true = self._of_each_variable()
+        traces, true = self._variable_moments()
         return _quotients(
             true, np.where(traces > 0, traces, np.nan) / self.samples
         )
@@ -113,33 +113,37 @@ class BatchGradient:
             figures["snr"] = self.snrs
         return figures
 
-    def _of_each_variable(self):
+    def _variable_moments(self):
         """tr Σ and the unbiased ‖G‖², both (V,)."""
         if self.variances is None:
-            unknown = np.full(len(self.squared_norms), np.nan)
-            return unknown, unknown
+            undefined = np.full(len(self.squared_norms), np.nan)
+            return undefined, undefined
         traces = np.asarray(self.variances, np.float64)
         return traces, self.squared_norms - traces / self.samples
 
     def compare(self, repetitions):
         """Note how far repetitions, taken one by one, are from `values`."""
-        same = np.ones(len(self.values), bool)
-        rows = []
-        for again in repetitions:
-            rows.append(np.zeros(len(self.values)))
-            for k, (one, other) in enumerate(zip(again, self.values)):
-                one = np.asarray(one)
-                if one.tobytes() != other.tobytes():
-                    same[k] = False
-                    rows[-1][k] = squared_norm(one, other)
-        apart = np.array(rows)
-        whole = _ratio(apart.sum(1), self.squared_norms.sum())
-        self.repeat_deviation = float(whole.max())
-        self.repeat_deviations = _ratio(apart, self.squared_norms).max(0)
-        self.bitwise_equal_variables = int(same.sum())
+        is_equal = np.ones(len(self.values), bool)
+        distances = []
+        for repetition in repetitions:
+            distances.append(np.zeros(len(self.values)))
+            for k, (gradient, value) in enumerate(zip(repetition, self.values)):
+                gradient = np.asarray(gradient)
+                if gradient.tobytes() != value.tobytes():
+                    is_equal[k] = False
+                    distances[-1][k] = squared_norm(gradient, value)
+        squared_distances = np.array(distances)
+        deviations = _root_ratios(
+            squared_distances.sum(1), self.squared_norms.sum()
+        )
+        self.repeat_deviation = float(deviations.max())
+        self.repeat_deviations = _root_ratios(
+            squared_distances, self.squared_norms
+        ).max(0)
+        self.bitwise_equal_variables = int(is_equal.sum())
 
 
-def variances_of(squared_norms, squared_means):
+def covariance_traces(squared_norms, squared_means):
     """Return tr Σ of each variable, (V,), from ‖g_i‖², (V, n), and ‖ḡ‖²."""
     n = squared_norms.shape[1]
     spread = squared_norms.sum(1, dtype=np.float64) - n * squared_means
@@ -147,40 +151,40 @@ def variances_of(squared_norms, squared_means):
     return np.maximum(spread, 0) / (n - 1)
 
 
-def _quotients(one, other):
+def _quotients(numerator, denominator):
     with np.errstate(invalid="ignore", over="ignore"):
-        return one / other
+        return numerator / denominator
 
 
-def _ratio(squares, against):
+def _root_ratios(squares, reference):
     """√(squares / against): 0 for 0/0, infinite for anything else over 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.sqrt(squares / against)
+        ratio = np.sqrt(squares / reference)
     return np.where(np.equal(squares, 0), 0.0, ratio)
 
 
 # The names that a per-sample mode logs for the training batches.
-OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+BATCH_FIGURES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
 
 #: The probe's figures in the logs, without instruments.
 SCALARS: tuple[str, ...] = (
-    *OF_BATCHES,
+    *BATCH_FIGURES,
     "gradient_snr",
     "gradient_repeat_deviation",
     "bitwise_equal_variables",
 )
 
 #: What the progress bar shows of the probe, if not asked for more.
-SHOWN = ("gradient_norm", "gradient_noise_scale")
+PROGRESS_BAR_FIGURES = ("gradient_norm", "gradient_noise_scale")
 
 
-def logged(gradient):
+def log_values(gradient):
     """Return the values of a `BatchGradient` for the logs."""
     values = scalars(gradient)
-    undefined = float("nan") if gradient.variances is not None else None
+    missing_value = float("nan") if gradient.variances is not None else None
     for name in ("variance", "noise_scale", "snr"):
         if values[f"gradient_{name}"] is None:
-            values[f"gradient_{name}"] = undefined
+            values[f"gradient_{name}"] = missing_value
     return {name: v for name, v in values.items() if v is not None}
 
 
@@ -197,27 +201,31 @@ def scalars(gradient):
     return dict(zip(SCALARS, values, strict=True))
 
 
-def hidden(name, figures, shown):
+def is_hidden(name, figures, shown):
     """Whether one of the probe's figures is left out of the progress bar."""
     if name.startswith("train_gradient_"):
         return True
-    return name in figures and name not in SHOWN and name not in shown
+    return (
+        name in figures
+        and name not in PROGRESS_BAR_FIGURES
+        and name not in shown
+    )
 
 
-def require_own_names(model, figures):
+def require_distinct_names(model, figures):
     """Refuse a metric of a built model that the logs name as a figure."""
-    names = {*figures, *SCALARS, *(f"train_{name}" for name in OF_BATCHES)}
+    names = {*figures, *SCALARS, *(f"train_{name}" for name in BATCH_FIGURES)}
     outputs = getattr(model, "output_names", None) or ()
-    known = {metric.name for metric in model.metrics}
+    metric_names = {metric.name for metric in model.metrics}
     for metric in getattr(compiled_metrics(model), "metrics", ()):
         if len(outputs) > 1:
-            known |= {f"{output}_{metric.name}" for output in outputs}
+            metric_names |= {f"{output}_{metric.name}" for output in outputs}
         else:
-            known.add(metric.name)
-    both = sorted(known & names)
-    if both:
+            metric_names.add(metric.name)
+    clashes = sorted(metric_names & names)
+    if clashes:
         raise ValueError(
             "GradientVariance expected metrics of other names than its own "
-            f"figures in the logs. Received: a metric named {both[0]!r}. Give "
-            f"it another name, such as name='my_{both[0]}'."
+            f"figures in the logs. Received: a metric named {clashes[0]!r}. "
+            f"Give it another name, such as name='my_{clashes[0]}'."
         )

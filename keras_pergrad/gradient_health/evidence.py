@@ -5,13 +5,13 @@ import math
 
 _MOMENTS = ("norm", "variance")
 # The advised batch takes at most this many times the fewest samples.
-SAMPLES = 1.25
-FEWEST_RATIOS = 3
-# The weights went this part of their length in every update.
-PACE = 0.01
+MAX_SAMPLE_RATIO = 1.25
+MIN_RATIOS = 3
+# The weights moved by this share of their norm in every update.
+FAST_PACE = 0.01
 
 
-def series(readings, name):
+def finite_figures(readings, name):
     """Return the finite values of a figure over the readings."""
     values = (r.figures.get(name, math.nan) for r in readings)
     return [v for v in values if math.isfinite(v)]
@@ -26,22 +26,25 @@ def median(values):
     return (ordered[middle] + ordered[-middle - 1]) / 2
 
 
-def falls(losses):
-    """Whether each is below the one before."""
+def is_decreasing(losses):
+    """Whether each loss is below the one before."""
     return all(a > b for a, b in itertools.pairwise(losses))
 
 
 def layers_of_variables(readings):
-    """Return layer path → the places of its variables, in their order."""
+    """Return layer path → the indices of its variables, in their order."""
     layers = {}
     for k, name in enumerate(readings[-1].variable_names):
         layers.setdefault(name.rpartition("/")[0] or name, []).append(k)
     return layers
 
 
-def input_scales(readings, fit, places):
-    """Yield the root mean square of what a layer with a bias is given."""
-    shapes = [fit.shapes[k] if k < len(fit.shapes) else () for k in places]
+def input_scales(readings, fit, indices):
+    """Yield the root mean square of the inputs of a layer with a bias.
+
+    A kernel's gradient is the inputs times the gradient of the bias.
+    """
+    shapes = [fit.shapes[k] if k < len(fit.shapes) else () for k in indices]
     if (
         len(shapes) != 2
         or len(shapes[0]) < 2
@@ -50,98 +53,109 @@ def input_scales(readings, fit, places):
         return
     size = math.prod(shapes[0]) / math.prod(shapes[1])
     for reading in readings:
-        kernel, bias = (_mean_square(reading, k) for k in places)
+        kernel, bias = (_mean_square(reading, k) for k in indices)
         if not (kernel > 0 and bias > 0):
-            # Killed by the first update, whose parts are in that ratio.
-            kernel, bias = (_squared_way(reading, k) for k in places)
+            # Units that the first update killed have no gradient any more. The
+            # update itself still shows the ratio.
+            kernel, bias = (_squared_distance(reading, k) for k in indices)
         if kernel > 0 and bias > 0:
             yield math.sqrt(kernel / bias / size)
 
 
-def _mean_square(reading, place):
+def _mean_square(reading, index):
     """Return the mean of the samples' ‖g_i‖² of a variable, or NaN."""
     n = reading.samples
-    norm, variance = (_at(reading, name, place) for name in _MOMENTS)
+    norm, variance = (
+        _variable_figure(reading, name, index) for name in _MOMENTS
+    )
     return norm**2 + variance * (n - 1) / n
 
 
-def _squared_way(reading, place):
-    return _at(reading, "distance", place) ** 2
+def _squared_distance(reading, index):
+    return _variable_figure(reading, "distance", index) ** 2
 
 
-def _at(reading, name, place):
+def _variable_figure(reading, name, index):
     values = reading.by_variable.get(name, ())
-    return values[place] if values else math.nan
+    return values[index] if values else math.nan
 
 
-def trained_part(fit):
-    """Return which part of the model's weights is trained, by norm."""
+def trained_fraction(fit):
+    """Return the norm of the trained weights over that of all weights."""
     trained = math.hypot(*fit.weight_norms)
-    whole = math.hypot(trained, fit.frozen_norm)
-    return trained / whole if whole else 0.0
+    total = math.hypot(trained, fit.frozen_norm)
+    return trained / total if total else 0.0
 
 
-def fast_way(readings, fit):
-    """Return the longest way at `PACE`, by the first norm, and its updates."""
+def longest_fast_move(readings, fit):
+    """Return the longest distance that was gone at `FAST_PACE`, and its step.
+
+    The distance is relative to the norm of the weights at first.
+    """
     length = math.hypot(*fit.weight_norms)
-    ways = [(0.0, 0)]
+    distances = [(0.0, 0)]
     for reading in readings:
-        way = reading.figures.get("gradient_distance", math.nan)
-        if length and way / length > PACE * reading.step:
-            ways.append((way / length, reading.step))
-    return max(ways)
+        distance = reading.figures.get("gradient_distance", math.nan)
+        if length and distance / length > FAST_PACE * reading.step:
+            distances.append((distance / length, reading.step))
+    return max(distances)
 
 
-def dead(readings):
-    """Return the layers without any gradient that end their kind.
+def dead_layers(readings):
+    """Return the layers without any gradient, the last of each run of them.
 
-    Those before a dead layer get no gradient through it: the last one of
-    several in a row is named.
+    Layers before a dead one get no gradient through it, so only the last one
+    of several in a row is to blame.
     """
     norms = readings[-1].by_variable.get("norm", ())
     if not norms or not any(norms):
         return []
     layers = layers_of_variables(readings)
-    still = [all(norms[k] == 0 for k in places) for places in layers.values()]
+    has_no_gradient = [
+        all(norms[k] == 0 for k in indices) for indices in layers.values()
+    ]
     return [
         name
-        for name, now, following in zip(layers, still, [*still[1:], False])
-        if now and not following
+        for name, is_dead, is_next_dead in zip(
+            layers, has_no_gradient, [*has_no_gradient[1:], False]
+        )
+        if is_dead and not is_next_dead
     ]
 
 
-def layer_ways(readings, fit):
+def relative_distances(readings, fit):
     """Return layer → ‖w − w₀‖ / ‖w₀‖, where both are known."""
-    ways = readings[-1].by_variable.get("distance", ())
-    if not ways or len(ways) != len(fit.weight_norms):
+    distances = readings[-1].by_variable.get("distance", ())
+    if not distances or len(distances) != len(fit.weight_norms):
         return {}
-    parts = {}
-    for layer, places in layers_of_variables(readings).items():
-        length = math.hypot(*(fit.weight_norms[k] for k in places))
-        way = math.hypot(*(ways[k] for k in places))
-        parts[layer] = way / length if length else 0.0
-    return parts
+    relative = {}
+    for layer, indices in layers_of_variables(readings).items():
+        length = math.hypot(*(fit.weight_norms[k] for k in indices))
+        distance = math.hypot(*(distances[k] for k in indices))
+        relative[layer] = distance / length if length else 0.0
+    return relative
 
 
 def noise_scale(readings):
     """Return 𝔅 of a training, or None where no signal stands out."""
-    ratios = series(readings, "gradient_snr")
-    if len(ratios) < FEWEST_RATIOS or sum(ratios) <= 0:
+    ratios = finite_figures(readings, "gradient_snr")
+    if len(ratios) < MIN_RATIOS or sum(ratios) <= 0:
         return None
     return readings[-1].samples * len(ratios) / sum(ratios)
 
 
 def advised_batch(readings):
-    """Return the largest power of 2 within `SAMPLES`, or None."""
+    """Return the batch size for a training's noise scale, or None."""
     scale = noise_scale(readings)
     if scale is None:
         return None
-    return largest_within(scale)
+    return largest_batch_within(scale)
 
 
-def largest_within(scale):
-    """Return the largest power of two within `SAMPLES` of the fewest samples.
+def largest_batch_within(scale):
+    """Return the largest power of two that takes few enough samples.
 
-    `scale`: the noise scale, in samples.
+    At most `MAX_SAMPLE_RATIO` times the fewest: 1 + B / 𝔅 for a batch size B.
+    `scale` is the noise scale 𝔅, in samples.
     """
-    return 1 << max(int((SAMPLES - 1) * scale), 1).bit_length() - 1
+    return 1 << max(int((MAX_SAMPLE_RATIO - 1) * scale), 1).bit_length() - 1

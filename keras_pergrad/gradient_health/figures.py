@@ -25,15 +25,16 @@ class Observation:
         squared_norms: ‖g_i‖² over all variables, (n,).
         dots: ⟨g_i, ḡ⟩ over all variables, (n,).
         ratios: Σ ḡ_k² / σ_k² of each variable and of how many weights, (V, 2).
-        dead: how many units of each of `units` no sample moves.
+        dead: for each of `units`, how many get no gradient from any sample.
         units: the layers with units.
         loss: that of the data, without weight regularisers.
         learning_rate: the optimizer's, now.
         squared_weights: ‖w‖² of each variable, (V,).
         update: ‖Δw‖² of the last update and ‖w‖² before it, (V, 2).
         distance: ‖w − w₀‖² and ‖w₀‖², with those when training began, (V, 2).
-        ends: what was seen before and after the last update, along it: a
-            pair of dicts of "loss" and, for each sample, "losses", "slopes".
+        ends: what was measured before and after the last update, along it:
+            a pair of dicts with "loss" and, for each sample, "losses" and
+            "slopes".
     """
 
     n: int
@@ -64,8 +65,8 @@ class Observation:
 
 
 @dataclasses.dataclass
-class Answer:
-    """What an instrument reads: see `HealthReading`."""
+class InstrumentResult:
+    """The result of one instrument, for a `HealthReading`."""
 
     figures: dict
     by_variable: dict = dataclasses.field(default_factory=dict)
@@ -86,36 +87,51 @@ class Answer:
 # is zero.
 
 
-def norm_test(seen):
+def norm_test(observation):
     """Return the bound of the norm test, also of each variable."""
-    each = zip(seen.traces / seen.n, seen.squared_means)
-    return Answer(
-        {"gradient_norm_test": _bound(seen.trace / seen.n, seen.squared_mean)},
-        {"norm_test": [_bound(*pair) for pair in each]},
+    pairs = zip(observation.traces / observation.n, observation.squared_means)
+    return InstrumentResult(
+        {
+            "gradient_norm_test": _root_ratio(
+                observation.trace / observation.n, observation.squared_mean
+            )
+        },
+        {"norm_test": [_root_ratio(*pair) for pair in pairs]},
     )
 
 
-def inner_product_test(seen):
+def inner_product_test(observation):
     """Return the bound of the inner-product test."""
-    square = seen.squared_mean
-    spread = np.square(seen.dots - square).sum() / (seen.n * (seen.n - 1))
-    return Answer({"gradient_inner_product_test": _bound(spread, square**2)})
+    squared_mean = observation.squared_mean
+    variance = np.square(observation.dots - squared_mean).sum() / (
+        observation.n * (observation.n - 1)
+    )
+    return InstrumentResult(
+        {"gradient_inner_product_test": _root_ratio(variance, squared_mean**2)}
+    )
 
 
-def orthogonality_test(seen):
+def orthogonality_test(observation):
     """Return the bound of the orthogonality test."""
-    square = seen.squared_mean
+    squared_mean = observation.squared_mean
     with np.errstate(divide="ignore", invalid="ignore"):
-        across = seen.squared_norms - np.square(seen.dots) / square
+        orthogonal = (
+            observation.squared_norms
+            - np.square(observation.dots) / squared_mean
+        )
     # Rounding can leave a tiny negative number.
-    across = np.maximum(across, 0).sum() / (seen.n * (seen.n - 1))
-    return Answer({"gradient_orthogonality_test": _bound(across, square)})
+    orthogonal = np.maximum(orthogonal, 0).sum() / (
+        observation.n * (observation.n - 1)
+    )
+    return InstrumentResult(
+        {"gradient_orthogonality_test": _root_ratio(orthogonal, squared_mean)}
+    )
 
 
-def _bound(square, against):
+def _root_ratio(numerator, denominator):
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        bound = np.sqrt(np.float64(square) / np.float64(against))
-    return float(bound) if against else float("nan")
+        bound = np.sqrt(np.float64(numerator) / np.float64(denominator))
+    return float(bound) if denominator else float("nan")
 
 
 # CABS: the batch size that goes with a learning rate.
@@ -125,12 +141,16 @@ def _bound(square, against):
 # value is about 0. Σ is the biased covariance, with 1 / n.
 
 
-def cabs(seen):
+def cabs(observation):
     """Return the number of samples that CABS advises."""
-    biased = seen.trace * (seen.n - 1) / seen.n
+    biased_trace = observation.trace * (observation.n - 1) / observation.n
     with np.errstate(divide="ignore", invalid="ignore"):
-        size = seen.learning_rate * biased / np.float64(seen.loss)
-    return Answer({"gradient_cabs": float(size)})
+        size = (
+            observation.learning_rate
+            * biased_trace
+            / np.float64(observation.loss)
+        )
+    return InstrumentResult({"gradient_cabs": float(size)})
 
 
 # The signal to noise ratio of single weights, and the evidence in it.
@@ -151,58 +171,62 @@ def cabs(seen):
 # embeddings of words that the samples do not have, are left out of both; so are
 # those whose gradient is rounding, as that of an attention's key bias.
 
-#: A variance below this part of the mean square is rounding.
-ROUNDING = 1e-6
-#: So are gradients below this many units of it, of the largest.
-UNITS = 16
+#: A variance below this share of the mean square is rounding.
+ROUNDING_SHARE = 1e-6
+#: A gradient below so many rounding units of the largest one is rounding, too.
+ROUNDING_UNITS = 16
 
 
-def ratios(means, squares, n):
+def snr_sums(means, squares, n):
     """Return Σ r_k of each variable, and of how many weights, (V, 2).
 
     `squares` are Σ_i g_ik², in the variables' shapes.
     """
     largest = tf.reduce_max(tf.stack([tf.reduce_max(s) for s in squares]))
     epsilon = 2**-52 if largest.dtype == tf.float64 else 2**-23
-    least = largest * (UNITS * epsilon) ** 2
+    threshold = largest * (ROUNDING_UNITS * epsilon) ** 2
     return tf.stack(
-        [_of_variable(*pair, n, least) for pair in zip(means, squares)]
+        [
+            _variable_ratios(*moments, n, threshold)
+            for moments in zip(means, squares)
+        ]
     )
 
 
-def _of_variable(mean, squares, n, least):
-    second = squares / tf.cast(n, squares.dtype)
+def _variable_ratios(mean, squares, n, threshold):
+    second_moment = squares / tf.cast(n, squares.dtype)
     signal = tf.square(tf.cast(mean, squares.dtype))
-    noise = tf.maximum(second - signal, ROUNDING * second)
-    moved = tf.logical_not(squares <= least)  # NaN counts
-    ratio = tf.where(moved, signal / tf.where(moved, noise, 1), 0)
-    count = tf.reduce_sum(tf.cast(moved, squares.dtype))
+    noise = tf.maximum(second_moment - signal, ROUNDING_SHARE * second_moment)
+    # Not `squares > threshold`: NaN must count, and show in the figure.
+    has_gradient = tf.logical_not(squares <= threshold)
+    ratio = tf.where(has_gradient, signal / tf.where(has_gradient, noise, 1), 0)
+    count = tf.reduce_sum(tf.cast(has_gradient, squares.dtype))
     return tf.stack([tf.reduce_sum(ratio), count])
 
 
-def signal_to_noise(seen):
+def signal_to_noise(observation):
     """Return the mean of r_k over all weights, and over each variable's."""
-    return Answer(
-        {"gradient_snr_by_weight": float(_mean(seen.ratios.sum(0)))},
-        {"snr_by_weight": _mean(seen.ratios)},
+    return InstrumentResult(
+        {"gradient_snr_by_weight": float(_mean(observation.ratios.sum(0)))},
+        {"snr_by_weight": _mean(observation.ratios)},
     )
 
 
-def stopping_evidence(seen):
+def stopping_evidence(observation):
     """Return the criterion of Mahsereci et al., also of each variable."""
-    n = seen.n
-    return Answer(
+    n = observation.n
+    return InstrumentResult(
         {
             "gradient_early_stopping": float(
-                1 - (n - 1) * _mean(seen.ratios.sum(0))
+                1 - (n - 1) * _mean(observation.ratios.sum(0))
             )
         },
-        {"early_stopping": 1 - (n - 1) * _mean(seen.ratios)},
+        {"early_stopping": 1 - (n - 1) * _mean(observation.ratios)},
     )
 
 
 def _mean(sums):
-    """Return the mean from `ratios`, (..., 2); NaN: of no weight."""
+    """Return the mean from `snr_sums`, (..., 2); NaN: of no weight."""
     total, count = np.moveaxis(sums, -1, 0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
@@ -217,27 +241,29 @@ def squared_distances(weights, others):
     ).reshape(-1, 2)
 
 
-def update_ratio(seen):
+def update_ratio(observation):
     """Return ‖Δw‖ / ‖w‖ of the last update; NaN where ‖w‖ was 0."""
-    whole, each = _whole_and_each(seen.update)
-    figures = {"gradient_update_ratio": float(_ratio(*whole))}
-    return Answer(figures, {"update_ratio": _ratio(*each)})
+    total, each = _total_and_each(observation.update)
+    figures = {"gradient_update_ratio": float(_root_ratios(*total))}
+    return InstrumentResult(figures, {"update_ratio": _root_ratios(*each)})
 
 
-def distance(seen):
+def distance(observation):
     """Return ‖w − w₀‖, the distance from where training began."""
-    (whole, _), (each, _) = _whole_and_each(seen.distance)
-    figures = {"gradient_distance": float(np.sqrt(whole))}
-    return Answer(figures, {"distance": np.sqrt(each)})
+    (total, _), (each, _) = _total_and_each(observation.distance)
+    figures = {"gradient_distance": float(np.sqrt(total))}
+    return InstrumentResult(figures, {"distance": np.sqrt(each)})
 
 
-def _whole_and_each(squares):
+def _total_and_each(squares):
     return squares.sum(0), squares.T
 
 
-def _ratio(square, against):
+def _root_ratios(numerator, denominator):
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(against > 0, np.sqrt(square / against), np.nan)
+        return np.where(
+            denominator > 0, np.sqrt(numerator / denominator), np.nan
+        )
 
 
 # Alpha: where an update went on the local quadratic of the loss.
@@ -252,50 +278,53 @@ def _ratio(square, against):
 # the minimum; 1: it went to the other side, as high as it began. Below -1: it
 # went up from the start.
 
-#: The variance that counts where there is none, in units of the largest.
-NOTHING = 1e-10
+#: Stands for a variance of zero, in units of the largest: weights stay finite.
+MIN_VARIANCE = 1e-10
 
 
-def alpha(seen):
+def alpha(observation):
     """Return alpha of the last update."""
-    length = float(np.sqrt(seen.update[:, 0].sum()))
+    length = float(np.sqrt(observation.update[:, 0].sum()))
     if length == 0:
-        return Answer({"gradient_alpha": -1.0})
-    slopes = [end["slopes"] / length for end in seen.ends]
-    value = position(
+        return InstrumentResult({"gradient_alpha": -1.0})
+    slopes = [endpoint["slopes"] / length for endpoint in observation.ends]
+    value = fit_alpha(
         length,
-        [end["loss"] for end in seen.ends],
-        [s.mean() for s in slopes],
-        [end["losses"].var(ddof=1) for end in seen.ends],
-        [s.var(ddof=1) for s in slopes],
+        [endpoint["loss"] for endpoint in observation.ends],
+        [slope.mean() for slope in slopes],
+        [endpoint["losses"].var(ddof=1) for endpoint in observation.ends],
+        [slope.var(ddof=1) for slope in slopes],
     )
-    return Answer({"gradient_alpha": value})
+    return InstrumentResult({"gradient_alpha": value})
 
 
-def position(length, losses, slopes, loss_variances, slope_variances):
+def fit_alpha(length, losses, slopes, loss_variances, slope_variances):
     """Return alpha, of pairs (before, after).
 
     `length` is ‖d‖; slopes are along d / ‖d‖; variances those of one sample.
     """
-    # In units of the update: f(u) = a u² + b u + c, f(0), f(1), f'(0), f'(1).
-    seen = np.array([[0, 0, 1], [1, 1, 1], [0, 1, 0], [2, 1, 0]], np.float64)
+    # A parabola f(u) = a u² + b u + c in units of the update, fitted to f(0),
+    # f(1), f'(0) and f'(1): one row each.
+    design = np.array([[0, 0, 1], [1, 1, 1], [0, 1, 0], [2, 1, 0]], np.float64)
     values = np.array([*losses, *(length * s for s in slopes)], np.float64)
     noise = np.array([*loss_variances, *slope_variances], np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         noise[2:] *= length**2
     if not np.isfinite([*values, *noise]).all():
         return float("nan")
-    noise = np.where(noise > 0, noise, NOTHING * noise.max() or 1.0)
-    weight = 1 / np.sqrt(noise / noise.max())
-    fit = np.linalg.lstsq(seen * weight[:, None], values * weight, rcond=None)
-    bend, slope, _ = fit[0]
-    if bend < 0:
+    noise = np.where(noise > 0, noise, MIN_VARIANCE * noise.max() or 1.0)
+    weights = 1 / np.sqrt(noise / noise.max())
+    solution = np.linalg.lstsq(
+        design * weights[:, None], values * weights, rcond=None
+    )
+    curvature, slope, _ = solution[0]
+    if curvature < 0:
         return -1.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(-2 * bend / slope - 1)
+        return float(-2 * curvature / slope - 1)
 
 
-_KINDS = (
+_UNIT_LAYERS = (
     keras.layers.Dense,
     keras.layers.Conv1D,
     keras.layers.Conv2D,
@@ -319,26 +348,26 @@ class Units:
     count: int
 
 
-def units_of(layers, trainable):
+def find_units(layers, trainable):
     """Return the `Units` of all layers that have some and train them."""
-    places = {id(v): k for k, v in enumerate(trainable)}
+    indices = {id(v): k for k, v in enumerate(trainable)}
     units = []
     for layer in layers:
-        if not isinstance(layer, _KINDS) or not layer.built:
+        if not isinstance(layer, _UNIT_LAYERS) or not layer.built:
             continue
-        own = [v for v in layer.trainable_variables if id(v) in places]
+        variables = [v for v in layer.trainable_variables if id(v) in indices]
         size = getattr(layer, "units", None) or getattr(layer, "filters", None)
-        own = [v for v in own if v.shape[-1:] == (size,)]
-        if size and own:
-            path = own[0].path.rpartition("/")[0]
+        variables = [v for v in variables if v.shape[-1:] == (size,)]
+        if size and variables:
+            path = variables[0].path.rpartition("/")[0]
             units.append(
-                Units(path, tuple(places[id(v)] for v in own), int(size))
+                Units(path, tuple(indices[id(v)] for v in variables), int(size))
             )
     return units
 
 
 def count_dead(units, squares):
-    """Return how many units of a layer no sample's gradient moves.
+    """Return how many units of a layer get no gradient from any sample.
 
     `squares`: by variable Σ_i g_i², in its shape.
     """
@@ -349,21 +378,23 @@ def count_dead(units, squares):
     return tf.reduce_sum(tf.cast(tf.equal(tf.add_n(totals), 0), tf.int32))
 
 
-def dead_units(seen):
+def dead_units(observation):
     """Return the fraction of dead units, of all and of each layer's.
 
     A layer is named where all its units are dead.
     """
-    of_variables = np.full(len(seen.names), np.nan)
+    of_variables = np.full(len(observation.names), np.nan)
     dead = ()
-    for units, count in zip(seen.units, seen.dead):
+    for units, count in zip(observation.units, observation.dead):
         of_variables[list(units.variables)] = count / units.count
         if count == units.count:
             dead = (*dead, units.path)
-    total = sum(units.count for units in seen.units)
-    whole = float(np.sum(seen.dead)) / total if total else float("nan")
-    return Answer(
-        {"gradient_dead_units": whole},
+    total = sum(units.count for units in observation.units)
+    fraction = (
+        float(np.sum(observation.dead)) / total if total else float("nan")
+    )
+    return InstrumentResult(
+        {"gradient_dead_units": fraction},
         {"dead_units": of_variables},
         {"dead": dead},
     )
@@ -380,31 +411,37 @@ VANISHING = 1e-4
 EXPLODING = 1e3
 
 
-def layers(seen):
+def layers(observation):
     """Return how many layers vanish and explode, and which."""
-    ratios = relative_gradients(seen)
-    known = [q for q in ratios.values() if math.isfinite(q)]
-    limit = VANISHING * float(np.median(known)) if known else 0.0
+    ratios = relative_gradients(observation)
+    finite_ratios = [q for q in ratios.values() if math.isfinite(q)]
+    limit = (
+        VANISHING * float(np.median(finite_ratios)) if finite_ratios else 0.0
+    )
     vanishing = tuple(name for name, q in ratios.items() if q < limit)
     exploding = tuple(name for name, q in ratios.items() if q > EXPLODING)
-    return Answer(
+    return InstrumentResult(
         {
             "gradient_vanishing_layers": float(len(vanishing)),
             "gradient_exploding_layers": float(len(exploding)),
         },
-        {"relative_gradient": [ratios[layer_of(p)] for p in seen.names]},
+        {"relative_gradient": [ratios[layer_of(p)] for p in observation.names]},
         {"vanishing": vanishing, "exploding": exploding},
     )
 
 
-def relative_gradients(seen):
+def relative_gradients(observation):
     """Return layer → q; infinite for a gradient that is not finite."""
     sums = {}
-    for path, g, w in zip(seen.names, seen.squared_means, seen.squared_weights):
-        both = sums.setdefault(layer_of(path), [0.0, 0.0])
-        both[0] += float(g)
-        both[1] += float(w)
-    return {name: _relative(*both) for name, both in sums.items()}
+    for path, g, w in zip(
+        observation.names,
+        observation.squared_means,
+        observation.squared_weights,
+    ):
+        squares = sums.setdefault(layer_of(path), [0.0, 0.0])
+        squares[0] += float(g)
+        squares[1] += float(w)
+    return {name: _relative(*squares) for name, squares in sums.items()}
 
 
 def layer_of(path):

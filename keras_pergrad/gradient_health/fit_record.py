@@ -13,7 +13,7 @@ from keras_pergrad.keras_internals.state.model import unchanged
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class FitRecord:
     """What is known of a `fit`; None or empty: not known.
 
     Attributes:
@@ -54,10 +54,10 @@ class Fit:
     @property
     def learned(self):
         """Whether the probe's loss has come down by half at least."""
-        known = [v for v in self.losses[-3:] if math.isfinite(v)]
-        if not known or self.first_loss is None:
+        finite_losses = [v for v in self.losses[-3:] if math.isfinite(v)]
+        if not finite_losses or self.first_loss is None:
             return False
-        return min(known) < 0.5 * self.first_loss
+        return min(finite_losses) < 0.5 * self.first_loss
 
     @property
     def rate(self):
@@ -73,48 +73,55 @@ class Fit:
 _CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones)
 
 
-def origins(layers):
+def layer_origins(layers):
     """Return the paths of layers: trained before, untrained, and frozen so."""
     trained, untrained, frozen = [], [], []
     for layer in layers:
         # The variables of inner layers are judged there.
-        own = [v for v in layer.variables if getattr(layer, v.name, 0) is v]
-        known = [v for v in own if _made_constant(layer, v)]
-        if not known:
+        variables = [
+            v for v in layer.variables if getattr(layer, v.name, 0) is v
+        ]
+        constants = [
+            v for v in variables if _has_constant_initializer(layer, v)
+        ]
+        if not constants:
             continue
-        path = known[0].path.rpartition("/")[0]
+        path = constants[0].path.rpartition("/")[0]
         # An LSTM's bias is made of zeros and ones.
-        if not all(np.isin(np.asarray(v), (0, 1)).all() for v in known):
+        if not all(np.isin(np.asarray(v), (0, 1)).all() for v in constants):
             trained.append(path)
         elif layer.trainable:
             untrained.append(path)
-        elif len(own) > len(known):
+        elif len(variables) > len(constants):
             frozen.append(path)
     return tuple(trained), tuple(untrained), tuple(frozen)
 
 
-def _made_constant(layer, variable):
+def _has_constant_initializer(layer, variable):
     initializer = getattr(layer, f"{variable.name}_initializer", None)
     return isinstance(initializer, _CONSTANT)
 
 
 # Losses of the probe that tell what a gradient does not.
 #
-# Layers act as in prediction, so that samples are apart and nothing is drawn.
-# The model is left as it was.
+# Layers act as in prediction, so that no sample depends on another one and
+# nothing is random. The model is left as it was.
 
+#: With the probe's own labels that makes 100 orders: p goes in steps of 1 %.
 DRAWS = 99
 
 
-def of_halves(model, batch):
+def half_losses_of(model, batch):
     """Return the loss of the whole probe and of its two halves."""
     n = len(tf.nest.flatten(batch[0])[0])
     parts = [slice(0, n), slice(0, n // 2), slice(n // 2, n)]
     with unchanged(model):
-        return tuple(_loss(model, *_rows(batch, part)) for part in parts)
+        return tuple(
+            _loss_of(model, *_select_rows(batch, part)) for part in parts
+        )
 
 
-def of_other_labels(model, batch, draws=DRAWS):
+def permuted_label_losses(model, batch, draws=DRAWS):
     """Return the probe's loss, then with labels of other samples, (1 + D,).
 
     Empty if there are no labels.
@@ -131,19 +138,24 @@ def of_other_labels(model, batch, draws=DRAWS):
         return tuple(
             float(
                 measured_loss(
-                    model, x, _rows(y, order), y_pred, sample_weight, False
+                    model,
+                    x,
+                    _select_rows(y, order),
+                    y_pred,
+                    sample_weight,
+                    False,
                 )
             )
             for order in orders
         )
 
 
-def _loss(model, x, y, sample_weight):
+def _loss_of(model, x, y, sample_weight):
     y_pred = call_model(model, x, training=False)
     return float(measured_loss(model, x, y, y_pred, sample_weight, False))
 
 
-def _rows(batch, rows):
+def _select_rows(batch, rows):
     """Return some rows of all tensors of a batch."""
     if isinstance(rows, slice):
         return tf.nest.map_structure(
@@ -162,14 +174,14 @@ class FitRecorder:
 
     def __init__(self, model, batch, batch_size=None):
         self._model, self._batch = model, batch
-        whole, *halves = of_halves(model, batch)
-        trained, untrained, frozen = origins(layers_of(model))
+        first_loss, *half_losses = half_losses_of(model, batch)
+        trained, untrained, frozen = layer_origins(layers_of(model))
         variables = model.trainable_variables
-        self._fit = Fit(
+        self._fit = FitRecord(
             batch_size=batch_size,
             optimizer=type(model.optimizer).__name__,
-            first_loss=whole,
-            half_losses=tuple(halves),
+            first_loss=first_loss,
+            half_losses=tuple(half_losses),
             input_scale=_largest_scale(batch[0]),
             shapes=tuple(tuple(v.shape) for v in variables),
             weight_norms=tuple(map(_norm, variables)),
@@ -179,7 +191,7 @@ class FitRecorder:
             untrained_frozen=frozen,
         )
 
-    def reading(self, loss):
+    def record_reading(self, loss):
         """Note the probe's loss, and the rate, at a reading."""
         optimizer = self._model.optimizer
         rate = float(tf.convert_to_tensor(optimizer.learning_rate))
@@ -190,15 +202,17 @@ class FitRecorder:
         )
 
     def record(self):
-        """Return the `Fit` up to now."""
+        """Return the `FitRecord` up to now."""
         # What is frozen may be set from outside, as target networks are.
-        _, _, frozen = origins(layers_of(self._model))
-        still = [p for p in self._fit.untrained_frozen if p in frozen]
-        labels = ()
+        _, _, frozen = layer_origins(layers_of(self._model))
+        still_frozen = [p for p in self._fit.untrained_frozen if p in frozen]
+        label_losses = ()
         if not self._fit.learned:
-            labels = of_other_labels(self._model, self._batch)
+            label_losses = permuted_label_losses(self._model, self._batch)
         return dataclasses.replace(
-            self._fit, untrained_frozen=tuple(still), label_losses=labels
+            self._fit,
+            untrained_frozen=tuple(still_frozen),
+            label_losses=label_losses,
         )
 
 

@@ -14,7 +14,7 @@ from keras_pergrad.common.text import reason
 from keras_pergrad.factors.base import unchanged_factors
 from keras_pergrad.gradient_health.batch_gradient import (
     BatchGradient,
-    variances_of,
+    covariance_traces,
 )
 from keras_pergrad.keras_internals.data.batches import first_tensor
 from keras_pergrad.keras_internals.losses.compiled import (
@@ -46,30 +46,30 @@ from keras_pergrad.modes.step_readers import StepReader
 from keras_pergrad.uses import TracedStep
 
 
-def only_if(wanted, factors, compute):
-    """Return what `compute()` gives where `wanted`, else zeros of its shape.
+def compute_if(condition, factors, compute):
+    """Return `compute()` if `condition` holds, else zeros of the same shapes.
 
-    The shapes must be known. Tensors that factors hold for later use do not
-    leave the branch.
+    The shapes must be known. What factors cache inside the branch is dropped:
+    its tensors cannot be used outside.
     """
     results = []
 
-    def computed():
+    def compute_branch():
         with unchanged_factors(factors):
             results.append(tf.nest.map_structure(tf.identity, compute()))
         return results[0]
 
-    def zeros():  # traced after the other branch
+    def zero_branch():  # traced after the other branch
         return tf.nest.map_structure(
             lambda t: tf.zeros(t.shape, t.dtype), results[0]
         )
 
-    return tf.cond(wanted, computed, zeros)
+    return tf.cond(condition, compute_branch, zero_branch)
 
 
-# What a run of the gradient's program is wanted to measure of the samples:
-# nothing, all, or only what lies along a direction.
-_NOTHING, _ALL, _ALONG = range(3)
+# What a run of the gradient's program measures of the samples: nothing, all, or
+# only losses and slopes along a direction.
+_NO_SAMPLES, _ALL_SAMPLES, _SLOPES_ONLY = range(3)
 
 
 class GradientMeter:
@@ -85,7 +85,7 @@ class GradientMeter:
             else is measured of the samples, such as `SampleQuantities`.
 
     Attributes:
-        knows_losses: whether each sample's loss is known, if it is needed.
+        has_sample_losses: whether each sample's loss is known, if it is needed.
         undefined: a clause that says why nothing is known of the samples' own
             gradients, else None, as far as `prepare` and `measure` show.
     """
@@ -106,21 +106,23 @@ class GradientMeter:
             )
         # What else is measured of the samples, in the same pass.
         self._quantities = quantities and quantities(model)
-        self._along = self._quantities is not None and self._quantities.along
+        self._needs_slopes = (
+            self._quantities is not None and self._quantities.needs_slopes
+        )
         self._values = [v.value for v in self._variables]
         self._dtype = norm_type(self._values)
-        self._joint = True
+        self._is_joint = True
         self._refusal = None
-        self.knows_losses = False
-        self._gradient: Callable[..., Any] | None = None
-        self._samples: Callable[..., Any] | None = None
+        self.has_sample_losses = False
+        self._gradient_program: Callable[..., Any] | None = None
+        self._sample_program: Callable[..., Any] | None = None
 
     def measure(self, repeats=1, direction=None):
         """Return the `BatchGradient` of the present weights.
 
         `direction`: what slopes are taken along, one array a variable.
         """
-        run = self._gradient or self.prepare()
+        run = self._gradient_program or self.prepare()
         # A model that has diverged is also measured.
         quiet = np.errstate(invalid="ignore", over="ignore")
         with quiet, random_state_kept():
@@ -130,33 +132,37 @@ class GradientMeter:
                 if self.undefined is not None:
                     raise
                 # Only now may it show that a layer mixes samples.
-                return self._measure(self._without_samples(error), repeats)
+                return self._measure(
+                    self._prepare_without_samples(error), repeats
+                )
 
     def _measure(self, run, repeats, direction=None):
-        loss, values, observed = run(_ALL, direction)
+        loss, values, observed = run(_ALL_SAMPLES, direction)
         values = [np.asarray(g) for g in values]
-        squares = np.array([squared_norm(g) for g in values])
-        if self._samples is not None:
-            observed = self._samples(_ALL, direction)
+        squared_norms = np.array([squared_norm(g) for g in values])
+        if self._sample_program is not None:
+            observed = self._sample_program(_ALL_SAMPLES, direction)
         variances = None
         if self.undefined is None:
             observed = tf.nest.map_structure(np.asarray, observed)
-            variances = variances_of(observed["squared_norms"], squares)
-        known = self.samples, float(loss), values, squares, variances
-        gradient = BatchGradient(*known, observed=observed)
+            variances = covariance_traces(
+                observed["squared_norms"], squared_norms
+            )
+        fields = self.samples, float(loss), values, squared_norms, variances
+        gradient = BatchGradient(*fields, observed=observed)
         if repeats > 1:
-            again = (run(_NOTHING)[1] for _ in range(repeats - 1))
-            gradient.compare(again)
+            repetitions = (run(_NO_SAMPLES)[1] for _ in range(repeats - 1))
+            gradient.compare(repetitions)
         return gradient
 
     def measure_along(self, direction, weights):
         """Return losses and slopes of the samples at other weights."""
-        run: Any = self._samples or self._gradient
+        run: Any = self._sample_program or self._gradient_program
         with random_state_kept(), kept(self._values):
-            for value, other in zip(self._values, weights):
-                value.assign(other)
-            results = run(_ALONG, direction)
-        observed = results if run is self._samples else results[-1]
+            for value, weight in zip(self._values, weights):
+                value.assign(weight)
+            results = run(_SLOPES_ONLY, direction)
+        observed = results if run is self._sample_program else results[-1]
         return tf.nest.map_structure(np.asarray, observed)
 
     def prepare(self):
@@ -167,37 +173,41 @@ class GradientMeter:
     def _prepare(self):
         if self.samples < 2:
             self.undefined = "one sample alone has no variance."
-            return self._without_samples()
+            return self._prepare_without_samples()
         try:
-            eager = self.model.run_eagerly
-            if not eager:
-                self._gradient = self._compiled(self._with_samples)
-            if eager or not self._joint:
+            is_eager = self.model.run_eagerly
+            if not is_eager:
+                self._gradient_program = self._compile(
+                    self._gradient_and_samples
+                )
+            if is_eager or not self._is_joint:
                 # Only a graph shows how weights are used.
-                self._samples = self._compiled(self._only_samples, eager=False)
-                self._gradient = self._compiled(self._plainly)
+                self._sample_program = self._compile(
+                    self._samples_alone, eager=False
+                )
+                self._gradient_program = self._compile(self._gradient_alone)
         except MissingLoss:
             raise
         except Exception as error:  # an error of the batch comes again
-            return self._without_samples(error)
-        return self._gradient
+            return self._prepare_without_samples(error)
+        return self._gradient_program
 
-    def _without_samples(self, error=None):
+    def _prepare_without_samples(self, error=None):
         """Return the program for the gradient alone: the samples' failed."""
-        self._samples = None
-        self._gradient = self._compiled(self._plainly)
+        self._sample_program = None
+        self._gradient_program = self._compile(self._gradient_alone)
         if error is not None:
-            self.undefined = self._why(error)
-        return self._gradient
+            self.undefined = self._undefined_reason(error)
+        return self._gradient_program
 
-    def _why(self, error):
-        how, why = "are not defined", self._refusal
-        if why is None:
-            how, why = "cannot be obtained here", reason(error)
-        return f"the samples' own gradients {how}: {why}".rstrip(".") + "."
+    def _undefined_reason(self, error):
+        claim, cause = "are not defined", self._refusal
+        if cause is None:
+            claim, cause = "cannot be obtained here", reason(error)
+        return f"the samples' own gradients {claim}: {cause}".rstrip(".") + "."
 
-    def _plainly(self, x, y, sample_weight, wanted, direction):
-        del wanted, direction
+    def _gradient_alone(self, x, y, sample_weight, request, direction):
+        del request, direction
         penalties = Penalties(self.model)
         with tf.GradientTape() as tape:
             y_pred = call_model(self.model, x)
@@ -205,30 +215,38 @@ class GradientMeter:
                 loss = measured_loss(self.model, x, y, y_pred, sample_weight)
             target = self._scaled(loss)
         gradients = tape.gradient(target, self._values)
-        return loss, self._of_data(gradients, penalties.gradients(loss)), {}
+        return (
+            loss,
+            self._without_penalties(gradients, penalties.gradients(loss)),
+            {},
+        )
 
-    def _with_samples(self, x, y, sample_weight, wanted, direction):
+    def _gradient_and_samples(self, x, y, sample_weight, request, direction):
         """Return the gradient, and what is wanted of the samples."""
         # One program computes both, so TensorFlow runs the backward pass once.
-        of_batch = tf.GradientTape()
-        loss, target, factors, losses = self._of_samples(
-            x, y, sample_weight, of_batch
+        batch_tape = tf.GradientTape()
+        loss, target, factors, losses = self._trace_samples(
+            x, y, sample_weight, batch_tape
         )
         # The samples' tape keeps the gradients of regularisers apart.
-        gradients = self._of_data(of_batch.gradient(target, self._values))
-        observed = self._observed(
-            loss, factors, gradients, losses, wanted, direction
+        gradients = self._without_penalties(
+            batch_tape.gradient(target, self._values)
+        )
+        observed = self._observe(
+            loss, factors, gradients, losses, request, direction
         )
         return loss, gradients, observed
 
-    def _only_samples(self, x, y, sample_weight, wanted, direction):
-        around = contextlib.nullcontext()
-        loss, _, factors, losses = self._of_samples(x, y, sample_weight, around)
+    def _samples_alone(self, x, y, sample_weight, request, direction):
+        outer_context = contextlib.nullcontext()
+        loss, _, factors, losses = self._trace_samples(
+            x, y, sample_weight, outer_context
+        )
         with unchanged_factors(factors):
             sums = self._dense([f and f.weighted_sum(None) for f in factors])
-        return self._observed(loss, factors, sums, losses, wanted, direction)
+        return self._observe(loss, factors, sums, losses, request, direction)
 
-    def _of_samples(self, x, y, sample_weight, around):
+    def _trace_samples(self, x, y, sample_weight, outer_context):
         """Return the loss, also scaled, the factors and samples' losses."""
 
         def refuse(layer, error):
@@ -236,30 +254,30 @@ class GradientMeter:
             raise error
 
         batch = x, y, sample_weight
-        with SetApart(self.model) as apart:
+        with SetApart(self.model) as separated:
             tape = TracedStep(
                 self.model, batch, loss=measured_loss, refuse=refuse
             )
-            with around, tape:
+            with outer_context, tape:
                 y_pred = tape.forward(x)
                 loss = measured_loss(self.model, x, y, y_pred, sample_weight)
                 target = self._scaled(loss)
             scale = loss_scale(self.model.optimizer)
-            factors = apart.merged(tape.sample_gradients(target, scale))
+            factors = separated.merged(tape.sample_gradients(target, scale))
         losses = None
-        if self._along:
+        if self._needs_slopes:
             losses = sample_losses(self.model, y, y_pred, sample_weight)
-            self.knows_losses = losses is not None
+            self.has_sample_losses = losses is not None
         # If it calls a layer in its own way, or vectorises it, the norms are
         # measured apart: repetitions must use the layer's ordinary call.
-        self._joint = all(call.rule.forward is None for call in tape.calls)
+        self._is_joint = all(call.rule.forward is None for call in tape.calls)
         return loss, target, factors, losses
 
     def _scaled(self, loss):
         scale = loss_scale(self.model.optimizer)
         return loss if scale is None else loss * tf.cast(scale, loss.dtype)
 
-    def _of_data(self, gradients, penalties=None):
+    def _without_penalties(self, gradients, penalties=None):
         """Return dense gradients without loss scale and regularisers."""
         scale = loss_scale(self.model.optimizer)
         penalties = penalties or [None] * len(self._variables)
@@ -278,30 +296,32 @@ class GradientMeter:
             for variable, gradient in zip(self._variables, gradients)
         ]
 
-    def _observed(self, loss, factors, gradients, losses, wanted, direction):
+    def _observe(self, loss, factors, gradients, losses, request, direction):
         """Return by name what is wanted of the samples."""
         n, dtype = self.samples, self._dtype
 
-        def of_present():
-            squares = [self._squares(factor) for factor in factors]
-            more = {}
+        def observe_all():
+            squares = [self._squared_sample_norms(factor) for factor in factors]
+            quantities = {}
             if self._quantities is not None:
-                more = self._quantities(n, factors, gradients, dtype)
-            return {"squared_norms": tf.stack(squares), **more}
+                quantities = self._quantities(n, factors, gradients, dtype)
+            return {"squared_norms": tf.stack(squares), **quantities}
 
-        def of_slopes():
+        def observe_slopes():
             return {
                 "slopes": self._quantities.dots(n, factors, direction, dtype),
                 "losses": tf.reshape(n * tf.cast(losses, dtype), [n]),
             }
 
-        observed = only_if(tf.equal(wanted, _ALL), factors, of_present)
+        observed = compute_if(
+            tf.equal(request, _ALL_SAMPLES), factors, observe_all
+        )
         if losses is not None:
-            is_wanted = tf.not_equal(wanted, _NOTHING)
-            observed |= only_if(is_wanted, factors, of_slopes)
+            needs_any = tf.not_equal(request, _NO_SAMPLES)
+            observed |= compute_if(needs_any, factors, observe_slopes)
         return {**observed, "loss": self._loss_of_data(loss)}
 
-    def _squares(self, factor):
+    def _squared_sample_norms(self, factor):
         """Return ‖g_i‖² of the samples, (n,); a contribution is g_i / n."""
         if factor is None:
             return tf.zeros([self.samples], self._dtype)
@@ -316,45 +336,47 @@ class GradientMeter:
         penalty = regularization_loss(self._variables)
         return loss - tf.cast(penalty, loss.dtype)
 
-    def _compiled(self, compute, eager=True):
+    def _compile(self, compute, eager=True):
         """Return a program of `compute` that runs the way the model trains."""
         if eager and self.model.run_eagerly:
 
-            def run_eagerly(wanted, direction=None):
+            def run_eagerly(request, direction=None):
                 with unchanged(self.model):
-                    return compute(*self.batch, wanted, direction)
+                    return compute(*self.batch, request, direction)
 
-            run_eagerly(_NOTHING)  # raises any error now
+            run_eagerly(_NO_SAMPLES)  # raises any error now
             return run_eagerly
 
         # Leave out None: a call whose structure differs from the signature
         # first prints its arguments, which takes longer than the call.
-        def packed(parts, wanted, direction):
+        def call_with_tensors(parts, request, direction):
             parts = iter(parts)
             batch = tf.nest.map_structure(
                 lambda t: None if t is None else next(parts), self.batch
             )
-            return compute(*batch, wanted, direction)
+            return compute(*batch, request, direction)
 
-        def arguments(wanted, direction=None):
-            if self._along and direction is None:
+        def arguments(request, direction=None):
+            if self._needs_slopes and direction is None:
                 direction = self._values
             direction = [tf.convert_to_tensor(d) for d in direction or ()]
-            return self._parts(), tf.constant(wanted), direction
+            return self._batch_tensors(), tf.constant(request), direction
 
         function = tf.function(
-            packed, autograph=False, jit_compile=bool(self.model.jit_compile)
-        ).get_concrete_function(*arguments(_NOTHING))
+            call_with_tensors,
+            autograph=False,
+            jit_compile=bool(self.model.jit_compile),
+        ).get_concrete_function(*arguments(_NO_SAMPLES))
 
         if not assigned_variables(function):
-            return lambda *wanted: function(*arguments(*wanted))
+            return lambda *request: function(*arguments(*request))
 
-        def run(*wanted):
-            return run_and_restore(function, *arguments(*wanted))
+        def run(*request):
+            return run_and_restore(function, *arguments(*request))
 
         return run
 
-    def _parts(self):
+    def _batch_tensors(self):
         return [t for t in tf.nest.flatten(self.batch) if t is not None]
 
 
@@ -367,35 +389,39 @@ class TrainingReader(StepReader):
 
     Attributes:
         is_wanted: whether the next step is read.
-        measured: the `BatchGradient` of the last one, or None.
+        measurement: the `BatchGradient` of the last one, or None.
     """
 
     def __init__(self, quantities):
         self._quantities = quantities
-        self.is_wanted, self.measured = False, None
+        self.is_wanted, self.measurement = False, None
 
     def is_due(self):
         return self.is_wanted
 
     def read(self, samples):
-        dtype, known = samples.dtype, {}
-        known["squared_norms"] = samples.squared_norms()
-        known["mean"] = samples.mean()
-        given = samples.n, samples.factors, known["mean"], dtype
-        known |= self._quantities(samples.model)(*given)
-        loss = known["loss_with_penalties"] = samples.loss
+        dtype, results = samples.dtype, {}
+        results["squared_norms"] = samples.squared_norms()
+        results["mean"] = samples.mean()
+        arguments = samples.n, samples.factors, results["mean"], dtype
+        results |= self._quantities(samples.model)(*arguments)
+        loss = results["loss_with_penalties"] = samples.loss
         if type(samples.model).compute_loss is keras.Model.compute_loss:
             penalty = regularization_loss(samples.variables)
             loss -= tf.cast(penalty, loss.dtype)
-        return {**known, "loss": loss}
+        return {**results, "loss": loss}
 
     def receive(self, values):
-        known = tf.nest.map_structure(np.asarray, values)
-        gradient, loss = known.pop("mean"), known.pop("loss_with_penalties")
-        norms = known["squared_norms"]
-        n = norms.shape[1]
+        results = tf.nest.map_structure(np.asarray, values)
+        gradient, loss = results.pop("mean"), results.pop("loss_with_penalties")
+        sample_norms = results["squared_norms"]
+        n = sample_norms.shape[1]
         with np.errstate(invalid="ignore", over="ignore"):
-            squares = np.array([squared_norm(g) for g in gradient])
-            variances = variances_of(norms, squares) if n > 1 else None
-        given = n, float(loss), list(gradient), squares, variances
-        self.measured = BatchGradient(*given, observed=known)
+            squared_norms = np.array([squared_norm(g) for g in gradient])
+            variances = (
+                covariance_traces(sample_norms, squared_norms)
+                if n > 1
+                else None
+            )
+        fields = n, float(loss), list(gradient), squared_norms, variances
+        self.measurement = BatchGradient(*fields, observed=results)

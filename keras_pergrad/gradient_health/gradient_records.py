@@ -10,7 +10,7 @@ from keras_pergrad.common.text import reason
 from keras_pergrad.gradient_health.fit_record import FitRecorder
 from keras_pergrad.gradient_health.judgements import advise
 from keras_pergrad.gradient_health.run_log import RunLog, describe
-from keras_pergrad.gradient_health.tasks import TaskMeter, with_tasks
+from keras_pergrad.gradient_health.tasks import TaskMeter, add_task_figures
 from keras_pergrad.keras_internals.fit import callback_list
 from keras_pergrad.keras_internals.fit.callback_list import running_fit
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
@@ -18,16 +18,16 @@ from keras_pergrad.trackers.html_page import Page
 from keras_pergrad.trackers.tracker import Guarded
 
 # Measurements of a `fit`, for a curve.
-_FEWEST = 10
+_MIN_MEASUREMENTS = 10
 
 
 #: What `every` may be instead of a number.
-NAMED = "auto", "epoch"
+INTERVAL_NAMES = "auto", "epoch"
 
 
-def checked_every(every):
+def parse_every(every):
     """Return `every`, if it is a number of steps or one of the names."""
-    if every in NAMED:
+    if every in INTERVAL_NAMES:
         return every
     try:
         return positive_integer("every", every)
@@ -46,11 +46,11 @@ def steps_between(every, params):
     # The number of steps of some data sets is not known.
     if every == "epoch" or not epochs or not steps or steps < 1:
         return None
-    measured = math.ceil(_FEWEST / epochs)  # in an epoch
-    return math.ceil(steps / measured) if measured > 1 else None
+    per_epoch = math.ceil(_MIN_MEASUREMENTS / epochs)  # in an epoch
+    return math.ceil(steps / per_epoch) if per_epoch > 1 else None
 
 
-def asked_for(source):
+def is_training_source(source):
     """Return whether `source` is the training batch."""
     if source not in ("probe", "training"):
         raise ValueError(
@@ -60,7 +60,7 @@ def asked_for(source):
     return source == "training"
 
 
-def instruments_of(names, given, probe, repeats, log_dir, by_task):
+def training_instruments(names, requested, probe, repeats, log_dir, by_task):
     """Return the instruments that the training batch can give."""
     received = None
     if probe is not None:
@@ -74,7 +74,7 @@ def instruments_of(names, given, probe, repeats, log_dir, by_task):
             f"log_dir={log_dir!r}, whose runs are compared on one probe; "
             "kpg.trackers.Page, or another of the `trackers`, shows this one"
         )
-    elif given != "all" and "alpha" in names:
+    elif requested != "all" and "alpha" in names:
         received = (
             "'alpha', which needs the same batch once more after the update"
         )
@@ -87,7 +87,7 @@ def instruments_of(names, given, probe, repeats, log_dir, by_task):
     return tuple(name for name in names if name != "alpha")
 
 
-def read_by(model, reader):
+def reading_context(model, reader):
     """Return the context in which a reader reads the steps of a model."""
     read = getattr(model, "read_steps", None)
     if read is None:
@@ -108,60 +108,60 @@ def read_by(model, reader):
     return read(reader)
 
 
-class Part:
-    """One thing that `GradientVariance` does with its measurements."""
+class MeasurementHandler:
+    """What `GradientVariance` does with each measurement: a base class."""
 
-    def measured(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         """Take a `BatchGradient`, its mean gradient and its reading.
 
-        Returns the reading, which a part may add figures to.
+        Returns the reading, which a handler may add figures to.
         """
         raise NotImplementedError
 
-    def ended(self):
+    def finish(self):
         """Conclude a `fit` that came to its end."""
 
     def close(self, interrupted=False):
         """Release what is open."""
 
 
-class Tasks(Part):
+class TaskHandler(MeasurementHandler):
     """The conflicts of a model's tasks, measured at each reading."""
 
-    def __init__(self, watch, batch):
-        self._watch, self._meter = watch, TaskMeter(watch.model, batch)
+    def __init__(self, callback, batch):
+        self._callback, self._meter = callback, TaskMeter(callback.model, batch)
 
-    def measured(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         with out_of_scope():
             conflicts = self._meter.measure(reading.step)
-        self._watch.conflicts.append(conflicts)
-        return with_tasks(reading, conflicts)
+        self._callback.conflicts.append(conflicts)
+        return add_task_figures(reading, conflicts)
 
 
-class GradientAdvice(Part):
+class AdviceHandler(MeasurementHandler):
     """Notes what advice needs during a `fit`, and gives it."""
 
-    def __init__(self, watch, batch, say):
-        self._watch = watch
+    def __init__(self, callback, batch, say):
+        self._callback = callback
         self._say, self._recorder = say, None
-        if watch.model.optimizer is None:
+        if callback.model.optimizer is None:
             return
-        size = running_fit(watch.model).batch_size
+        size = running_fit(callback.model).batch_size
         self._recorder = self._attempt(
-            lambda: FitRecorder(watch.model, batch, size)
+            lambda: FitRecorder(callback.model, batch, size)
         )
 
-    def measured(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         if self._recorder is not None:
-            self._recorder.reading(measured.loss)
+            self._recorder.record_reading(measurement.loss)
         return reading
 
-    def ended(self):
+    def finish(self):
         if self._recorder is None:
             return
-        readings, record = self._watch.readings, self._recorder.record
-        advice = self._attempt(lambda: advise(readings, record()))
-        self._watch.advice = advice or []
+        readings, fit_record = self._callback.readings, self._recorder.record
+        advice = self._attempt(lambda: advise(readings, fit_record()))
+        self._callback.advice = advice or []
 
     def _attempt(self, function):
         try:
@@ -171,33 +171,37 @@ class GradientAdvice(Part):
             return None
 
 
-class GradientRecords(Part):
+class RecordHandler(MeasurementHandler):
     """The records of one `fit`.
 
     Attributes:
-        directory: the run's, or None: only trackers are told.
+        directory: that of the run, or None: only trackers have it.
     """
 
-    def __init__(self, watch, batch, resumes, say):
-        self._watch = watch
-        self.log_dir, self._say, self._run = watch.log_dir, say, None
+    def __init__(self, callback, batch, resumes, say):
+        self._callback = callback
+        self.log_dir, self._say, self._run = callback.log_dir, say, None
         info = describe(
-            watch.model,
+            callback.model,
             batch,
             {
-                "batch_size": running_fit(watch.model).batch_size,
-                "steps_per_epoch": watch.params.get("steps"),
+                "batch_size": running_fit(callback.model).batch_size,
+                "steps_per_epoch": callback.params.get("steps"),
             },
-            watch.tags,
-            watch.run_name or "",
-            watch.sketch.size,
+            callback.tags,
+            callback.run_name or "",
+            callback.sketch.size,
         )
-        trackers = list(watch.trackers)
+        trackers = list(callback.trackers)
         if self.log_dir is not None:
-            self._run = run = RunLog(self.log_dir, info, resumes, watch.sketch)
+            self._run = run = RunLog(
+                self.log_dir, info, resumes, callback.sketch
+            )
             info = run.info
             page = os.path.join(run.directory, "index.html")
-            trackers.append(Page(page, run.earlier() if resumes else ()))
+            trackers.append(
+                Page(page, run.earlier_readings() if resumes else ())
+            )
         self.directory = self._run and self._run.directory
         self._trackers = Guarded(trackers, say)
         try:
@@ -206,22 +210,22 @@ class GradientRecords(Part):
             self.close(interrupted=True)
             raise
 
-    def tell_of_another_probe(self):
-        """Say before the training that it cannot be compared afterwards."""
-        other = self._run and self._run.last_of_another_probe()
-        if other is not None:
+    def warn_of_other_probe(self):
+        """Warn before the training that its run cannot be compared."""
+        other_run = self._run and self._run.last_with_other_probe()
+        if other_run is not None:
             self._say(
                 "the probe is the first batch of this fit, another one than "
-                f"that of the run {other!r} in {self.log_dir!r}: the two "
+                f"that of the run {other_run!r} in {self.log_dir!r}: the two "
                 "cannot be compared. Give all runs the same probe, such as "
                 "GradientVariance(probe=(x[:64], y[:64]), ...)."
             )
 
-    def measured(self, epoch, measured, gradient, reading):
+    def handle(self, epoch, measurement, gradient, reading):
         """Write a measurement; a disk that is full is said once."""
         try:
             if self._run is not None:
-                self._run.add(epoch, measured, gradient, reading)
+                self._run.add(epoch, measurement, gradient, reading)
         except OSError as error:
             self._run.close()
             self._run = None
@@ -233,10 +237,10 @@ class GradientRecords(Part):
         self._trackers.write(reading)
         return reading
 
-    def ended(self):
+    def finish(self):
         """Pass on what the `fit` advises."""
-        if self._watch.instruments and not self._watch.is_in_training:
-            self._trackers.advise(self._watch.advice)
+        if self._callback.instruments and not self._callback.is_in_training:
+            self._trackers.advise(self._callback.advice)
 
     def close(self, interrupted=False):
         """Release what is open; may be called again."""
@@ -246,20 +250,20 @@ class GradientRecords(Part):
         self._trackers.close(interrupted)
 
 
-def begun(callback, batch, epoch, step, say, is_own):
-    """Return the records of a `fit`, which may go on with a run of before.
+def begin_records(callback, batch, epoch, step, say, is_fixed):
+    """Return the records of a `fit`, which may resume an earlier run.
 
-    `is_own`: the batch does not stem from this `fit`, so it stays the same.
+    `is_fixed`: the batch does not stem from this `fit`, so it stays the same.
     """
-    resumed = resumes(callback.model, epoch, step)
-    records = GradientRecords(callback, batch, resumed, say)
-    if not is_own:
-        records.tell_of_another_probe()
+    resumed = is_resumed(callback.model, epoch, step)
+    records = RecordHandler(callback, batch, resumed, say)
+    if not is_fixed:
+        records.warn_of_other_probe()
     return records
 
 
-def resumes(model, epoch, step):
-    """Whether this `fit` goes on with a run of before."""
+def is_resumed(model, epoch, step):
+    """Whether this `fit` resumes an earlier run."""
     if epoch > 0:
         return True
     # A backup taken within the first epoch restores the weights only.
@@ -269,6 +273,6 @@ def resumes(model, epoch, step):
     )
 
 
-def writes(model):
+def should_record(model):
     """Whether this worker records: only the chief does."""
     return model.distribute_strategy.extended.should_checkpoint

@@ -12,22 +12,22 @@ from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.gradient_health import gradient_records
 from keras_pergrad.gradient_health import probe_batch as probes
 from keras_pergrad.gradient_health.batch_gradient import (
-    OF_BATCHES,
-    hidden,
-    require_own_names,
+    BATCH_FIGURES,
+    is_hidden,
+    require_distinct_names,
 )
 from keras_pergrad.gradient_health.gradient_meter import TrainingReader
 from keras_pergrad.gradient_health.gradient_records import (
-    NAMED,
-    GradientAdvice,
-    Tasks,
-    checked_every,
+    INTERVAL_NAMES,
+    AdviceHandler,
+    TaskHandler,
+    parse_every,
     steps_between,
 )
 from keras_pergrad.gradient_health.instruments import (
     Instruments,
-    chosen,
-    figures_of,
+    figure_names,
+    select_instruments,
 )
 from keras_pergrad.gradient_health.run_log import require_tags, require_unnamed
 from keras_pergrad.gradient_health.tasks import conflict_table
@@ -171,8 +171,8 @@ class GradientVariance(keras.callbacks.Callback):
         by_task: bool = False,
     ):
         super().__init__()
-        every = checked_every(every)
-        self.is_in_training = gradient_records.asked_for(source)
+        every = parse_every(every)
+        self.is_in_training = gradient_records.is_training_source(source)
         if repeats is None:
             repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
@@ -182,11 +182,13 @@ class GradientVariance(keras.callbacks.Callback):
                 require_unnamed(run_name, tags)
             require_tags(tags)
         self.sketch = GradientSketch(sketch_size)
-        self.instruments = chosen(instruments)
+        self.instruments = select_instruments(instruments)
         if self.is_in_training:
-            given = self.instruments, instruments, probe, repeats, log_dir
-            self.instruments = gradient_records.instruments_of(*given, by_task)
-        self.progress_bar = chosen(
+            settings = self.instruments, instruments, probe, repeats, log_dir
+            self.instruments = gradient_records.training_instruments(
+                *settings, by_task
+            )
+        self.progress_bar = select_instruments(
             progress_bar, "progress_bar", self.instruments
         )
         self.histograms = bool(histograms)
@@ -198,45 +200,48 @@ class GradientVariance(keras.callbacks.Callback):
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
         self._meter = self._instruments = self._reader = None
-        self._parts = []
-        self._fit = contextlib.ExitStack()
+        self._handlers = []
+        self._fit_stack = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs=None):
-        self._fit.close()
-        self._fit = contextlib.ExitStack()
-        siblings = running_fit(self.model).callback_list
-        at_end_of_fit(self.model, siblings, self._fit.close)
-        callback_list.go_before_readers(self, siblings)
-        bar.leave_out(self, siblings, self._is_hidden)
+        # An interrupted `fit` may have left its contexts open.
+        self._fit_stack.close()
+        self._fit_stack = contextlib.ExitStack()
+        callbacks = running_fit(self.model).callback_list
+        at_end_of_fit(self.model, callbacks, self._fit_stack.close)
+        callback_list.go_before_readers(self, callbacks)
+        bar.leave_out(self, callbacks, self._is_hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.readings, self.advice, self.conflicts = [], [], []
         self.run_directory = self._meter = self._instruments = None
-        self._batches_seen, self._unmeasured = 0, ()
+        self._batches_seen, self._explained = 0, ()
         self._ended = False
         self._interval = steps_between(self.every, self.params)
-        watch = getattr(self.model, "watch_gradients", None)
+        watch_gradients = getattr(self.model, "watch_gradients", None)
         if self.is_in_training:
             self._reader = TrainingReader(self._make_instruments)
-            read = gradient_records.read_by(self.model, self._reader)
-            self._fit.enter_context(read)
+            reading = gradient_records.reading_context(self.model, self._reader)
+            self._fit_stack.enter_context(reading)
         elif self._probe is None:
             probes.require_one_replica(self.model)
-        if watch is not None and not self.is_in_training:
-            self._fit.enter_context(watch())
-        self._steps = Wrapped(self.model, self._take_step, self._fit.close)
-        self._fit.callback(self._steps.restore)
-        self._fit.callback(self._end_run)
+        if watch_gradients is not None and not self.is_in_training:
+            self._fit_stack.enter_context(watch_gradients())
+        self._train_function = Wrapped(
+            self.model, self._train_step, self._fit_stack.close
+        )
+        self._fit_stack.callback(self._train_function.restore)
+        self._fit_stack.callback(self._end_run)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
         if self._meter is None and self._probe is not None:
-            self._begin(self._probe, epoch)
+            self._begin_measuring(self._probe, epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
         self._batch = batch
-        self._steps.batch_begins()
+        self._train_function.batch_begins()
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
@@ -248,7 +253,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         measures = self._meter is not None and not self.is_in_training
-        if measures and self.every in NAMED:
+        if measures and self.every in INTERVAL_NAMES:
             step = self._step()
             if not self.steps or self.steps[-1] != step:
                 self._measure(step)
@@ -259,43 +264,56 @@ class GradientVariance(keras.callbacks.Callback):
             logs.update(self.readings[-1].figures)
 
     def on_train_end(self, logs=None):
-        for part in self._parts:
-            part.ended()
+        for handler in self._handlers:
+            handler.finish()
         self._ended = True
-        self._fit.close()
+        self._fit_stack.close()
 
     # The run.
 
-    def _take_step(self, function, iterator):
+    def _train_step(self, function, iterator):
         """Measure on the first batch before the first step, if need be."""
         if self._meter is None:
             batch, iterator = probes.first_batch(self.model, iterator)
             if batch is not None:
-                self._begin(batch, self._epoch)
+                self._begin_measuring(batch, self._epoch)
         if self.is_in_training:
-            return self._take_read_step(function, iterator)
-        held = self._instruments is not None and self._instruments.weights
-        if not held or not held.is_needed or not self._may_measure_next():
+            return self._train_measured_step(function, iterator)
+        weight_copies = (
+            self._instruments is not None and self._instruments.weights
+        )
+        if (
+            not weight_copies
+            or not weight_copies.is_needed
+            or not self._may_measure_next()
+        ):
             return function(iterator)
-        with held.held():
+        with weight_copies.hold():
             return function(iterator)
 
-    def _take_read_step(self, function, iterator):
+    def _train_measured_step(self, function, iterator):
         """Take a step, and measure on its batch if that is due."""
         step = self._step()
         self._reader.is_wanted = self._is_due_in_training(step)
         if self._instruments is None or not self._reader.is_wanted:
             return function(iterator)
-        self._reader.measured = None
-        result, around = self._instruments.around(lambda: function(iterator))
-        seen = step, self._reader.measured
-        self._note(*seen, self._instruments.read_step(*seen, around))
+        self._reader.measurement = None
+        result, update_data = self._instruments.step_with_update(
+            lambda: function(iterator)
+        )
+        step_measurement = step, self._reader.measurement
+        self._note(
+            *step_measurement,
+            self._instruments.read_step(*step_measurement, update_data),
+        )
         return result
 
     def _is_due_in_training(self, step):
         """Whether to measure in the update after this many."""
-        begins = not self.steps or (self._batch == 0 and self.every in NAMED)
-        return begins or self._has_passed(step)
+        is_first = not self.steps or (
+            self._batch == 0 and self.every in INTERVAL_NAMES
+        )
+        return is_first or self._interval_has_passed(step)
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
@@ -303,52 +321,54 @@ class GradientVariance(keras.callbacks.Callback):
         if self._is_due(self._step() + updates):
             return True
         steps = self.params.get("steps")
-        ends = not steps or self._batch + updates >= steps
-        return ends and self.every in NAMED
+        is_last = not steps or self._batch + updates >= steps
+        return is_last and self.every in INTERVAL_NAMES
 
     def _is_due(self, step):
         """Whether to measure after this many updates, within an epoch."""
         # What a rate that is far too high does shows in the first update.
-        first = self.every == "auto" and self.instruments and not self.steps
-        return bool(first) or self._has_passed(step)
+        is_first_update = (
+            self.every == "auto" and self.instruments and not self.steps
+        )
+        return bool(is_first_update) or self._interval_has_passed(step)
 
-    def _has_passed(self, step):
+    def _interval_has_passed(self, step):
         interval = self._interval
         return interval is not None and step - self._last_step >= interval
 
     def _make_instruments(self, model):
-        given = self.instruments, model, self.histograms
-        self._instruments = self._instruments or Instruments(*given)
+        arguments = self.instruments, model, self.histograms
+        self._instruments = self._instruments or Instruments(*arguments)
         return self._instruments.quantities
 
     def _is_hidden(self, name, value):
         del value
         figures = self.readings[-1].figures if self.readings else {}
-        return hidden(name, figures, figures_of(self.progress_bar))
+        return is_hidden(name, figures, figure_names(self.progress_bar))
 
-    def _begin(self, batch, epoch):
+    def _begin_measuring(self, batch, epoch):
         """Do everything that may fail, before the first training step."""
         if self.is_in_training:
             build_symbolically(self.model, batch)
             self._make_instruments(self.model)
             self._meter = self._reader
         else:
-            given = self.model, batch, self._make_instruments
+            arguments = self.model, batch, self._make_instruments
             with out_of_scope():
-                self._meter = probes.meter(*given)
+                self._meter = probes.make_meter(*arguments)
                 if self.by_task:
-                    self._parts.append(Tasks(self, batch))
-            self._explain()
-        require_own_names(self.model, figures_of(self.instruments))
+                    self._handlers.append(TaskHandler(self, batch))
+            self._explain_unmeasured()
+        require_distinct_names(self.model, figure_names(self.instruments))
         self._last_step = step = self._step()
         if self.instruments and self._reader is None:
-            self._parts.append(GradientAdvice(self, batch, self._say))
-        to = self.log_dir is not None or self.trackers
-        if to and gradient_records.writes(self.model):
-            own = self._probe is not None or self.is_in_training
-            given = self, batch, epoch, step, self._say, own
-            records = gradient_records.begun(*given)
-            self._parts.append(records)
+            self._handlers.append(AdviceHandler(self, batch, self._say))
+        is_recorded = self.log_dir is not None or self.trackers
+        if is_recorded and gradient_records.should_record(self.model):
+            is_fixed = self._probe is not None or self.is_in_training
+            arguments = self, batch, epoch, step, self._say, is_fixed
+            records = gradient_records.begin_records(*arguments)
+            self._handlers.append(records)
             self.run_directory = records.directory
 
     def _step(self):
@@ -357,36 +377,36 @@ class GradientVariance(keras.callbacks.Callback):
             return self._batches_seen
         return int(tf.convert_to_tensor(optimizer.iterations))
 
-    def _explain(self):
+    def _explain_unmeasured(self):
         """Say what of the samples is not measured, and why, once for each."""
-        if self._meter.undefined == self._unmeasured:
+        if self._meter.undefined == self._explained:
             return
-        self._unmeasured = self._meter.undefined
-        message = probes.unmeasured(self._meter, self.instruments)
+        self._explained = self._meter.undefined
+        message = probes.unmeasured_message(self._meter, self.instruments)
         if message is not None:
             self._say(message)
 
     def _measure(self, step):
-        given = step, self._meter, self.repeats
+        arguments = step, self._meter, self.repeats
         with out_of_scope():
-            measured, reading = self._instruments.measure(*given)
-        self._explain()
-        self._note(step, measured, reading)
+            measurement, reading = self._instruments.measure(*arguments)
+        self._explain_unmeasured()
+        self._note(step, measurement, reading)
 
     def _note(self, step, measured, reading):
         gradient, measured.values, measured.observed = measured.values, [], {}
-        for part in self._parts:
-            given = self._epoch, measured, gradient, reading
-            reading = part.measured(*given)
+        for handler in self._handlers:
+            arguments = self._epoch, measured, gradient, reading
+            reading = handler.handle(*arguments)
         self.readings.append(reading)
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(measured)
 
     def _end_run(self):
-        parts, self._parts = self._parts, []
-        for part in parts:
-            part.close(interrupted=not self._ended)
+        handlers, self._handlers = self._handlers, []
+        for handler in handlers:
+            handler.close(interrupted=not self._ended)
         self._meter = self._instruments = self._reader = None
 
     def conflict_table(self):
@@ -401,6 +421,6 @@ class GradientVariance(keras.callbacks.Callback):
 
 def _rename_training_figures(logs):
     """Set the training batches' figures in the logs apart from the probe's."""
-    for name in OF_BATCHES:
+    for name in BATCH_FIGURES:
         if logs and name in logs:
             logs[f"train_{name}"] = logs.pop(name)

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.gradient_health import figures
-from keras_pergrad.gradient_health.batch_gradient import logged
+from keras_pergrad.gradient_health.batch_gradient import log_values
 from keras_pergrad.gradient_health.figures import (
-    Answer,
+    InstrumentResult,
     Observation,
     squared_distances,
 )
@@ -24,114 +24,119 @@ class Instrument:
     """One instrument.
 
     Attributes:
-        read: returns its `Answer` to an `Observation`.
-        needs: what it needs besides ḡ: "samples": their norms; "dots": with
-            ḡ; "weights": squares by weight; "units": those of layers' units;
-            "along": losses and slopes along the last update; "begin",
-            "before": weights when training began, before the last update;
-            "now": the present ones.
+        read: returns its `InstrumentResult` for an `Observation`.
+        needs: what it needs besides ḡ: "samples": the norms of the samples'
+            gradients; "dots": their products with ḡ; "weights": squares by
+            weight; "units": squares by unit of a layer; "along": losses and
+            slopes along the last update; "begin", "before", "now": the
+            weights when training began, before the last update, and now.
     """
 
     read: Callable
     needs: frozenset
 
-    def can_read(self, seen):
+    def can_read(self, observation):
         """Whether an `Observation` has what it needs."""
-        lacking = set()
-        if seen.traces is None:
-            lacking |= {"samples", "dots", "weights", "units"}
-        if seen.ends is None:
-            lacking.add("along")
-        if seen.update is None:
-            lacking.add("before")
-        return not self.needs & lacking
+        missing = set()
+        if observation.traces is None:
+            missing |= {"samples", "dots", "weights", "units"}
+        if observation.ends is None:
+            missing.add("along")
+        if observation.update is None:
+            missing.add("before")
+        return not self.needs & missing
 
 
-def _instrument(read, *needs):
+def _make_instrument(read, *needs):
     return Instrument(read, frozenset(needs))
 
 
 INSTRUMENTS = {
-    "norm_test": _instrument(figures.norm_test, "samples"),
-    "inner_product_test": _instrument(figures.inner_product_test, "dots"),
-    "orthogonality_test": _instrument(
+    "norm_test": _make_instrument(figures.norm_test, "samples"),
+    "inner_product_test": _make_instrument(figures.inner_product_test, "dots"),
+    "orthogonality_test": _make_instrument(
         figures.orthogonality_test, "samples", "dots"
     ),
-    "cabs": _instrument(figures.cabs, "samples"),
-    # It is measured without being asked for.
-    "noise_scale": _instrument(lambda seen: Answer({}), "samples"),
-    "snr_by_weight": _instrument(figures.signal_to_noise, "weights"),
-    "early_stopping": _instrument(figures.stopping_evidence, "weights"),
-    "update_ratio": _instrument(figures.update_ratio, "before"),
-    "distance": _instrument(figures.distance, "begin"),
-    "alpha": _instrument(figures.alpha, "samples", "along", "before"),
-    "dead_units": _instrument(figures.dead_units, "units"),
-    "layers": _instrument(figures.layers, "now"),
+    "cabs": _make_instrument(figures.cabs, "samples"),
+    # Every reading has its figure already.
+    "noise_scale": _make_instrument(
+        lambda observation: InstrumentResult({}), "samples"
+    ),
+    "snr_by_weight": _make_instrument(figures.signal_to_noise, "weights"),
+    "early_stopping": _make_instrument(figures.stopping_evidence, "weights"),
+    "update_ratio": _make_instrument(figures.update_ratio, "before"),
+    "distance": _make_instrument(figures.distance, "begin"),
+    "alpha": _make_instrument(figures.alpha, "samples", "along", "before"),
+    "dead_units": _make_instrument(figures.dead_units, "units"),
+    "layers": _make_instrument(figures.layers, "now"),
 }
 
 
-def chosen(instruments, argument="instruments", known=tuple(INSTRUMENTS)):
-    """Return the names that an argument asks for, all `known`, in order."""
+def select_instruments(
+    instruments, argument="instruments", choices=tuple(INSTRUMENTS)
+):
+    """Return the names that an argument asks for, all `choices`, in order."""
     names = () if instruments is None else instruments
     if isinstance(names, str):
-        names = known if names == "all" else (names,)
+        names = choices if names == "all" else (names,)
     if not isinstance(names, (tuple, list, set)) or not all(
-        isinstance(name, str) and name in known for name in names
+        isinstance(name, str) and name in choices for name in names
     ):
         raise ValueError(
             f"`{argument}` expected None, 'all' or a tuple of names of "
-            f"instruments: {', '.join(map(repr, known)) or 'none is chosen'}. "
+            "instruments: "
+            f"{', '.join(map(repr, choices)) or 'none is chosen'}. "
             f"Received: {argument}={instruments!r}"
         )
-    return tuple(name for name in known if name in names)
+    return tuple(name for name in choices if name in names)
 
 
-def figures_of(names):
+def figure_names(names):
     """Return the names in the logs of instruments of these names."""
-    several = {
+    names_of_layers = {
         "layers": ("gradient_vanishing_layers", "gradient_exploding_layers")
     }
     return {
         figure
         for name in names
-        for figure in several.get(name, (f"gradient_{name}",))
+        for figure in names_of_layers.get(name, (f"gradient_{name}",))
     }
 
 
-def needs_of(names):
+def needs_of_instruments(names):
     """Return all that instruments of these names need."""
     return frozenset().union(*(INSTRUMENTS[name].needs for name in names))
 
 
-class HeldWeights:
+class WeightCopies:
     """The weights when training began, and before the last update.
 
     Attributes:
-        begin, before: one array a variable, or None: not held.
-        is_needed: whether an instrument reads what `held` holds.
+        initial, before_update: one array a variable, or None: no copy.
+        is_needed: whether an instrument reads what `hold` holds.
     """
 
     def __init__(self, variables, needs):
         self._variables = list(variables)
         self.is_needed = "before" in needs
-        self.before = None
-        self.begin = self.now() if "begin" in needs else None
+        self.before_update = None
+        self.initial = self.current() if "begin" in needs else None
 
     @contextlib.contextmanager
-    def held(self):
+    def hold(self):
         """Hold the weights before an update.
 
         If it raises, as at the end of the data, there was no update.
         """
-        before = self.before
-        self.before = self.now()
+        previous = self.before_update
+        self.before_update = self.current()
         try:
             yield
         except BaseException:
-            self.before = before
+            self.before_update = previous
             raise
 
-    def now(self):
+    def current(self):
         """Return copies of the present weights."""
         # Not views: an optimizer may write into the same memory.
         return [np.array(v.numpy()) for v in self._variables]
@@ -150,45 +155,45 @@ def histogram(values):
         return Histogram((0,), (0.0, 1.0))
     low, high = float(flat.min()), float(flat.max())
     if not low < high:
-        return Histogram((flat.size,), _around(low))
+        return Histogram((flat.size,), _edges_around(low))
     edges = np.linspace(low, high, BINS + 1)
     # A tenth of the time of np.histogram.
     scale = BINS / (high - low)
     if not np.isfinite(scale):
-        return Histogram((flat.size,), _around(low))
-    places = ((flat - low) * scale).astype(np.int32)
-    counts = np.bincount(np.minimum(places, BINS - 1), minlength=BINS)
+        return Histogram((flat.size,), _edges_around(low))
+    bins = ((flat - low) * scale).astype(np.int32)
+    counts = np.bincount(np.minimum(bins, BINS - 1), minlength=BINS)
     return Histogram(tuple(counts.tolist()), tuple(edges.tolist()))
 
 
-def _around(value):
+def _edges_around(value):
     """Return two edges with a value between them."""
-    off = abs(value) * 1e-3 or 1e-3
-    return value - off, value + off
+    margin = abs(value) * 1e-3 or 1e-3
+    return value - margin, value + margin
 
 
 class SampleQuantities:
     """What the chosen instruments measure in the graph of a step.
 
     Attributes:
-        along: whether slopes along the last update are measured as well.
+        needs_slopes: whether slopes along the last update are measured as well.
         units: the `Units` of the layers, where they are measured.
     """
 
     def __init__(self, needs, model):
         self._needs = needs
-        self.along = "along" in needs
+        self.needs_slopes = "along" in needs
         self.units = []
         if "units" in needs:
             trainable = model.trainable_variables
-            self.units = figures.units_of(layers_of(model), trainable)
+            self.units = figures.find_units(layers_of(model), trainable)
 
     def __call__(self, n, factors, gradients, dtype):
         """Return by name what is measured.
 
         `factors`: of each variable the contributions, or None; `gradients`:
         their sums; `n`: how many samples. "dots": ⟨g_i, ḡ⟩, (n,); "ratios":
-        those of `signal_by_weight`, (V, 2); "dead": how many units of each
+        those of `figures.snr_sums`, (V, 2); "dead": how many units of each
         layer, (layers,).
         """
         measured = {}
@@ -201,7 +206,7 @@ class SampleQuantities:
             for factor, gradient in zip(factors, gradients)
         ]
         if "weights" in self._needs:
-            measured["ratios"] = figures.ratios(gradients, squares, n)
+            measured["ratios"] = figures.snr_sums(gradients, squares, n)
         if self.units:
             counts = [figures.count_dead(unit, squares) for unit in self.units]
             measured["dead"] = tf.stack(counts)
@@ -231,100 +236,108 @@ class Instruments:
 
     Attributes:
         quantities: what a `GradientMeter` measures for them.
-        weights: the `HeldWeights`.
+        weights: the `WeightCopies`.
     """
 
     def __init__(self, names, model, histograms):
-        needs = needs_of(names)
+        needs = needs_of_instruments(names)
         variables = list(model.trainable_variables)
         self._names, self._model, self._needs = names, model, needs
         self._histograms = histograms
         self._paths = tuple(v.path for v in variables)
         self.quantities = SampleQuantities(needs, model)
-        self.weights = HeldWeights(variables, needs)
+        self.weights = WeightCopies(variables, needs)
 
     def measure(self, step, meter, repeats):
         """Return a `BatchGradient`, and what the instruments read of it."""
-        before, now, direction = self.weights.before, [], None
+        before, now, direction = self.weights.before_update, [], None
         if self._needs & {"before", "begin", "now"}:
-            now = self.weights.now()
-        if before is not None and self.quantities.along:
-            direction = [w - old for w, old in zip(now, before)]
-        measured, start = meter.measure(repeats, direction), None
-        if direction is not None and "slopes" in measured.observed:
-            start = meter.measure_along(direction, before)
-        seen = self._observation(
-            measured,
+            now = self.weights.current()
+        if before is not None and self.quantities.needs_slopes:
+            direction = [w - previous for w, previous in zip(now, before)]
+        measurement, slopes_before = meter.measure(repeats, direction), None
+        if direction is not None and "slopes" in measurement.observed:
+            slopes_before = meter.measure_along(direction, before)
+        observation = self._observation(
+            measurement,
             now,
-            _distances(now, before),
+            _optional_distances(now, before),
             self._learning_rate(),
-            start,
+            slopes_before,
         )
-        self.weights.before = None
-        return measured, self._read(step, measured, seen)
+        self.weights.before_update = None
+        return measurement, self._read(step, measurement, observation)
 
-    def around(self, take_step):
-        """Take a step; return its result, and what was there around it."""
+    def step_with_update(self, take_step):
+        """Take a step; return its result, and the data of its update.
+
+        The data: the weights before it, what it did to them, and its rate.
+        """
         needs = self._needs & {"before", "begin", "now"}
-        before = self.weights.now() if needs else None
+        before = self.weights.current() if needs else None
         rate, result = self._learning_rate(), take_step()
         update = None
         if "before" in needs:
-            update = _distances(self.weights.now(), before)
+            update = _optional_distances(self.weights.current(), before)
         return result, (before, update, rate)
 
-    def read_step(self, step, measured, around):
+    def read_step(self, step, measurement, update_data):
         """Return what is read of the `BatchGradient` of a step that trained.
 
-        `around`: what `self.around` returned; its weights are those that the
-        gradient was measured at.
+        `update_data`: what `step_with_update` returned beside the result; its
+        weights are those that the gradient was measured at.
         """
-        seen = self._observation(measured, *around)
-        return self._read(step, measured, seen)
+        observation = self._observation(measurement, *update_data)
+        return self._read(step, measurement, observation)
 
-    def _read(self, step, measured, seen):
-        figures, by_variable = logged(measured), measured.by_variable()
+    def _read(self, step, measurement, observation):
+        figures, by_variable = (
+            log_values(measurement),
+            measurement.by_variable(),
+        )
         layers = {}
         for name in self._names:
             instrument = INSTRUMENTS[name]
-            if not instrument.can_read(seen):
+            if not instrument.can_read(observation):
                 continue
-            answer = instrument.read(seen)
-            figures |= answer.figures
-            by_variable |= answer.by_variable
-            layers |= answer.layers
+            result = instrument.read(observation)
+            figures |= result.figures
+            by_variable |= result.by_variable
+            layers |= result.layers
         return HealthReading(
             step,
-            measured.samples,
+            measurement.samples,
             figures,
             {name: _floats(values) for name, values in by_variable.items()},
             self._paths,
-            self._histograms_of(measured) if self._histograms else {},
+            self._histograms_of(measurement) if self._histograms else {},
             layers,
         )
 
-    def _observation(self, measured, now, update, rate, start=None):
-        samples, weights = measured.observed, self.weights
-        ends = None
-        if start is not None and "slopes" in samples:
-            ends = start, samples
+    def _observation(
+        self, measurement, weights_now, update, rate, slopes_before=None
+    ):
+        samples, weights = measurement.observed, self.weights
+        endpoints = None
+        if slopes_before is not None and "slopes" in samples:
+            endpoints = slopes_before, samples
         norms = samples.get("squared_norms")
         return Observation(
-            measured.samples,
+            measurement.samples,
             self._paths,
-            measured.squared_norms,
-            measured.variances,
+            measurement.squared_norms,
+            measurement.variances,
             None if norms is None else norms.sum(0, dtype=np.float64),
-            _wide(samples.get("dots")),
-            _wide(samples.get("ratios")),
+            _as_float64(samples.get("dots")),
+            _as_float64(samples.get("ratios")),
             samples.get("dead", np.zeros(0)),
             tuple(self.quantities.units),
             float(samples.get("loss", np.nan)),
             rate,
-            _squares(now) if "now" in self._needs else None,
+            _squares(weights_now) if "now" in self._needs else None,
             update,
-            _distances(now, weights.begin),
-            ends,
+            _optional_distances(weights_now, weights.initial),
+            endpoints,
         )
 
     def _learning_rate(self):
@@ -333,12 +346,12 @@ class Instruments:
             return float("nan")
         return float(np.asarray(optimizer.learning_rate))
 
-    def _histograms_of(self, measured):
+    def _histograms_of(self, measurement):
         histograms = {
             f"gradient/{path}": histogram(gradient)
-            for path, gradient in zip(self._paths, measured.values)
+            for path, gradient in zip(self._paths, measurement.values)
         }
-        norms = measured.observed.get("squared_norms")
+        norms = measurement.observed.get("squared_norms")
         if norms is not None:
             norms = np.sqrt(norms.sum(0, dtype=np.float64))
             histograms["sample_norms"] = histogram(norms)
@@ -349,11 +362,11 @@ def _squares(arrays):
     return np.array([squared_norm(array) for array in arrays])
 
 
-def _distances(now, before):
-    return None if before is None else squared_distances(now, before)
+def _optional_distances(weights, others):
+    return None if others is None else squared_distances(weights, others)
 
 
-def _wide(array):
+def _as_float64(array):
     return None if array is None else np.asarray(array, np.float64)
 
 

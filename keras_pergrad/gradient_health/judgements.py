@@ -6,19 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 
 from keras_pergrad.gradient_health.evidence import (
-    dead,
-    falls,
-    fast_way,
+    dead_layers,
+    finite_figures,
     input_scales,
-    largest_within,
-    layer_ways,
+    is_decreasing,
+    largest_batch_within,
     layers_of_variables,
+    longest_fast_move,
     median,
     noise_scale,
-    series,
-    trained_part,
+    relative_distances,
+    trained_fraction,
 )
-from keras_pergrad.gradient_health.fit_record import Fit
+from keras_pergrad.gradient_health.fit_record import FitRecord
 from keras_pergrad.runs.store import HealthReading
 
 
@@ -46,31 +46,31 @@ class HealthAdvice:
 # this scale, its largest stable rate is less than a hundredth of that for
 # inputs of variance 1 (LeCun et al., "Efficient BackProp", 1998, 4.3).
 LARGE_SCALE = 10.0
-# Training has had its chance once the weights went this part of their norm, in
-# this many readings.
-MOVED, FEWEST_READINGS = 0.05, 3
+# Training can be judged once the weights have moved by this share of their
+# norm, and there are this many readings.
+MOVED_SHARE, MIN_READINGS = 0.05, 3
 # By chance, a loss with the own labels is the lowest of 100 in 1 % of cases.
-CHANCE = 0.01
+MAX_CHANCE = 0.01
 
 
 def summed_loss(fit):
     """Accuse a loss that adds up over the batch."""
     if len(fit.half_losses) != 2 or fit.first_loss is None:
         return []
-    whole, halves = fit.first_loss, fit.half_losses
+    loss, halves = fit.first_loss, fit.half_losses
     total = sum(halves)
     # A mean lies between its halves' means, with sample weights, too.
-    if not whole > max(halves) or abs(whole - total) > 0.1 * abs(whole):
+    if not loss > max(halves) or abs(loss - total) > 0.1 * abs(loss):
         return []
     return [
         HealthAdvice(
             "loss_is_a_sum",
-            f"The loss of the probe, {whole:.3g}, is the sum of those of its "
+            f"The loss of the probe, {loss:.3g}, is the sum of those of its "
             f"halves, {halves[0]:.3g} and {halves[1]:.3g}: gradients and "
             "steps grow with the batch. Use the mean "
             '(reduction="sum_over_batch_size"); in a loss of your own, '
             "ops.mean for ops.sum over the samples.",
-            {"loss": whole, "sum_of_halves": total},
+            {"loss": loss, "sum_of_halves": total},
         )
     ]
 
@@ -83,19 +83,22 @@ def unnormalised_inputs(readings, fit):
     """
     if fit.input_scale is None or not fit.input_scale > LARGE_SCALE:
         return []
-    for layer, places in layers_of_variables(readings).items():
-        seen = median(input_scales(readings, fit, places))
-        if seen > LARGE_SCALE:
+    for layer, indices in layers_of_variables(readings).items():
+        layer_scale = median(input_scales(readings, fit, indices))
+        if layer_scale > LARGE_SCALE:
             return [
                 HealthAdvice(
                     "inputs_not_normalised",
                     f"The inputs have the scale {fit.input_scale:.3g} (root "
                     f"mean square), and {layer!r} gets values of the scale "
-                    f"{seen:.3g}: its gradients are as many times larger "
-                    "than for inputs near 1, its curvature the square of "
-                    "that. Scale the inputs to a variance near 1, as with "
+                    f"{layer_scale:.3g}: its gradients are as many times "
+                    "larger than for inputs near 1, its curvature the square "
+                    "of that. Scale the inputs to a variance near 1, as with "
                     "keras.layers.Normalization.",
-                    {"input_scale": fit.input_scale, "layer_scale": seen},
+                    {
+                        "input_scale": fit.input_scale,
+                        "layer_scale": layer_scale,
+                    },
                     layer,
                 )
             ]
@@ -106,58 +109,62 @@ def unrelated_labels(readings, fit):
     """Accuse labels that training has not tied to the inputs."""
     if len(fit.label_losses) < 2 or fit.learned or _is_early(readings, fit):
         return []
-    own, *others = fit.label_losses
-    better = sum(other <= own for other in others)
-    chance = (1 + better) / (1 + len(others))
-    if not chance > CHANCE:
+    own_loss, *other_losses = fit.label_losses
+    lower_count = sum(other_loss <= own_loss for other_loss in other_losses)
+    chance = (1 + lower_count) / (1 + len(other_losses))
+    if not chance > MAX_CHANCE:
         return []
     return [
         HealthAdvice(
             "labels_unrelated",
             f"With labels of other samples the probe's loss is as low: "
-            f"{own:.3g} with its own, {median(others):.3g} with others' "
-            f"(own or lower in {better} of {len(others)} draws). As far as "
-            f"the probe's {readings[-1].samples} samples show, the model has "
-            "learned nothing that ties labels to inputs: check that x and y "
-            "are shuffled alike, and how labels are made.",
-            {"loss": own, "with_other_labels": median(others), "p": chance},
+            f"{own_loss:.3g} with its own, {median(other_losses):.3g} with "
+            f"others' (own or lower in {lower_count} of {len(other_losses)} "
+            f"draws). As far as the probe's {readings[-1].samples} samples "
+            "show, the model has learned nothing that ties labels to inputs: "
+            "check that x and y are shuffled alike, and how labels are made.",
+            {
+                "loss": own_loss,
+                "with_other_labels": median(other_losses),
+                "p": chance,
+            },
         )
     ]
 
 
 def _is_early(readings, fit):
     """Whether it is too early to say that nothing is learned."""
-    way = readings[-1].figures.get("gradient_distance", math.nan)
-    if not way > MOVED * math.hypot(*fit.weight_norms):
+    distance = readings[-1].figures.get("gradient_distance", math.nan)
+    if not distance > MOVED_SHARE * math.hypot(*fit.weight_norms):
         return True
-    return len(readings) < FEWEST_READINGS or falls(fit.losses)
+    return len(readings) < MIN_READINGS or is_decreasing(fit.losses)
 
 
 # An update that changes weights by this part of themselves replaces them in
 # ten updates; a thousandth is usual.
 LARGE_UPDATE = 0.1
-# The weights have gone as far as they are long, so that nothing is left of how
-# they were made.
-FAR = 1.0
+# The weights have moved by their whole norm: nothing is left of how they were
+# initialised.
+FAR_DISTANCE = 1.0
 # The loss would still fall along an update of this many times its length.
-LONGER = 20
-FEWEST_ALPHAS = 3
+LONGER_UPDATE = 20
+MIN_ALPHAS = 3
 
 
 def wrong_rate(readings, fit):
     """Accuse the rate by what updates do to the weights and to the loss."""
     return (
-        _broken(readings, fit)
+        _diverged(readings, fit)
         or _too_high(readings, fit)
         or _too_low(readings, fit)
     )
 
 
-def _broken(readings, fit):
+def _diverged(readings, fit):
     for reading, loss in zip(readings, fit.losses):
         if not math.isfinite(loss):
             return [
-                _high(
+                _rate_too_high(
                     f"The loss is {loss:g} after {reading.step} updates.",
                     fit,
                     {"step": reading.step, "loss": loss},
@@ -167,67 +174,67 @@ def _broken(readings, fit):
 
 
 def _too_high(readings, fit):
-    way, step = fast_way(readings, fit)
+    distance, step = longest_fast_move(readings, fit)
     # Weights that are made of zeros are replaced by any first update.
-    updates = series(readings, "gradient_update_ratio")
+    updates = finite_figures(readings, "gradient_update_ratio")
     updates = updates if any(fit.weight_norms) else []
-    alphas = series(readings, "gradient_alpha")
+    alphas = finite_figures(readings, "gradient_alpha")
     loss = f"The loss went from {fit.first_loss:.3g} to {fit.losses[-1]:.3g}"
     largest = max(updates, default=0.0)
-    if largest * trained_part(fit) > LARGE_UPDATE or (
+    if largest * trained_fraction(fit) > LARGE_UPDATE or (
         largest > LARGE_UPDATE and not fit.learned
     ):
-        why = (
+        observation = (
             f"{loss}, while an update changed the weights by "
             f"{largest:.0%} of themselves (usual: about 0.1%)."
         )
     elif fit.learned:
         return []
-    elif len(alphas) >= FEWEST_ALPHAS and median(alphas) > 1:
-        why = (
+    elif len(alphas) >= MIN_ALPHAS and median(alphas) > 1:
+        observation = (
             f"{loss}: updates end on the far side of the valley, higher than "
             f"they began (alpha {median(alphas):.2g} in the median)."
         )
-    elif way > FAR:
-        why = (
-            f"{loss}, while the weights went {way:.2g} times as far as they "
-            f"were long in {step} updates."
+    elif distance > FAR_DISTANCE:
+        observation = (
+            f"{loss}, while the weights went {distance:.2g} times as far as "
+            f"they were long in {step} updates."
         )
     else:
         return []
     figures = {
         "largest_update_ratio": largest,
         "alpha": median(alphas),
-        "distance": way,
+        "distance": distance,
     }
-    lost = dead(readings)
-    if lost:
-        why += f" Dead since: {', '.join(map(repr, lost))}."
-    return [_high(why, fit, figures)]
+    dead_names = dead_layers(readings)
+    if dead_names:
+        observation += f" Dead since: {', '.join(map(repr, dead_names))}."
+    return [_rate_too_high(observation, fit, figures)]
 
 
 def _too_low(readings, fit):
-    alphas = series(readings, "gradient_alpha")
-    if fit.learned or len(alphas) < FEWEST_ALPHAS:
+    alphas = finite_figures(readings, "gradient_alpha")
+    if fit.learned or len(alphas) < MIN_ALPHAS:
         return []
-    gone = [abs(alpha + 1) for alpha in alphas]
-    if not median(gone) < 1 / LONGER:
+    progress = [abs(alpha + 1) for alpha in alphas]
+    if not median(progress) < 1 / LONGER_UPDATE:
         return []
     # Without a signal alpha is -1, too. With one, a rate that is too low lets
     # the loss fall all the time.
-    if not falls(fit.losses):
+    if not is_decreasing(fit.losses):
         return []
-    updates = series(readings, "gradient_update_ratio")
-    times = 1 / max(median(gone), 1e-3)
+    updates = finite_figures(readings, "gradient_update_ratio")
+    multiple = 1 / max(median(progress), 1e-3)
     return [
         HealthAdvice(
             "rate_too_low",
             f"The loss went from {fit.first_loss:.3g} to "
             f"{fit.losses[-1]:.3g}, and would still fall along an update "
-            f"of {times:.0f} times its length (alpha {median(alphas):.3f}); "
+            f"of {multiple:.0f} times its length (alpha {median(alphas):.3f}); "
             f"an update changes the weights by {median(updates):.1e} of "
-            f"themselves. Raise the learning rate{_now(fit)}, ten times at "
-            "first.",
+            f"themselves. Raise the learning rate{_rate_in_words(fit)}, ten "
+            "times at first.",
             {
                 "alpha": median(alphas),
                 "update_ratio": median(updates),
@@ -237,21 +244,22 @@ def _too_low(readings, fit):
     ]
 
 
-def _high(why, fit, figures):
+def _rate_too_high(observation, fit, figures):
     figures = {**figures, "learning_rate": fit.rate or math.nan}
     return HealthAdvice(
         "rate_too_high",
-        f"{why} Lower the learning rate{_now(fit)}, ten times at first.",
+        f"{observation} Lower the learning rate{_rate_in_words(fit)}, ten "
+        "times at first.",
         figures,
     )
 
 
-def _now(fit):
+def _rate_in_words(fit):
     return "" if fit.rate is None else f" ({fit.rate:.2g})"
 
 
 # Pre-activations change by about as much as the weights do.
-CHANGED = 0.1
+CHANGED_SHARE = 0.1
 
 
 def not_learning(readings, fit):
@@ -267,40 +275,41 @@ def not_learning(readings, fit):
             {"gradient_norm": 0.0},
             name,
         )
-        for name in dead(readings)
+        for name in dead_layers(readings)
     ]
 
 
 def wrongly_trained(readings, fit):
     """Accuse layers that are trained, or frozen, against their weights."""
-    return [*_changed(readings, fit), *_frozen(fit)]
+    return [*_changed_layers(readings, fit), *_frozen_layers(fit)]
 
 
-def _changed(readings, fit):
-    ways = layer_ways(readings, fit)
+def _changed_layers(readings, fit):
+    distances = relative_distances(readings, fit)
     # A new layer that stands still sends no gradients into others.
-    new = [name for name in fit.untrained if ways.get(name, 0) > 0]
-    worst, part = None, CHANGED
-    for name in fit.trained_before if new else ():
-        if ways.get(name, 0) > part:
-            worst, part = name, ways[name]
-    if worst is None:
+    new_layers = [name for name in fit.untrained if distances.get(name, 0) > 0]
+    layer, change = None, CHANGED_SHARE
+    for name in fit.trained_before if new_layers else ():
+        if distances.get(name, 0) > change:
+            layer, change = name, distances[name]
+    if layer is None:
         return []
     return [
         HealthAdvice(
             "trained_layer_changed",
-            f"{worst!r} came with trained weights, and this fit has changed "
-            f"them by {part:.0%}, by gradients that come through {new[-1]!r}, "
-            "whose weights were new: what it knew is being lost. Freeze it "
-            "(layer.trainable = False, then compile), train the new layers, "
+            f"{layer!r} came with trained weights, and this fit has changed "
+            f"them by {change:.0%}, by gradients that come through "
+            f"{new_layers[-1]!r}, whose weights were new: what it knew is "
+            "being lost. Freeze it (layer.trainable = False, then compile), "
+            "train the new layers, "
             "and thaw it later at a hundredth of the rate.",
-            {"changed": part},
-            worst,
+            {"changed": change},
+            layer,
         )
     ]
 
 
-def _frozen(fit):
+def _frozen_layers(fit):
     return [
         HealthAdvice(
             "untrained_layer_frozen",
@@ -325,7 +334,7 @@ def _frozen(fit):
 
 # A batch is too large where it takes this many times the fewest samples,
 # and too small where it takes as many times the fewest updates as the square.
-TIMES = 3.0
+MAX_COST_RATIO = 3.0
 
 
 def batch_size(readings, fit):
@@ -334,10 +343,10 @@ def batch_size(readings, fit):
     if scale is None or not size:
         return []
     samples, updates = 1 + size / scale, 1 + scale / size
-    advised = largest_within(scale)
-    if samples <= TIMES and updates <= TIMES**2:
+    advised = largest_batch_within(scale)
+    if samples <= MAX_COST_RATIO and updates <= MAX_COST_RATIO**2:
         return []
-    large = samples > TIMES
+    is_too_large = samples > MAX_COST_RATIO
     text = (
         f"The gradient noise scale is {scale:.0f}: batches of {size} take "
         f"about {samples:.3g} times the fewest samples and {updates:.3g} "
@@ -347,7 +356,7 @@ def batch_size(readings, fit):
     )
     return [
         HealthAdvice(
-            "batch_too_large" if large else "batch_too_small",
+            "batch_too_large" if is_too_large else "batch_too_small",
             text,
             {
                 "noise_scale": scale,
@@ -359,33 +368,35 @@ def batch_size(readings, fit):
     ]
 
 
-def _rate_factor(fit, times):
+def _rate_factor(fit, size_ratio):
     """Return the factor of the rate for a batch of so many times the size.
 
     Linear for SGD; a root where the gradient is divided by its own size
     (Malladi et al., arXiv 2205.10287).
     """
-    return times if fit.optimizer == "SGD" else times**0.5
+    return size_ratio if fit.optimizer == "SGD" else size_ratio**0.5
 
 
 # As many readings in a row must agree.
-LAST = 3
+LAST_READINGS = 3
 # The probe's loss has risen as often in a row, to that much above its least:
 # UP 3 and GL 5 of Prechelt, "Early stopping - but when?", 1998.
-ABOVE = 1.05
+LOSS_RISE = 1.05
 
 
 def stop(readings, fit):
     """Advise to stop where the gradient is noise, or the loss rises."""
     if not fit.learned:
         return []
-    evidence = series(readings, "gradient_early_stopping")[-LAST:]
-    if len(evidence) == LAST and min(evidence) > 0:
+    evidence = finite_figures(readings, "gradient_early_stopping")[
+        -LAST_READINGS:
+    ]
+    if len(evidence) == LAST_READINGS and min(evidence) > 0:
         return [
             HealthAdvice(
                 "stop",
-                f"In the last {LAST} readings the probe's gradient does not "
-                "stand out of the noise between samples (evidence "
+                f"In the last {LAST_READINGS} readings the probe's gradient "
+                "does not stand out of the noise between samples (evidence "
                 f"{min(evidence):.2g} to {max(evidence):.2g}, above 0): the "
                 "rest of training fits noise.",
                 {"evidence": evidence[-1]},
@@ -393,9 +404,11 @@ def stop(readings, fit):
             )
         ]
     losses = fit.losses
-    last = list(itertools.pairwise(losses[-LAST - 1 :]))
-    rises = len(last) == LAST and all(a < b for a, b in last)
-    if rises and losses[-1] > ABOVE * min(losses):
+    last_pairs = list(itertools.pairwise(losses[-LAST_READINGS - 1 :]))
+    is_rising = len(last_pairs) == LAST_READINGS and all(
+        a < b for a, b in last_pairs
+    )
+    if is_rising and losses[-1] > LOSS_RISE * min(losses):
         best = losses.index(min(losses))
         return [
             HealthAdvice(
@@ -412,7 +425,9 @@ def stop(readings, fit):
     return []
 
 
-def advise(readings: Sequence[HealthReading], fit: Fit) -> list[HealthAdvice]:
+def advise(
+    readings: Sequence[HealthReading], fit: FitRecord
+) -> list[HealthAdvice]:
     """Return the advice on a training, faults first.
 
     A cause is named instead of what follows from it: where the loss sums over
@@ -426,8 +441,8 @@ def advise(readings: Sequence[HealthReading], fit: Fit) -> list[HealthAdvice]:
     ]
     rate = [] if causes else wrong_rate(readings, fit)
     layers = [] if causes or rate else not_learning(readings, fit)
-    origins = wrongly_trained(readings, fit)
-    faults = [*causes, *rate, *layers, *origins]
+    wrong_layers = wrongly_trained(readings, fit)
+    faults = [*causes, *rate, *layers, *wrong_layers]
     if not faults:
         faults = unrelated_labels(readings, fit)
     if faults:

@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.fit.train_function import look_ahead
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.losses.per_sample import MissingLoss
 
-_BY_BATCH = r"[,;]? or compile with gradient_mode='batch'"
+_BATCH_MODE_ADVICE = r"[,;]? or compile with gradient_mode='batch'"
 
 
 def as_batch(probe, name="probe"):
@@ -27,11 +27,11 @@ def as_batch(probe, name="probe"):
         )
     batch = (*probe, None, None)[:3]
     try:
-        batch = tf.nest.map_structure(_tensor, batch)
+        batch = tf.nest.map_structure(_as_tensor, batch)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`{name}` expected arrays, or lists or dicts of arrays as the "
-            f"model takes them. Received: {_shown(probe)}, which is no "
+            f"model takes them. Received: {_describe(probe)}, which is no "
             f"tensor: {error}"
         ) from None
     sizes = {
@@ -42,37 +42,37 @@ def as_batch(probe, name="probe"):
     if len(sizes) != 1 or sizes & {None, 0}:
         raise ValueError(
             f"`{name}` expected x, y and sample_weight with the same number of "
-            f"samples on their first axis. Received: {_shown(probe)}"
+            f"samples on their first axis. Received: {_describe(probe)}"
         )
     return batch
 
 
-def meter(model, batch, quantities=None):
+def make_meter(model, batch, quantities=None):
     """Return a `GradientMeter` that is ready to measure."""
     try:
-        ready = GradientMeter(model, batch, quantities)
-        ready.prepare()
+        gradient_meter = GradientMeter(model, batch, quantities)
+        gradient_meter.prepare()
     except MissingLoss as error:
         raise MissingLoss(f"GradientVariance: {error}.") from None
     except Exception as error:  # whatever a model may say to a wrong input
         raise ValueError(
             "`probe` expected a batch like those that model "
-            f"{model.name!r} is trained on. Received: {_shown(batch)}, for "
+            f"{model.name!r} is trained on. Received: {_describe(batch)}, for "
             f"which its gradient cannot be computed: {error}"
         ) from error
-    return ready
+    return gradient_meter
 
 
-def unmeasured(meter, instruments):
-    """Return what of the samples is not measured, and why, or None."""
+def unmeasured_message(meter, instruments):
+    """Return a message on what is not measured of the samples, or None."""
     if meter.undefined is not None:
-        # What a mode would advise, to do without it, is no way out here.
-        why = re.sub(_BY_BATCH, "", meter.undefined)
+        # The error advises another gradient mode, which does not help here.
+        reason = re.sub(_BATCH_MODE_ADVICE, "", meter.undefined)
         return (
-            f"no variance within the batch, since {why} The other values are "
-            "measured."
+            f"no variance within the batch, since {reason} The other values "
+            "are measured."
         )
-    if "alpha" in instruments and not meter.knows_losses:
+    if "alpha" in instruments and not meter.has_sample_losses:
         return (
             "no 'alpha', since each sample's own loss is not known: the "
             "model has a `compute_loss` of its own, or a loss that does "
@@ -88,20 +88,20 @@ def first_batch(model, iterator):
     """
     batches, iterator = look_ahead(model, iterator)
     if batches is None:
-        raise ValueError(_split(model))
+        raise ValueError(_no_first_batch(model))
     if not batches:
         return None, iterator
-    x, *others = keras.utils.unpack_x_y_sample_weight(batches[0])
-    return (parted(x)[0], *others), iterator
+    x, *targets = keras.utils.unpack_x_y_sample_weight(batches[0])
+    return (parted(x)[0], *targets), iterator
 
 
 def require_one_replica(model):
     """Refuse, without a probe, a model whose batches are split."""
     if model.distribute_strategy.num_replicas_in_sync > 1:
-        raise ValueError(_split(model))
+        raise ValueError(_no_first_batch(model))
 
 
-def _split(model):
+def _no_first_batch(model):
     return (
         "`probe` expected a batch, since the first one cannot be looked at "
         "before it is split over the replicas of "
@@ -110,11 +110,11 @@ def _split(model):
     )
 
 
-def _tensor(part):
+def _as_tensor(part):
     return None if part is None else tf.convert_to_tensor(as_in_fit(part))
 
 
-def _shown(probe):
+def _describe(probe):
     names = ("x", "y", "sample_weight")
     parts = [
         f"{name} of shape {np.shape(tensor)}"

@@ -69,14 +69,14 @@ def architecture(model):
 def settings(model):
     """Return the layers' settings by name, such as "2 Dense activation"."""
     layers = list(_layers(model))
-    numbers = {id(layer): number for number, layer in enumerate(layers)}
+    layer_numbers = {id(layer): number for number, layer in enumerate(layers)}
     by_name = {}
     for number, layer in enumerate(layers):
         name = f"{number} {type(layer).__name__}"
         # Operations are left out: which make masks depends on the version.
         inputs = [
             [
-                _place(parent.operation, numbers)
+                _layer_reference(parent.operation, layer_numbers)
                 for parent in _behind_casts(node.parent_nodes)
                 if isinstance(parent.operation, keras.Layer)
             ]
@@ -84,7 +84,7 @@ def settings(model):
         ]
         if inputs:
             by_name[f"{name} inputs"] = str(inputs)
-        by_name |= _flat(name, _config(layer))
+        by_name |= _flatten_settings(name, _config_of(layer))
     return plain(by_name)
 
 
@@ -101,10 +101,10 @@ def compiled_loss(model):
     """Return the losses of a model that has been trained or traced."""
     compiled = parts.compiled_loss(model)
     entries = [e for e in entries_of(compiled) if e.loss is not None]
-    losses = [_loss(entry) for entry in entries]
-    own = type(model).compute_loss
-    if own is not keras.Model.compute_loss:
-        losses.append({"loss": own.__qualname__})
+    losses = [_describe_loss(entry) for entry in entries]
+    method = type(model).compute_loss
+    if method is not keras.Model.compute_loss:
+        losses.append({"loss": method.__qualname__})
     return plain(losses)
 
 
@@ -119,8 +119,8 @@ def _plain_value(value):
     if hasattr(value, "get_config") and not isinstance(value, type):
         return {"class": type(value).__name__, **value.get_config()}
     if isinstance(value, functools.partial):
-        bound = [_plain_value(value.func), value.args, value.keywords]
-        return {"partial": plain(bound)}
+        pieces = [_plain_value(value.func), value.args, value.keywords]
+        return {"partial": plain(pieces)}
     return getattr(value, "__qualname__", type(value).__name__)
 
 
@@ -137,18 +137,18 @@ def _layers(model):
             yield from _layers(layer)
 
 
-def _place(layer, numbers):
+def _layer_reference(layer, layer_numbers):
     """Return the number of a layer, or its kind if it has none."""
     if isinstance(layer, keras.Model):
         return "model"
-    return numbers.get(id(layer), type(layer).__name__)
+    return layer_numbers.get(id(layer), type(layer).__name__)
 
 
 def _is_keras(cls):
     return cls.__module__.partition(".")[0] == "keras"
 
 
-def _config(thing):
+def _config_of(thing):
     try:
         with warnings.catch_warnings():
             # Keras warns that a lambda is unsafe to save.
@@ -158,53 +158,57 @@ def _config(thing):
         return {}
 
 
-def _flat(name, config):
+def _flatten_settings(name, config):
     """Return settings by name, including those of layers inside layers."""
     if not isinstance(config, dict):
         return {name: config}
     flat = {}
     for key, value in config.items():
         if key not in _NOT_SETTINGS and "initializer" not in key:
-            inner = key in ("config", "value")
-            flat |= _flat(name if inner else f"{name} {key}", value)
+            is_nested = key in ("config", "value")
+            flat |= _flatten_settings(
+                name if is_nested else f"{name} {key}", value
+            )
     return flat
 
 
-def _loss(entry):
+def _describe_loss(entry):
     loss = entry.loss
-    given = call_arguments_of(loss)
-    if isinstance(given, dict):
-        described, function = {"loss": _plain_value(loss.fn)}, loss.fn
+    arguments = call_arguments_of(loss)
+    if isinstance(arguments, dict):
+        description, function = {"loss": _plain_value(loss.fn)}, loss.fn
     else:
-        described = {"loss": type(loss).__qualname__}
-        given, function = _config(loss), type(loss).__init__
+        description = {"loss": type(loss).__qualname__}
+        arguments, function = _config_of(loss), type(loss).__init__
     try:
         parameters = inspect.signature(function).parameters
         defaults = {name: p.default for name, p in parameters.items()}
     except (TypeError, ValueError):  # no Python function
         defaults = {}
-    described |= {
+    description |= {
         name: value
-        for name, value in given.items()
+        for name, value in arguments.items()
         if name not in ("name", "dtype", "reduction")
         and plain(value) != plain(defaults.get(name))
     }
     reduction = getattr(loss, "reduction", "sum_over_batch_size")
     if reduction != "sum_over_batch_size":
-        described["reduction"] = reduction
+        description["reduction"] = reduction
     if entry.path:
-        described["output"] = list(entry.path)
+        description["output"] = list(entry.path)
     if entry.loss_weights not in (None, 1):
-        described["weight"] = entry.loss_weights
-    return described
+        description["weight"] = entry.loss_weights
+    return description
 
 
 def describe(model, batch, fit, tags, run, sketch_size):
     """Return the `RunInfo` of training `model`, measured on `batch`."""
     accelerators = machine.accelerators()
-    kind = "CPU"
+    device_type = "CPU"
     if accelerators:
-        kind = "METAL" if accelerators[0].is_metal else accelerators[0].type
+        device_type = (
+            "METAL" if accelerators[0].is_metal else accelerators[0].type
+        )
     return RunInfo(
         run=run,
         architecture=architecture(model),
@@ -225,7 +229,7 @@ def describe(model, batch, fit, tags, run, sketch_size):
         },
         machine=_machine(),
         devices=["CPU", *(f"{d.name} ({d.platform})" for d in accelerators)],
-        device=kind,
+        device=device_type,
         seed=global_seed(),
         optimizer=_config_or_none(model.optimizer),
         gradient_mode=_config_or_none(getattr(model, "gradient_mode", None)),
@@ -247,9 +251,9 @@ def fingerprint(batch):
             continue
         array = np.asarray(tensor)
         content.update(f"{array.dtype.name}{array.shape}".encode())
-        strings = array.dtype == object
-        shown = repr(array.tolist()).encode() if strings else array.tobytes()
-        content.update(shown)
+        is_text = array.dtype == object
+        data = repr(array.tolist()).encode() if is_text else array.tobytes()
+        content.update(data)
     return content.hexdigest()[:16]
 
 
@@ -289,14 +293,18 @@ class RunLog:
     """The run of one `fit`."""
 
     def __init__(self, log_dir, info, resumes, sketch):
-        make = RunWriter.resume if info.run and resumes else RunWriter.create
-        info = dataclasses.replace(info, run=info.run or _new_name(info.seed))
+        open_writer = (
+            RunWriter.resume if info.run and resumes else RunWriter.create
+        )
+        info = dataclasses.replace(
+            info, run=info.run or _new_run_name(info.seed)
+        )
         self.info, self._sketch = info, sketch
         self._log_dir = os.fspath(log_dir)
-        self._writer = make(self._log_dir, info)
+        self._writer = open_writer(self._log_dir, info)
         self.directory = self._writer.directory
 
-    def last_of_another_probe(self):
+    def last_with_other_probe(self):
         """Return the name of the last other run if its probe is another."""
         for path in reversed(list_runs(self._log_dir)):
             if os.path.basename(path) != self.info.run:
@@ -304,20 +312,25 @@ class RunLog:
                     other = read_run(path, scalars=()).info
                 except (OSError, ValueError):  # damaged, or being written
                     continue
-                same = other["probe"] == self.info.probe
-                return None if same else other["run"]
+                is_same = other["probe"] == self.info.probe
+                return None if is_same else other["run"]
         return None
 
-    def earlier(self):
+    def earlier_readings(self):
         """Return the readings before, of a run that is resumed."""
         return read_run(self.directory).readings
 
-    def add(self, epoch, measured, gradient, reading):
+    def add(self, epoch, measurement, gradient, reading):
         """Record a `BatchGradient`, its mean gradient and its reading."""
-        whole, each = self._sketch(gradient)
+        sketch, variable_sketches = self._sketch(gradient)
         record = {"step": reading.step, "epoch": epoch, "time": time.time()}
-        record |= {"loss": measured.loss, **scalars(measured)}
-        vectors = measured.norms, measured.variances, each, whole
+        record |= {"loss": measurement.loss, **scalars(measurement)}
+        vectors = (
+            measurement.norms,
+            measurement.variances,
+            variable_sketches,
+            sketch,
+        )
         self._writer.append(record, *vectors, reading)
 
     def close(self):
@@ -349,7 +362,7 @@ def require_tags(tags):
         )
 
 
-def _new_name(seed):
+def _new_run_name(seed):
     """Return a new name that sorts by time and tells the seed."""
-    known = "" if seed is None else f"seed{seed}-"
-    return time.strftime("%Y%m%d-%H%M%S-") + known + os.urandom(3).hex()
+    seed_part = "" if seed is None else f"seed{seed}-"
+    return time.strftime("%Y%m%d-%H%M%S-") + seed_part + os.urandom(3).hex()

@@ -58,13 +58,13 @@ class TaskConflicts:
     def figures(self):
         """Return what the logs show, by name."""
         cosines = self.cosines()
-        known = [c for c in cosines.values() if not np.isnan(c)]
-        against = [c < 0 for c in known]
-        share = float(np.mean(against)) if known else float("nan")
-        named = {
+        defined = [c for c in cosines.values() if not np.isnan(c)]
+        is_conflict = [c < 0 for c in defined]
+        share = float(np.mean(is_conflict)) if defined else float("nan")
+        by_pair = {
             f"gradient_task_cosine_{a}_{b}": c for (a, b), c in cosines.items()
         }
-        return {"gradient_task_conflicts": share, **named}
+        return {"gradient_task_conflicts": share, **by_pair}
 
     def _cosines(self, gramian):
         norms = np.sqrt(np.diag(gramian))
@@ -77,11 +77,11 @@ class TaskConflicts:
         }
 
 
-def conflict_table(measured):
+def conflict_table(measurements):
     """Return how often, and where, tasks conflict: a table as text.
 
     Args:
-        measured: a list of `TaskConflicts` of one training.
+        measurements: a list of `TaskConflicts` of one training.
 
     Returns:
         A row for each layer and pair of tasks: the share of the measurements
@@ -89,9 +89,9 @@ def conflict_table(measured):
         most often.
     """
     cosines = {}
-    for one in measured:
-        whole = {"all shared weights": one.cosines()}
-        for layer, pairs in {**whole, **one.by_layer()}.items():
+    for conflicts in measurements:
+        all_weights = {"all shared weights": conflicts.cosines()}
+        for layer, pairs in {**all_weights, **conflicts.by_layer()}.items():
             for pair, cosine in pairs.items():
                 if not np.isnan(cosine):
                     cosines.setdefault((layer, pair), []).append(cosine)
@@ -105,7 +105,7 @@ def conflict_table(measured):
     return "\n".join(as_text(columns, shown, columns[:2]))
 
 
-def with_tasks(reading, conflicts):
+def add_task_figures(reading, conflicts):
     """Return a reading with the figures of the tasks, too."""
     figures = {**reading.figures, **conflicts.figures()}
     return dataclasses.replace(reading, figures=figures)
@@ -132,53 +132,65 @@ class TaskMeter:
         self.tasks = tuple(loss_terms.names(model))
         if len(self.tasks) < 2:
             raise ValueError(by_task.none_to_measure(self.tasks))
-        self._parts = [t for t in tf.nest.flatten(batch) if t is not None]
+        self._batch_tensors = [
+            t for t in tf.nest.flatten(batch) if t is not None
+        ]
         self._variables = list(model.trainable_variables)
-        self._used = []
+        self._is_shared = []
 
-        def compute(*parts):
-            parts = iter(parts)
+        def compute(*tensors):
+            tensors = iter(tensors)
             return self._compute(
                 *tf.nest.map_structure(
-                    lambda t: None if t is None else next(parts), batch
+                    lambda t: None if t is None else next(tensors), batch
                 )
             )
 
         with random_state_kept():
             self._function = tf.function(
                 compute, autograph=False
-            ).get_concrete_function(*self._parts)
+            ).get_concrete_function(*self._batch_tensors)
 
     def measure(self, step):
         """Return the `TaskConflicts` of the present weights."""
         quiet = np.errstate(invalid="ignore", over="ignore")
         with quiet, random_state_kept():
-            products = run_and_restore(self._function, *self._parts)
+            products = run_and_restore(self._function, *self._batch_tensors)
         paths = [v.path for v in self._variables]
-        known = [p for p, used in zip(paths, self._used) if used]
+        shared_paths = [
+            p for p, is_shared in zip(paths, self._is_shared) if is_shared
+        ]
         return TaskConflicts(
-            step, self.tasks, tuple(known), np.asarray(products, np.float64)
+            step,
+            self.tasks,
+            tuple(shared_paths),
+            np.asarray(products, np.float64),
         )
 
     def _compute(self, x, y, sample_weight):
-        noted = {}
+        loss_values = {}
+        # One forward pass, and one backward pass for each task.
         with tf.GradientTape(persistent=True) as tape:
             y_pred = call_model(self._model, x)
-            with loss_terms.noting_values(self._model, noted):
+            with loss_terms.noting_values(self._model, loss_values):
                 total_loss(self._model, x, y, y_pred, sample_weight)
-            terms = loss_terms.terms_of(self._model, y, y_pred, noted)
-        lacking = [name for name in self.tasks if name not in terms]
-        if lacking:
+            terms = loss_terms.terms_of(self._model, y, y_pred, loss_values)
+        missing = [name for name in self.tasks if name not in terms]
+        if missing:
             raise ValueError(by_task.none_to_measure(self.tasks))
-        parts = [
+        task_gradients = [
             list(map(_dense, tape.gradient(terms[name], self._variables)))
             for name in self.tasks
         ]
-        self._used = shared_by_tasks(parts)
-        if not any(self._used):
+        self._is_shared = shared_by_tasks(task_gradients)
+        if not any(self._is_shared):
             raise ValueError(by_task.nothing_shared(list(self.tasks)))
-        shared = [c for c, used in zip(zip(*parts), self._used) if used]
-        return tf.stack(gramians(shared))
+        shared_gradients = [
+            c
+            for c, is_shared in zip(zip(*task_gradients), self._is_shared)
+            if is_shared
+        ]
+        return tf.stack(gramians(shared_gradients))
 
 
 def _dense(gradient):

@@ -10,19 +10,19 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
 from keras_pergrad.functions.data_passes import prepare
-from keras_pergrad.influence.data import Checkpoints, SameOrder
+from keras_pergrad.influence.data import Checkpoints, FixedOrderBatches
 from keras_pergrad.influence.kronecker import (
-    Identity,
-    InWeightSpace,
-    exact,
-    kronecker,
+    IdentityCurvature,
+    WeightSpaceInfluence,
+    exact_curvature,
+    kronecker_curvature,
 )
-from keras_pergrad.influence.page import page, rows_of
+from keras_pergrad.influence.page import render_page, samples_by_row
 from keras_pergrad.influence.projected import (
     OnDisk,
-    Projected,
-    samples_of,
-    shapes_of,
+    ProjectedInfluence,
+    count_samples,
+    projected_shapes,
 )
 from keras_pergrad.keras_internals.data.batches import batches_of
 from keras_pergrad.keras_internals.losses import per_sample
@@ -39,23 +39,23 @@ Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
 CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
 
 
-def comes_in_batches(x):
+def is_batched(x):
     """Whether data come in batches."""
     return isinstance(x, (tf.data.Dataset, keras.utils.PyDataset))
 
 
-def checked_shard(shard):
+def parse_shard(shard):
     """Return a shard as (i, of), after a look at it."""
     try:
-        number, of = map(int, shard)
+        index, count = map(int, shard)
     except (TypeError, ValueError):
-        number, of = 0, 0
-    if not 0 <= number < of:
+        index, count = 0, 0
+    if not 0 <= index < count:
         raise ValueError(
             "`shard` must be (i, of) with 0 <= i < of. Received: "
             f"shard={shard!r}"
         )
-    return number, of
+    return index, count
 
 
 def check_arguments(curvature, damping, checkpoints):
@@ -95,7 +95,7 @@ def require_built(model):
         )
 
 
-def require_served(model, batch):
+def require_mean_loss(model, batch):
     """Refuse a model whose loss is no mean over samples; build it."""
     require_compiled(model)
     require_targets(model, batch)
@@ -120,27 +120,29 @@ def require_served(model, batch):
         )
 
 
-def tests_of(model, x, y, sample_weight):
-    """Return a function of a batch size: the batches of test samples.
+def make_test_batches(model, x, y, sample_weight):
+    """Return a function from a batch size to the batches of test samples.
 
-    A data set has its own size. Where a loss divides by what a batch holds,
-    each test sample is a batch of its own, whatever the others are.
+    A data set keeps its own batches. Where a loss divides by what a batch
+    holds (its masks), each test sample is a batch of its own.
     """
-    if comes_in_batches(x):
-        own = SameOrder(batches_of(x, y, sample_weight), "x_test")
-        alone = not per_sample.is_mean_of_own(model, next(iter(own)))
-        return lambda size: _OneByOne(own) if alone else own
+    if is_batched(x):
+        dataset = FixedOrderBatches(batches_of(x, y, sample_weight), "x_test")
+        one_by_one = not per_sample.is_mean_of_own(model, next(iter(dataset)))
+        return lambda size: (
+            _SingleSampleBatches(dataset) if one_by_one else dataset
+        )
 
     def batches(size):
-        found = batches_of(x, y, sample_weight, size)
-        if per_sample.is_mean_of_own(model, next(iter(found))):
-            return found
+        full_batches = batches_of(x, y, sample_weight, size)
+        if per_sample.is_mean_of_own(model, next(iter(full_batches))):
+            return full_batches
         return batches_of(x, y, sample_weight, 1)
 
     return batches
 
 
-class _OneByOne:
+class _SingleSampleBatches:
     """Batches of one sample each."""
 
     def __init__(self, batches):
@@ -154,7 +156,7 @@ class _OneByOne:
 # `Influence`: training samples that helped or hurt a prediction.
 
 
-_BATCH = 256
+_DEFAULT_BATCH_SIZE = 256
 
 
 class Top(NamedTuple):
@@ -265,28 +267,28 @@ class Influence:
     ):
         check_arguments(curvature, damping, checkpoints)
         data = x, y, sample_weight
-        if batch_size is None and not comes_in_batches(x):
-            batch_size = _BATCH
+        if batch_size is None and not is_batched(x):
+            batch_size = _DEFAULT_BATCH_SIZE
         self._batches = batches_of(*data, batch_size)
-        if comes_in_batches(x):
-            self._batches = SameOrder(self._batches, "x")
-        require_served(model, next(iter(self._batches)))
+        if is_batched(x):
+            self._batches = FixedOrderBatches(self._batches, "x")
+        require_mean_loss(model, next(iter(self._batches)))
         self._model, self._verbose = model, verbose
         self._curvature = curvature
         self._checkpoints = Checkpoints(model, checkpoints)
         size = positive_integer("projection_size", projection_size)
-        shared = model, self._batches
-        make = {
-            "none": lambda: Identity,
-            "exact": lambda: exact(damping),
-            "kfac": lambda: kronecker(damping, False, seed),
-            "ekfac": lambda: kronecker(damping, True, seed),
+        model_and_data = model, self._batches
+        make_curvature = {
+            "none": lambda: IdentityCurvature,
+            "exact": lambda: exact_curvature(damping),
+            "kfac": lambda: kronecker_curvature(damping, False, seed),
+            "ekfac": lambda: kronecker_curvature(damping, True, seed),
             "projected": lambda: None,
         }[curvature]()
-        self._parts = [
-            Projected(*shared, size, damping, seed, verbose)
-            if make is None
-            else InWeightSpace(*shared, make, verbose)
+        self._estimators = [
+            ProjectedInfluence(*model_and_data, size, damping, seed, verbose)
+            if make_curvature is None
+            else WeightSpaceInfluence(*model_and_data, make_curvature, verbose)
             for _ in range(len(self._checkpoints))
         ]
 
@@ -306,8 +308,12 @@ class Influence:
         Raises:
             ValueError: as the class says.
         """
-        tests = tests_of(self._model, x_test, y_test, sample_weight)
-        return self._summed(lambda part: part.scores(tests))
+        make_batches = make_test_batches(
+            self._model, x_test, y_test, sample_weight
+        )
+        return self._sum_checkpoints(
+            lambda estimator: estimator.scores(make_batches)
+        )
 
     def self_influence(self) -> np.ndarray:
         """Return the score of each training sample for itself, (n,).
@@ -319,7 +325,9 @@ class Influence:
         Raises:
             ValueError: as the class says.
         """
-        return self._summed(lambda part: part.self_influence())
+        return self._sum_checkpoints(
+            lambda estimator: estimator.self_influence()
+        )
 
     def top(
         self,
@@ -345,7 +353,7 @@ class Influence:
         """
         k = positive_integer("k", k)
         scores = self.scores(x_test, y_test, sample_weight)
-        return _top(scores, k, helpful)
+        return _top_samples(scores, k, helpful)
 
     def page(
         self,
@@ -382,13 +390,16 @@ class Influence:
                 "has gradients alone."
             )
         k = positive_integer("k", k)
-        tests = tests_of(self._model, x_test, y_test, None)
-        scores = self._summed(lambda part: part.scores(tests))
-        best, worst = _top(scores, k, True), _top(scores, k, False)
-        tests = rows_of(tests(None), range(len(scores)))
+        tests = make_test_batches(self._model, x_test, y_test, None)
+        scores = self._sum_checkpoints(lambda part: part.scores(tests))
+        best, worst = (
+            _top_samples(scores, k, True),
+            _top_samples(scores, k, False),
+        )
+        tests = samples_by_row(tests(None), range(len(scores)))
         rows = np.union1d(best.samples, worst.samples)
-        train = rows_of(self._batches, rows)
-        text = page(tests, train, best, worst, class_names, show)
+        train = samples_by_row(self._batches, rows)
+        text = render_page(tests, train, best, worst, class_names, show)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 
@@ -423,18 +434,20 @@ class Influence:
                 "curvature='projected'. Received: "
                 f"curvature={self._curvature!r}"
             )
-        number, of = checked_shard(shard)
+        index, count = parse_shard(shard)
         if self._batches is None:
             raise ValueError(
                 "This Influence was loaded from a store, and has no data to "
                 "build another one. Make one with x and y."
             )
-        complete, samples = True, samples_of(self._batches)
-        for k, part in enumerate(self._parts):
-            about = {"weights": self._checkpoints.checksum(k)}
+        complete, samples = True, count_samples(self._batches)
+        for k, estimator in enumerate(self._estimators):
+            metadata = {"weights": self._checkpoints.checksum(k)}
             with self._checkpoints.at(k):
-                place = os.path.join(path, str(k))
-                store = part.save(place, (number, of), about, samples)
+                directory = os.path.join(path, str(k))
+                store = estimator.save(
+                    directory, (index, count), metadata, samples
+                )
             complete = complete and not store.missing()
         return complete
 
@@ -487,29 +500,34 @@ class Influence:
         self._batches, self._model, self._verbose = None, model, verbose
         self._curvature = "projected"
         self._checkpoints = Checkpoints(model, checkpoints)
-        self._parts = []
+        self._estimators = []
         for k in range(len(self._checkpoints)):
             weights = {"weights": self._checkpoints.checksum(k)}
-            rows = OnDisk(os.path.join(path, str(k)))
-            rows.require({**weights, "shapes": shapes_of(model)})
-            rows.require_complete()
-            settings = rows.about["projection_size"], damping
-            self._parts.append(
-                Projected(
-                    model, None, *settings, rows.about["seed"], verbose, rows
+            store = OnDisk(os.path.join(path, str(k)))
+            store.require({**weights, "shapes": projected_shapes(model)})
+            store.require_complete()
+            settings = store.metadata["projection_size"], damping
+            self._estimators.append(
+                ProjectedInfluence(
+                    model,
+                    None,
+                    *settings,
+                    store.metadata["seed"],
+                    verbose,
+                    store,
                 )
             )
         return self
 
-    def _summed(self, ask):
+    def _sum_checkpoints(self, compute):
         total: Any = 0.0
-        for number, part in enumerate(self._parts):
-            with self._checkpoints.at(number):
-                total = total + ask(part)
+        for checkpoint, estimator in enumerate(self._estimators):
+            with self._checkpoints.at(checkpoint):
+                total = total + compute(estimator)
         return total / np.shape(total)[-1]
 
 
-def _top(scores, k, helpful):
+def _top_samples(scores, k, helpful):
     order = np.argsort(-scores if helpful else scores, 1, kind="stable")
     order = order[:, :k]
     return Top(order, np.take_along_axis(scores, order, 1))

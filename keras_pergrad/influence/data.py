@@ -15,7 +15,7 @@ from keras_pergrad.keras_internals.state.model import ModelState, kept
 
 
 class Checkpoints:
-    """Weights of a model, at each of which it can be put for a while.
+    """Weights of a model, which it can be given for a while.
 
     Args:
         model: a built model.
@@ -34,9 +34,9 @@ class Checkpoints:
         return len(self._saved)
 
     @contextlib.contextmanager
-    def at(self, number):
-        """Give the model the weights of one checkpoint, and its own after."""
-        weights = self._saved[number]
+    def at(self, index):
+        """Give the model the weights of one checkpoint; restore its own."""
+        weights = self._saved[index]
         if weights is None:
             if weights_checksum(self._model) != self._checksum:
                 raise ValueError(
@@ -52,9 +52,9 @@ class Checkpoints:
                 variable.assign(value)
             yield
 
-    def checksum(self, number):
+    def checksum(self, index):
         """Return a text that changes with the weights of a checkpoint."""
-        with self.at(number):
+        with self.at(index):
             return weights_checksum(self._model)
 
     def _read(self, path):
@@ -66,7 +66,7 @@ class Checkpoints:
 # Batches of a data set, which must be the same in each pass over it.
 
 
-class SameOrder:
+class FixedOrderBatches:
     """The batches of a data set; another order in a later pass is refused.
 
     Samples are numbered by their places, which another order would mix up.
@@ -79,21 +79,23 @@ class SameOrder:
     def __init__(self, batches, name):
         self._batches, self._name = batches, name
         self.count = batches.count
-        self._known = {}
-        next(iter(self))  # Else the order of a single pass would be unknown.
+        self._checksums = {}
+        # The first batch is read now, so that even a single later pass is
+        # compared with something.
+        next(iter(self))
 
     def __iter__(self):
         return self.beginning(0)
 
     def beginning(self, number):
         """Yield the batches from one of this number on."""
-        for place, batch in enumerate(self._batches.beginning(number), number):
+        for index, batch in enumerate(self._batches.beginning(number), number):
             checksum = _checksum(batch)
-            if self._known.setdefault(place, checksum) != checksum:
+            if self._checksums.setdefault(index, checksum) != checksum:
                 raise ValueError(
                     f"The data set of `{self._name}` must give the same "
                     "batches in the same order each time. Received: another "
-                    f"batch number {place} than before, as after "
+                    f"batch number {index} than before, as after "
                     "shuffle() or random changes in map(). Give arrays, "
                     "shuffle(..., reshuffle_each_iteration=False), or cache() "
                     "behind what is random."
@@ -118,58 +120,66 @@ def _checksum(batch):
 # trainable variable, or None where the loss does not depend on it.
 
 
-#: A sample's gradient of a variable with more entries is not held.
-HELD = 2**17
+#: Per-sample gradients of a variable with more entries are not materialized.
+MAX_MATERIALIZED = 2**17
 
 
-def gradients_of(model, batch, first=0):
-    """Return the gradients of a batch's samples, widened; `first`: its row."""
-    (found,) = run("gradients", model, (*batch, None, 0), "vectorized", False)
+def gradients_of(model, batch, first_row=0):
+    """Return the gradients of a batch's samples, widened.
+
+    `first_row` is the row of its first sample, for errors.
+    """
+    (gradients,) = run(
+        "gradients", model, (*batch, None, 0), "vectorized", False
+    )
     return [
-        None if g is None else finite(wide(g).numpy(), first) for g in found
+        None if g is None else require_finite_rows(wide(g).numpy(), first_row)
+        for g in gradients
     ]
 
 
 def dots(model, batches, directions, verbose=0):
     """Return the products of all samples with m directions, (m, n)."""
-    more = [
+    used_directions = [
         None if d is None else tf.convert_to_tensor(d)
         for v, d in zip(model.trainable_variables, directions)
         if not is_overwritten(v)
     ]
-    found, first = [], 0
+    blocks, first_row = [], 0
     for batch in shown(batches, verbose):
         data = (*batch, None, 0)
-        (parts,) = run(_DIRECTIONS, model, data, "vectorized", False, more)
-        known = [p.numpy() for p in parts if p is not None]
-        total = np.sum([p.astype("float64") for p in known], 0)
-        found.append(np.transpose(finite(total, first)))
-        first += len(total)
-    return np.concatenate(found, 1)
+        (parts,) = run(
+            _DOT_PRODUCTS, model, data, "vectorized", False, used_directions
+        )
+        products = [p.numpy() for p in parts if p is not None]
+        total = np.sum([p.astype("float64") for p in products], 0)
+        blocks.append(np.transpose(require_finite_rows(total, first_row)))
+        first_row += len(total)
+    return np.concatenate(blocks, 1)
 
 
-def flat(gradients):
+def flatten_gradients(gradients):
     """Return gradients of m samples as float64, (m, all entries in use)."""
     rows = [np.reshape(g, [len(g), -1]) for g in gradients if g is not None]
     return np.concatenate(rows, 1).astype("float64")
 
 
-def as_before(rows, like):
-    """Return what `flat` gave, or is in its place, in the form before it."""
+def unflatten_gradients(rows, templates):
+    """Return rows like those of `flatten_gradients` in the form before it."""
     parts, begin = [], 0
-    for one in like:
-        if one is None:
+    for template in templates:
+        if template is None:
             parts.append(None)
             continue
-        size = int(np.prod(one.shape[1:], dtype=int))
-        part = rows[:, begin : begin + size].astype(one.dtype)
-        parts.append(np.reshape(part, [len(rows), *one.shape[1:]]))
+        size = int(np.prod(template.shape[1:], dtype=int))
+        part = rows[:, begin : begin + size].astype(template.dtype)
+        parts.append(np.reshape(part, [len(rows), *template.shape[1:]]))
         begin += size
     return parts
 
 
-class _Directions:
-    """What a pass makes of factors: products with m directions each."""
+class _DotProducts:
+    """A pass over the data: products of gradients with m directions."""
 
     def of_factors(self, factors, n, directions):
         """Return the products of each variable, (n, m)."""
@@ -179,29 +189,29 @@ class _Directions:
         ]
 
 
-_DIRECTIONS = _Directions()
+_DOT_PRODUCTS = _DotProducts()
 
 
 def _products(factor, directions, n):
     scale = tf.cast(n, directions.dtype)
     size = directions.shape[1:].num_elements()
-    if size is not None and size <= HELD:
+    if size is not None and size <= MAX_MATERIALIZED:
         rows = tf.reshape(wide(factor.materialize()), [n, size])
         others = tf.reshape(directions, [-1, size])
         products = tf.matmul(rows, tf.cast(others, rows.dtype), False, True)
         return products * tf.cast(n, products.dtype)
     spec = tf.TensorSpec([None], directions.dtype)
 
-    def one(direction):
+    def dot(direction):
         return tf.cast(factor.dot(direction), directions.dtype)
 
-    products = tf.map_fn(one, directions, fn_output_signature=spec)
+    products = tf.map_fn(dot, directions, fn_output_signature=spec)
     return tf.transpose(products) * scale
 
 
-def finite(rows, first):
-    """Return samples' numbers; refuse those that are not finite by row."""
+def require_finite_rows(rows, first_row):
+    """Return the samples' rows; refuse any that are not finite, by number."""
     sizes = np.abs(rows.reshape(len(rows), -1)).sum(1)
     if not np.isfinite(sizes).all():
-        require_finite(np.concatenate([np.zeros(first), sizes]))
+        require_finite(np.concatenate([np.zeros(first_row), sizes]))
     return rows

@@ -13,8 +13,8 @@ from keras_pergrad.factors import Kronecker
 from keras_pergrad.factors.base import as_matrices
 from keras_pergrad.functions.data_passes import of_batch, prepare, shown
 from keras_pergrad.influence.likelihoods import (
-    KNOWN,
-    NO_CHANCES,
+    KNOWN_LOSSES,
+    NOT_PROBABILITIES,
     Likelihood,
     NoLikelihood,
     likelihoods_for,
@@ -50,8 +50,9 @@ class Question:
             loss; None instead: the compiled loss.
         sampled: whether labels are drawn.
         training: whether layers act as in training.
-        as_loss: whether positions count as in n times the compiled loss;
-            else each counts as one. Drawn are signs then (`signed`).
+        as_loss: whether positions count as in n times the compiled loss, and
+            labels have random signs (`draw_signed`); else each position
+            counts as one.
         adds_up: whether the compiled loss is a sum over samples, no mean.
     """
 
@@ -69,14 +70,14 @@ class Question:
         @tf.function(autograph=False, reduce_retracing=True)
         def function(x, y, sample_weight, seed, *more):
             model = reference()
-            with SetApart(model) as apart:
+            with SetApart(model) as separated:
                 data = x, y, sample_weight
-                answers = self._answers(model, data, seed, more)
-            return apart.merged(answers)
+                sums = self._batch_sums(model, data, seed, more)
+            return separated.merged(sums)
 
         return function
 
-    def _answers(self, model, batch, seed, more):
+    def _batch_sums(self, model, batch, seed, more):
         x, y, sample_weight = batch
 
         def loss(model, x, y, y_pred, sample_weight, training):
@@ -84,7 +85,7 @@ class Question:
                 return total_loss(model, x, y, y_pred, None, training)
             if additional_losses(model):
                 raise NoLikelihood("terms of add_loss")
-            return self._negative_log(y, y_pred, sample_weight, seed)
+            return self._weighted_loss(y, y_pred, sample_weight, seed)
 
         traced = TracedStep(model, batch, self.training, loss)
         with traced:
@@ -92,6 +93,7 @@ class Question:
             value = loss(model, x, y, y_pred, sample_weight, self.training)
         factors = traced.sample_gradients(value)
         scale = 1
+        # Contributions to a mean loss are gradients over n; they get squared.
         if self.likelihoods is None and not self.adds_up:
             n = tf.shape(first_tensor(x))[0]
             scale = tf.square(tf.cast(n, tf.float32))
@@ -99,9 +101,9 @@ class Question:
 
     def of_factors(self, factors, scale):
         """Return the sums of each variable; `scale`: of squares."""
-        return [factor and self._of(factor, scale) for factor in factors]
+        return [factor and self._sums(factor, scale) for factor in factors]
 
-    def _of(self, factor, scale):
+    def _sums(self, factor, scale):
         if self.kind == "kfac":
             inputs, outputs, count, axes = factor.kronecker()
             outputs *= tf.cast(scale, outputs.dtype)
@@ -109,30 +111,35 @@ class Question:
         total = tf.convert_to_tensor(factor.sum_of_squares())
         return total * tf.cast(scale, total.dtype)
 
-    def _negative_log(self, y, y_pred, sample_weight, seed):
-        """Return the sum of √weight · −log p over the samples."""
+    def _weighted_loss(self, y, y_pred, sample_weight, seed):
+        """Return the sum of √weight · −log p over the samples.
+
+        The root, since gradients are squared afterwards.
+        """
         outputs = tf.nest.flatten(y_pred)
-        given = [None] * len(outputs)
+        labels_by_output = [None] * len(outputs)
         weights = tf.nest.flatten(sample_weight)
         if len(weights) == 1:
             weights *= len(outputs)
         if not self.sampled:
-            given = self._labels(y, y_pred)
+            labels_by_output = self._labels(y, y_pred)
         parts = []
-        for k, (one, output) in enumerate(zip(self.likelihoods or (), outputs)):
-            if one is None:
+        for k, (family, output) in enumerate(
+            zip(self.likelihoods or (), outputs)
+        ):
+            if family is None:
                 continue
-            labels = given[k]
+            labels = labels_by_output[k]
             if self.sampled:
-                draw = one.signed if self.as_loss else one.draw
+                draw = family.draw_signed if self.as_loss else family.draw
                 labels = draw(output, seed + tf.constant([0, k], seed.dtype))
             if self.as_loss:
-                shares = tf.stop_gradient(one.shares(output, weights[k]))
+                share = tf.stop_gradient(family.shares(output, weights[k]))
                 # Gradients are squared.
-                values = tf.sqrt(shares) * one.by_position(labels, output)
+                values = tf.sqrt(share) * family.position_losses(labels, output)
                 parts.append(tf.reduce_sum(values))
             else:
-                parts.append(one.negative_log(labels, output))
+                parts.append(family.negative_log_likelihood(labels, output))
         values = tf.add_n(parts)
         if self.as_loss:
             return values
@@ -150,41 +157,41 @@ class Question:
         return tf.nest.flatten(y)
 
 
-def asked(question, model, batch, seed, *more):
+def compute_sums(statistic, model, batch, seed, *more):
     """Return the sums of a batch; the function is traced once."""
-    build = build_symbolically if question.likelihoods is None else _built
+    build = build_symbolically if statistic.likelihoods is None else _build
     try:
         return of_batch(
             model,
             batch,
-            (question, ranks(batch)),
-            lambda: question.trace(model),
-            question.training,
+            (statistic, ranks(batch)),
+            lambda: statistic.trace(model),
+            statistic.training,
             (seed, *more),
             build,
         )
     except tf.errors.InvalidArgumentError as error:
-        if NO_CHANCES not in str(error):
+        if NOT_PROBABILITIES not in str(error):
             raise
-        raise ValueError(f"Model {model.name!r}: {NO_CHANCES}") from None
+        raise ValueError(f"Model {model.name!r}: {NOT_PROBABILITIES}") from None
 
 
-def _built(model, batch):
-    """Let a model be; its loss is not called, and has no targets."""
+def _build(model, batch):
+    """Build a model by a call; its loss, which would need targets, is not."""
     if not model.built:
         model(batch[0])
 
 
-def require_finite(model, answers, samples, n):
+def require_finite(model, sums, first, n):
     """Refuse gradients with NaN or infinity, and name their batch."""
     variables = model.trainable_variables
-    for variable, answer in zip(variables, answers):
-        parts = tf.nest.flatten(answer)[:2]
+    for variable, variable_sums in zip(variables, sums):
+        parts = tf.nest.flatten(variable_sums)[:2]
         if all(p is None or np.isfinite(np.sum(p)) for p in parts):
             continue
         raise ValueError(
             f"The squared gradients of {variable.path!r} are not finite in the "
-            f"batch of samples {samples} to {samples + n - 1}. Look for NaN or "
+            f"batch of samples {first} to {first + n - 1}. Look for NaN or "
             "infinity in x[i] and y[i] of these samples, or for a loss that "
             "overflows on them: per_sample_norms names the samples."
         )
@@ -225,7 +232,7 @@ class Fisher:
         return len(self.parts)
 
     def __getitem__(self, key) -> Any:
-        """Return the part of a variable, by its path or its place."""
+        """Return the part of a variable, by its path or its index."""
         if isinstance(key, str):
             if key not in self.paths:
                 raise KeyError(
@@ -251,7 +258,7 @@ class Fisher:
                 f"variable of {self.paths}. Received: {len(differences)}"
             )
         terms = [
-            self._of_variable(part, tf.convert_to_tensor(d))
+            self._quadratic_form(part, tf.convert_to_tensor(d))
             for part, d in zip(self.parts, differences)
             if part is not None and d is not None
         ]
@@ -276,8 +283,8 @@ class Fisher:
         >>> import numpy as np
         >>> from keras_pergrad.influence import DiagonalFisher
         >>> parts = [np.array([1.0, 3.0], "float32")]
-        >>> found = DiagonalFisher(parts, ["w"], "data", "gaussian", 10)
-        >>> float(found.penalty([np.ones(2, "float32")], [np.zeros(2)]))
+        >>> result = DiagonalFisher(parts, ["w"], "data", "gaussian", 10)
+        >>> float(result.penalty([np.ones(2, "float32")], [np.zeros(2)]))
         2.0
         """
         variables = [tf.convert_to_tensor(w) for w in variables]
@@ -301,16 +308,16 @@ class Fisher:
             A list, with None for a variable that does not count.
         """
         return [
-            None if part is None else _Anchored(self, part, anchor, strength)
+            None if part is None else _EWCPenalty(self, part, anchor, strength)
             for part, anchor in zip(self.parts, anchors, strict=True)
         ]
 
-    def _of_variable(self, part, difference):
+    def _quadratic_form(self, part, difference):
         raise NotImplementedError
 
 
-class _Anchored(keras.regularizers.Regularizer):
-    """½ strength · dᵀ F d, d being what a variable is away from an anchor."""
+class _EWCPenalty(keras.regularizers.Regularizer):
+    """½ strength · dᵀ F d, with d the distance of a variable to its anchor."""
 
     def __init__(self, fisher, part, anchor, strength):
         self.fisher, self.part = fisher, part
@@ -318,8 +325,8 @@ class _Anchored(keras.regularizers.Regularizer):
 
     def __call__(self, x):
         value = tf.convert_to_tensor(x)
-        away = value - tf.cast(self.anchor, value.dtype)
-        squares = self.fisher._of_variable(self.part, away)
+        difference = value - tf.cast(self.anchor, value.dtype)
+        squares = self.fisher._quadratic_form(self.part, difference)
         return self.strength * squares / 2
 
 
@@ -332,14 +339,14 @@ class DiagonalFisher(Fisher):
     >>> import keras_pergrad as kpg
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
-    >>> found = kpg.influence.fisher(model, np.ones((5, 4)), np.ones((5, 3)))
-    >>> found.parts[0].shape, found.samples
+    >>> result = kpg.influence.fisher(model, np.ones((5, 4)), np.ones((5, 3)))
+    >>> result.parts[0].shape, result.samples
     ((4, 3), 5)
     """
 
     kind = "diagonal"
 
-    def _of_variable(self, part, difference):
+    def _quadratic_form(self, part, difference):
         return tf.reduce_sum(tf.cast(part, difference.dtype) * difference**2)
 
 
@@ -358,28 +365,28 @@ class KroneckerFisher(Fisher):
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
     >>> x = np.ones((5, 4))
-    >>> found = kpg.influence.fisher(model, x, kind="kfac", verbose=0)
-    >>> kernel = found.parts[0]
+    >>> result = kpg.influence.fisher(model, x, kind="kfac", verbose=0)
+    >>> kernel = result.parts[0]
     >>> kernel.inputs.shape, kernel.outputs.shape
     ((4, 4), (3, 3))
     """
 
     kind = "kfac"
 
-    def _of_variable(self, part: Kronecker, difference):
+    def _quadratic_form(self, part: Kronecker, difference):
         matrix = as_matrices(difference[None], part.axes)[0]
         inputs, outputs = (tf.cast(s, matrix.dtype) for s in part[:2])
-        left = (
+        left_product = (
             inputs[:, None] * matrix
             if inputs.shape.rank == 1
             else tf.matmul(inputs, matrix)
         )
-        both = (
-            left * outputs
+        product = (
+            left_product * outputs
             if outputs.shape.rank == 1
-            else tf.matmul(left, outputs)
+            else tf.matmul(left_product, outputs)
         )
-        return tf.reduce_sum(both * matrix)
+        return tf.reduce_sum(product * matrix)
 
 
 # The Fisher information of a model over data.
@@ -450,34 +457,34 @@ def fisher(
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     >>> model.compile("sgd", loss)
-    >>> found = kpg.influence.fisher(model, np.eye(4))
-    >>> [part.shape for part in found.parts]
+    >>> result = kpg.influence.fisher(model, np.eye(4))
+    >>> [part.shape for part in result.parts]
     [(4, 3), (3,)]
     """
     require_compiled(model)
-    _check(kind, labels, seed)
+    _check_arguments(kind, labels, seed)
     draws = positive_integer("draws", draws)
     if labels == "data":
         draws = 1
-    totals, samples, weight, question = None, 0, 0.0, None
+    totals, count, weight_sum, statistic = None, 0, 0.0, None
     batches = batches_of(x, y, sample_weight, batch_size)
     for number, batch in enumerate(shown(batches, verbose)):
-        batch, counted = _checked_batch(model, batch, labels)
+        batch, weights = _checked_batch(model, batch, labels)
         for draw in range(draws):
             key = tf.constant([seed, number * draws + draw], tf.int64)
-            if question is None:
-                question, answers = _first(
+            if statistic is None:
+                statistic, sums = _first_sums(
                     model,
                     batch,
                     key,
                     Question(kind, None, labels == "sampled", training),
                 )
             else:
-                answers = asked(question, model, batch, key)
-            require_finite(model, answers, samples, len(counted))
-            totals = answers if totals is None else _added(totals, answers)
-        samples, weight = samples + len(counted), weight + counted.sum()
-    return _result(model, question, totals, samples, weight * draws)
+                sums = compute_sums(statistic, model, batch, key)
+            require_finite(model, sums, count, len(weights))
+            totals = sums if totals is None else _add_sums(totals, sums)
+        count, weight_sum = count + len(weights), weight_sum + weights.sum()
+    return _make_fisher(model, statistic, totals, count, weight_sum * draws)
 
 
 def _checked_batch(model, batch, labels):
@@ -491,11 +498,11 @@ def _checked_batch(model, batch, labels):
     weights = np.ones(n)
     if sample_weight is not None:
         if tf.nest.is_nested(sample_weight):
-            raise ValueError(_WEIGHTS.format(type(sample_weight).__name__))
+            raise ValueError(_BAD_WEIGHTS.format(type(sample_weight).__name__))
         weights = np.asarray(sample_weight, "float64")
         if weights.size != n or weights.min() < 0:
             raise ValueError(
-                _WEIGHTS.format(
+                _BAD_WEIGHTS.format(
                     f"shape {weights.shape} for {n} samples, the least of "
                     f"them {weights.min()}"
                 )
@@ -503,26 +510,26 @@ def _checked_batch(model, batch, labels):
     return (x, y, sample_weight), weights.reshape(-1)
 
 
-def _first(model, batch, key, question):
+def _first_sums(model, batch, key, statistic):
     """Return the question that fits the model's loss, and its answers."""
     try:
-        fit = dataclasses.replace(
-            question, likelihoods=tuple(likelihoods_for(model, batch))
+        specific = dataclasses.replace(
+            statistic, likelihoods=tuple(likelihoods_for(model, batch))
         )
-        return fit, asked(fit, model, batch, key)
+        return specific, compute_sums(specific, model, batch, key)
     except NoLikelihood as error:
-        if question.sampled:
+        if statistic.sampled:
             raise ValueError(
                 f"No distribution is known from which to draw labels for "
-                f"model {model.name!r}. Expected {KNOWN}, and no other term. "
-                f'Received: {error}. Use labels="data", which takes a '
+                f"model {model.name!r}. Expected {KNOWN_LOSSES}, and no other "
+                f'term. Received: {error}. Use labels="data", which takes a '
                 "sample's part of the compiled loss as −log p."
             ) from None
         if batch[2] is not None:
             raise ValueError(
-                f"`sample_weight` expected a model with {KNOWN}, and no other "
-                f"term. Received: {error}. Leave the weights out, or repeat "
-                "samples."
+                f"`sample_weight` expected a model with {KNOWN_LOSSES}, and no "
+                f"other term. Received: {error}. Leave the weights out, or "
+                "repeat samples."
             ) from None
     prepare(model, batch)
     kind = per_sample.over_the_batch(model, batch)
@@ -534,64 +541,64 @@ def _first(model, batch, key, question):
             "ops.mean, or all with ops.sum."
         )
     adds_up = kind == per_sample.SUM
-    question = dataclasses.replace(question, adds_up=adds_up)
-    return question, asked(question, model, batch, key)
+    statistic = dataclasses.replace(statistic, adds_up=adds_up)
+    return statistic, compute_sums(statistic, model, batch, key)
 
 
-def _check(kind, labels, seed):
-    for name, value, known in (
+def _check_arguments(kind, labels, seed):
+    for name, value, choices in (
         ("kind", kind, KINDS),
         ("labels", labels, LABELS),
     ):
-        if value not in known:
+        if value not in choices:
             raise ValueError(
-                f"`{name}` must be one of {known}. Received: {name}={value!r}"
+                f"`{name}` must be one of {choices}. Received: {name}={value!r}"
             )
     if seed_or_none(seed) is None:
         raise ValueError("`seed` must be an integer. Received: seed=None")
 
 
-def _added(totals, answers):
-    added = []
-    for total, answer in zip(totals, answers):
-        if answer is None or not isinstance(answer, (tuple, list)):
-            added.append(None if answer is None else total + answer)
+def _add_sums(totals, batch_sums):
+    results = []
+    for total, batch_sum in zip(totals, batch_sums):
+        if batch_sum is None or not isinstance(batch_sum, (tuple, list)):
+            results.append(None if batch_sum is None else total + batch_sum)
             continue
         # The axes are the same for all batches.
-        sums = [a + b for a, b in zip(total[:3], answer[:3])]
-        added.append((*sums, answer[3]))
-    return added
+        sums = [a + b for a, b in zip(total[:3], batch_sum[:3])]
+        results.append((*sums, batch_sum[3]))
+    return results
 
 
-def _result(model, question, totals, samples, weight):
+def _make_fisher(model, statistic, totals, sample_count, total_weight):
     parts = []
     for total in totals:
         if total is None:
             parts.append(None)
-        elif question.kind == "diagonal":
-            parts.append(np.asarray(total / tf.cast(weight, total.dtype)))
+        elif statistic.kind == "diagonal":
+            parts.append(np.asarray(total / tf.cast(total_weight, total.dtype)))
         else:
             inputs, outputs, count, axes = map(np.asarray, total)
             parts.append(
                 Kronecker(
                     inputs / count,
-                    outputs / outputs.dtype.type(weight),
+                    outputs / outputs.dtype.type(total_weight),
                     np.ones_like(count),
                     tuple(int(k) for k in axes),
                 )
             )
-    kinds = {one.kind for one in question.likelihoods or () if one}
-    made = DiagonalFisher if question.kind == "diagonal" else KroneckerFisher
-    return made(
+    kinds = {family.kind for family in statistic.likelihoods or () if family}
+    cls = DiagonalFisher if statistic.kind == "diagonal" else KroneckerFisher
+    return cls(
         parts,
         [v.path for v in model.trainable_variables],
-        "sampled" if question.sampled else "data",
+        "sampled" if statistic.sampled else "data",
         " and ".join(sorted(kinds)) or "loss",
-        samples,
+        sample_count,
     )
 
 
-_WEIGHTS = (
+_BAD_WEIGHTS = (
     "`sample_weight` expected one number for each sample, not negative: how "
     "often it counts. Received: {}. Leave out single positions by a mask."
 )

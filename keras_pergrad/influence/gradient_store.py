@@ -22,91 +22,107 @@ class GradientStore:
 
     Args:
         path: of the directory.
-        about: what it must be about, a dict with "samples", "size" and
-            "rows", those of a chunk; None: it must be there.
+        metadata: a dict with "samples", "size", "rows" (of a chunk) and what
+            else must agree; None: the store must be there.
 
     Raises:
         ValueError: a store of something else is there, or none.
     """
 
-    def __init__(self, path, about=None):
+    def __init__(self, path, metadata=None):
         self.path = pathlib.Path(path)
-        if about is not None:
-            self._make({"format": _FORMAT, **about})
-        self.about = self._read_about()
-        self.require(about or {})
-        self.samples, self.size = self.about["samples"], self.about["size"]
-        self.chunks = -(-self.samples // self.about["rows"])
+        if metadata is not None:
+            self._create_files({"format": _FORMAT, **metadata})
+        self.metadata = self._read_metadata()
+        self.require(metadata or {})
+        self.samples, self.size = (
+            self.metadata["samples"],
+            self.metadata["size"],
+        )
+        self.chunks = -(-self.samples // self.metadata["rows"])
 
     def missing(self, shard=(0, 1)):
         """List the chunks of a part of the store that are to be built."""
-        number, of = shard
-        begin, stop = (self.chunks * k // of for k in (number, number + 1))
+        index, count = shard
+        begin, stop = (self.chunks * k // count for k in (index, index + 1))
         done = np.fromfile(self.path / "chunks.bin", np.uint8)
         return [k for k in range(begin, stop) if not done[k]]
 
     def write(self, chunk, rows):
         """Write the rows of a chunk, and note it once they are on disk."""
-        first = chunk * self.about["rows"]
-        expected = min(self.about["rows"], self.samples - first)
+        first_row = chunk * self.metadata["rows"]
+        expected = min(self.metadata["rows"], self.samples - first_row)
         if rows.shape != (expected, self.size):
             raise ValueError(
                 f"Batch {chunk} expected {expected} samples, since all batches "
-                f"of a store but the last have {self.about['rows']}. Received: "
-                f"{len(rows)}. Give batches of one size, or arrays."
+                "of a store but the last have "
+                f"{self.metadata['rows']}. Received: {len(rows)}. Give "
+                "batches of one size, or arrays."
             )
         scales = np.abs(rows).max(1, initial=0).astype("float32")
-        halves = rows / np.where(scales > 0, scales, 1)[:, None]
-        self._put("gradients.npy", first, halves.astype("float16"))
-        self._put("scales.npy", first, scales)
+        normalized_rows = rows / np.where(scales > 0, scales, 1)[:, None]
+        self._write_rows(
+            "gradients.npy", first_row, normalized_rows.astype("float16")
+        )
+        self._write_rows("scales.npy", first_row, scales)
+        # Only after the rows are synced to disk: a killed process must not
+        # leave a chunk that is marked but not written.
         with open(self.path / "chunks.bin", "r+b") as file:
             file.seek(chunk)
             file.write(b"\1")
 
-    def blocks_as_stored(self, number=0, of=1):
+    def stored_blocks(self, index=0, stride=1):
         """Yield (first row, rows, scales), in half precision, as on disk.
 
-        Of every `of` blocks the one with this number; rows stand in one buffer
-        until the next ones are asked for.
+        One block of every `stride`, from block `index` on. The rows stand in
+        one buffer, which the next block overwrites.
         """
         scales = np.load(self.path / "scales.npy", mmap_mode="r")
-        count = self.rows_at_once
-        buffer = _aligned(2 * count * self.size)
+        block_rows = self.rows_per_block
+        buffer = _aligned_buffer(2 * block_rows * self.size)
         with open(self.path / "gradients.npy", "rb", buffering=0) as file:
             _skip_header(file)
-            begin = file.tell()
-            for first in range(number * count, self.samples, of * count):
-                n = min(count, self.samples - first)
-                file.seek(begin + 2 * first * self.size)
-                part = buffer[: 2 * n * self.size]
-                _fill(file, part.data)
-                _read_on(file, begin + 2 * (first + of * count) * self.size)
-                rows = part.view(np.float16).reshape(n, self.size)
-                yield first, rows, scales[first : first + n]
+            data_start = file.tell()
+            for first_row in range(
+                index * block_rows, self.samples, stride * block_rows
+            ):
+                n = min(block_rows, self.samples - first_row)
+                file.seek(data_start + 2 * first_row * self.size)
+                block = buffer[: 2 * n * self.size]
+                _read_into(file, block.data)
+                _prefetch(
+                    file,
+                    data_start
+                    + 2 * (first_row + stride * block_rows) * self.size,
+                )
+                rows = block.view(np.float16).reshape(n, self.size)
+                yield first_row, rows, scales[first_row : first_row + n]
 
     @property
-    def rows_at_once(self):
+    def rows_per_block(self):
         """How many rows are read at once."""
         return max(1, _READ // (2 * self.size))
 
-    def kept(self, name, make):
+    def load_or_make(self, name, make):
         """Return an array that is made once and kept beside the rows."""
         path = self.path / name
         if not path.exists():
-            _in_one_move(path, lambda file: np.save(file, make()))
+            _write_atomically(path, lambda file: np.save(file, make()))
         return np.load(path)
 
-    def _make(self, about):
+    def _create_files(self, metadata):
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / "about.json").exists():
             return
-        n, size = about["samples"], about["size"]
+        n, size = metadata["samples"], metadata["size"]
         self._reserve("gradients.npy", np.float16, (n, size))
         self._reserve("scales.npy", np.float32, (n,))
         with open(self.path / "chunks.bin", "ab") as file:
-            file.truncate(-(-n // about["rows"]))
-        text = json.dumps(about, indent=1, sort_keys=True).encode()
-        _in_one_move(self.path / "about.json", lambda file: file.write(text))
+            file.truncate(-(-n // metadata["rows"]))
+        text = json.dumps(metadata, indent=1, sort_keys=True).encode()
+        _write_atomically(
+            self.path / "about.json", lambda file: file.write(text)
+        )
 
     def _reserve(self, name, dtype, shape):
         """Make a file of its full size; what is in it stays."""
@@ -119,18 +135,18 @@ class GradientStore:
                 "shape": shape,
             }
             np.lib.format.write_array_header_1_0(file, header)
-            number = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            file.truncate(file.tell() + number)
+            byte_count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            file.truncate(file.tell() + byte_count)
 
-    def _put(self, name, first, rows):
+    def _write_rows(self, name, first_row, rows):
         with open(self.path / name, "r+b") as file:
             _skip_header(file)
-            file.seek(first * rows[:1].nbytes, os.SEEK_CUR)
+            file.seek(first_row * rows[:1].nbytes, os.SEEK_CUR)
             file.write(np.ascontiguousarray(rows).data)
             file.flush()
             os.fsync(file.fileno())
 
-    def _read_about(self):
+    def _read_metadata(self):
         try:
             return json.loads((self.path / "about.json").read_text())
         except FileNotFoundError:
@@ -153,37 +169,37 @@ class GradientStore:
     def require(self, expected):
         """Refuse a store that is of something else."""
         for name, value in {"format": _FORMAT, **expected}.items():
-            if self.about.get(name) != value:
+            if self.metadata.get(name) != value:
                 raise ValueError(
                     f"The store at {str(self.path)!r} is of something else: "
-                    f"{name} is {self.about.get(name)!r} there. Expected: "
+                    f"{name} is {self.metadata.get(name)!r} there. Expected: "
                     f"{value!r}. Give another path, or the model and settings "
                     "that it was begun with."
                 )
 
 
-def _aligned(size):
-    """Return bytes that TensorFlow takes as they are."""
-    room = np.empty(size + 64, np.uint8)
-    begin = -room.ctypes.data % 64
-    return room[begin : begin + size]
+def _aligned_buffer(size):
+    """Return bytes at a multiple of 64, which TensorFlow does not copy."""
+    memory = np.empty(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + size]
 
 
-def _fill(file, place):
-    while place:
-        read = file.readinto(place)
+def _read_into(file, buffer):
+    while buffer:
+        read = file.readinto(buffer)
         if not read:
             raise ValueError(
-                f"{file.name!r} expected {len(place)} more bytes. Received: "
+                f"{file.name!r} expected {len(buffer)} more bytes. Received: "
                 "its end. Build the store again in an empty directory."
             )
-        place = place[read:]
+        buffer = buffer[read:]
 
 
-def _read_on(file, place):
-    """Have the system read what stands there meanwhile, if it takes hints."""
+def _prefetch(file, offset):
+    """Let the system read ahead from an offset, if it takes such hints."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), place, _READ, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(file.fileno(), offset, _READ, os.POSIX_FADV_WILLNEED)
 
 
 def _skip_header(file):
@@ -191,15 +207,15 @@ def _skip_header(file):
     np.lib.format.read_array_header_1_0(file)
 
 
-def _in_one_move(path, write):
-    """Write a file so that nobody sees half of it."""
-    handle, unfinished = tempfile.mkstemp(dir=path.parent)
+def _write_atomically(path, write):
+    """Write a file beside its place and move it: nobody sees half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with open(handle, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        os.replace(temporary, path)
     except BaseException:
-        os.unlink(unfinished)
+        os.unlink(temporary)
         raise

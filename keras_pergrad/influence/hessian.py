@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.functions.data_passes import shown
-from keras_pergrad.influence.data import as_before, flat
+from keras_pergrad.influence.data import flatten_gradients, unflatten_gradients
 from keras_pergrad.keras_internals.data.batches import ranks, sample_count
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.models.parts import call_model
@@ -27,47 +27,52 @@ from keras_pergrad.uses import function_cache
 # Conjugate gradients for several right-hand sides at once, in float64.
 
 
-#: The norm of what is left, over that of the right-hand side.
+#: The norm of the residual, over that of the right-hand side.
 TOLERANCE = 1e-6
-_MOST = 2000
+_MAX_STEPS = 2000
 
 
-def solve(product, right):
-    """Return x of A x = b for each row b, (m, size).
+def solve(product, right_sides):
+    """Solve A x = b for each row b; return the x, (m, size).
 
     Args:
-        product: returns A p for rows p; A is symmetric.
-        right: (m, size).
+        product: returns A p for each row p; A is symmetric.
+        right_sides: the rows b, (m, size).
 
     Raises:
         ValueError: A is not positive definite, or it takes too long.
     """
-    found = np.zeros_like(right)
-    left, search = right.copy(), right.copy()
-    square = np.sum(left**2, 1)
-    goal = TOLERANCE**2 * square
-    open_rows = np.flatnonzero(square > goal)
-    for _ in range(_MOST):
-        if not open_rows.size:
-            return found
-        p = search[open_rows]
-        curved = product(p)
-        bend = np.sum(p * curved, 1)
-        _require_positive(bend / np.sum(p**2, 1))
-        step = (square[open_rows] / bend)[:, None]
-        found[open_rows] += step * p
-        left[open_rows] -= step * curved
-        now = np.sum(left[open_rows] ** 2, 1)
-        search[open_rows] = (
-            left[open_rows] + (now / square[open_rows])[:, None] * p
+    solution = np.zeros_like(right_sides)
+    residual, search = right_sides.copy(), right_sides.copy()
+    squared_norms = np.sum(residual**2, 1)
+    squared_tolerances = TOLERANCE**2 * squared_norms
+    active = np.flatnonzero(squared_norms > squared_tolerances)
+    for _ in range(_MAX_STEPS):
+        if not active.size:
+            return solution
+        # Each row has its own step length; rows that have converged drop out.
+        directions = search[active]
+        products = product(directions)
+        curvatures = np.sum(directions * products, 1)
+        _require_positive(curvatures / np.sum(directions**2, 1))
+        step = (squared_norms[active] / curvatures)[:, None]
+        solution[active] += step * directions
+        residual[active] -= step * products
+        new_squared_norms = np.sum(residual[active] ** 2, 1)
+        search[active] = (
+            residual[active]
+            + (new_squared_norms / squared_norms[active])[:, None] * directions
         )
-        square[open_rows] = now
-        open_rows = open_rows[now > goal[open_rows]]
-    worst = np.sqrt(np.max(square[open_rows] / goal[open_rows])) * TOLERANCE
+        squared_norms[active] = new_squared_norms
+        active = active[new_squared_norms > squared_tolerances[active]]
+    worst = (
+        np.sqrt(np.max(squared_norms[active] / squared_tolerances[active]))
+        * TOLERANCE
+    )
     raise ValueError(
         f"Conjugate gradients expected a residual below {TOLERANCE:g} of the "
-        f"gradient's norm in {_MOST} iterations. Received: {worst:.2g}. Pass "
-        "a larger `damping`, or compute in float64 "
+        f"gradient's norm in {_MAX_STEPS} iterations. Received: {worst:.2g}. "
+        "Pass a larger `damping`, or compute in float64 "
         "(keras.config.set_dtype_policy('float64') before the model is made)."
     )
 
@@ -86,15 +91,12 @@ def _require_positive(curvature):
 
 
 # The Hessian of the mean loss: its products with vectors, and its solution.
-#
-# Koh & Liang, arXiv 1703.04730. The loss is the compiled one with its weight
-# regularisers, as in `evaluate`.
 
 
-#: With more weights the matrix is not made.
+#: Up to so many weights the Hessian is made as a matrix, and factored.
 DENSE = 4096
 #: Directions that go through a batch at a time.
-_AT_ONCE = 256
+_DIRECTIONS_AT_ONCE = 256
 
 
 class Hessian:
@@ -108,41 +110,45 @@ class Hessian:
         verbose: whether to show a progress bar.
     """
 
-    def __init__(self, model, batches, like, damping, verbose=0):
+    def __init__(self, model, batches, templates, damping, verbose=0):
         self._model, self._batches = model, batches
-        self._like, self._damping = like, damping
+        self._templates, self._damping = templates, damping
         self._verbose = verbose
-        self.size = sum(g[0].size for g in like if g is not None)
-        self._factor = self._dense() if self.size <= DENSE else None
+        self.size = sum(g[0].size for g in templates if g is not None)
+        self._factor = self._dense_factor() if self.size <= DENSE else None
 
     def solve(self, gradients):
         """Return (H + damping)⁻¹ g for gradients of m samples."""
-        rows = flat(gradients)
+        rows = flatten_gradients(gradients)
         if self._factor is None:
-            found = solve(self._damped, rows)
+            solutions = solve(self._damped_products, rows)
         else:
             columns = tf.linalg.cholesky_solve(self._factor, rows.T)
-            found = columns.numpy().T
-        wide = [None if g is None else g.astype("float64") for g in gradients]
-        return as_before(found, wide)
+            solutions = columns.numpy().T
+        wide_templates = [
+            None if g is None else g.astype("float64") for g in gradients
+        ]
+        return unflatten_gradients(solutions, wide_templates)
 
     def products(self, rows, verbose=0):
         """Return H v for vectors v, (m, size), in float64."""
         total, samples = np.zeros(rows.shape), 0
-        directions = as_before(rows, self._like)
+        directions = unflatten_gradients(rows, self._templates)
         for batch in shown(self._batches, verbose):
             n = int(sample_count(batch[0]))
-            for begin in range(0, len(rows), _AT_ONCE):
-                part = slice(begin, begin + _AT_ONCE)
-                some = [d if d is None else d[part] for d in directions]
-                total[part] += n * flat(_of_batch(self._model, batch, some))
+            for begin in range(0, len(rows), _DIRECTIONS_AT_ONCE):
+                part = slice(begin, begin + _DIRECTIONS_AT_ONCE)
+                selected = [d if d is None else d[part] for d in directions]
+                total[part] += n * flatten_gradients(
+                    _batch_products(self._model, batch, selected)
+                )
             samples += n
         return total / samples
 
-    def _damped(self, rows):
+    def _damped_products(self, rows):
         return self.products(rows) + self._damping * rows
 
-    def _dense(self):
+    def _dense_factor(self):
         """Return the Cholesky factor of H + damping."""
         matrix = self.products(np.eye(self.size), self._verbose)
         matrix = (matrix + matrix.T) / 2 + self._damping * np.eye(self.size)
@@ -150,43 +156,45 @@ class Hessian:
             np.linalg.cholesky(matrix)
         except np.linalg.LinAlgError:
             least = np.linalg.eigvalsh(matrix)[0] - self._damping
-            raise ValueError(_not_positive(least, self._damping)) from None
+            raise ValueError(
+                _not_positive_message(least, self._damping)
+            ) from None
         return tf.linalg.cholesky(matrix)
 
 
-def _not_positive(least, damping):
-    more = max(-least, 0)
+def _not_positive_message(least, damping):
+    needed = max(-least, 0)
     return (
         "The Hessian of the mean loss plus the damping expected to be "
         f"positive definite. Received: least eigenvalue {least:.3g}, damping "
         f"{damping:g}. The weights are at no strict minimum (training not "
         "ended, a nonconvex model, or weights that no sample uses): pass a "
-        f"`damping` clearly above {more:.3g}, or curvature='ekfac', which is "
+        f"`damping` clearly above {needed:.3g}, or curvature='ekfac', which is "
         "never negative."
     )
 
 
-def _of_batch(model, batch, directions):
+def _batch_products(model, batch, directions):
     """Return the products of one batch's Hessian, by variable."""
     function = function_cache.kept(
         model,
         ("hessian", ranks(batch), tuple(d is None for d in directions)),
-        lambda: _trace(weakref.ref(model)),
+        lambda: _trace_product(weakref.ref(model)),
     )
     tensors = [d if d is None else tf.convert_to_tensor(d) for d in directions]
     try:
         with out_of_scope(), random_state_kept(), traced_functions():
-            found = run_and_restore(function, *batch, tensors)
+            products = run_and_restore(function, *batch, tensors)
     except LookupError as error:
         raise ValueError(
             f"Model {model.name!r} has an op without a second derivative in "
             f"TensorFlow: {error}. Expected one for curvature='exact'. Use "
             "curvature='ekfac' or 'projected'."
         ) from error
-    return [f if f is None else f.numpy() for f in found]
+    return [f if f is None else f.numpy() for f in products]
 
 
-def _trace(model_reference):
+def _trace_product(model_reference):
     @tf.function(autograph=False, reduce_retracing=True)
     def function(x, y, sample_weight, directions):
         model = model_reference()
@@ -196,45 +204,48 @@ def _trace(model_reference):
             if d is not None
         ]
 
-        def slopes_in(tape):
+        def gradients_on(tape):
             with tape, tf.GradientTape() as inner:
                 with twice_differentiable():
                     y_pred = call_model(model, x, training=False)
                     data = x, y, y_pred, sample_weight
                     loss = total_loss(model, *data, False)
-                slopes = inner.gradient(loss, variables)
+                gradients = inner.gradient(loss, variables)
                 return [
                     tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
-                    for g, v in zip(slopes, variables)
+                    for g, v in zip(gradients, variables)
                 ]
 
-        first = tf.GradientTape(persistent=True)
-        shared = slopes_in(first)
+        # One forward pass and its gradient serve all directions.
+        shared_tape = tf.GradientTape(persistent=True)
+        shared_gradients = gradients_on(shared_tape)
         # A loop cannot be differentiated again from inside another one.
         has_bodies = any(
             map(bodies, tf.compat.v1.get_default_graph().get_operations())
         )
 
-        def one(own):
-            tape, slopes = first, shared
+        def product(direction):
+            tape, gradients = shared_tape, shared_gradients
             if has_bodies:
                 tape = tf.GradientTape()
-                slopes = slopes_in(tape)
-            found = tape.gradient(
-                slopes,
+                gradients = gradients_on(tape)
+            products = tape.gradient(
+                gradients,
                 variables,
                 output_gradients=[
-                    tf.cast(d, g.dtype) for d, g in zip(own, slopes)
+                    tf.cast(d, g.dtype) for d, g in zip(direction, gradients)
                 ],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             return [
                 tf.cast(tf.convert_to_tensor(f), d.dtype)
-                for f, d in zip(found, own)
+                for f, d in zip(products, direction)
             ]
 
-        own = [d for d in directions if d is not None]
-        found = iter(tf.map_fn(one, own, parallel_iterations=1))
-        return [None if d is None else next(found) for d in directions]
+        used_directions = [d for d in directions if d is not None]
+        products = iter(
+            tf.map_fn(product, used_directions, parallel_iterations=1)
+        )
+        return [None if d is None else next(products) for d in directions]
 
     return function

@@ -8,8 +8,8 @@ added to its products are one block, other variables are on their own.
 
 Labels are what the model predicts: with them the mean of g gᵀ is the
 Gauss-Newton matrix of these losses; with the data's own it is not (Kunstner et
-al., arXiv 1905.12558). Of a model that is sure of most samples hardly one drawn
-label says anything, so all count at once, with random signs.
+al., arXiv 1905.12558). If a model is sure of most samples, a drawn label hardly
+ever tells anything. So all labels count at once, with random signs.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from keras_pergrad.functions.data_passes import shown
 from keras_pergrad.influence import data
 from keras_pergrad.influence.fisher_information import (
     Question,
-    asked,
+    compute_sums,
     require_finite,
 )
 from keras_pergrad.influence.hessian import Hessian
 from keras_pergrad.influence.likelihoods import (
-    KNOWN,
+    KNOWN_LOSSES,
     NoLikelihood,
     likelihoods_for,
 )
@@ -40,86 +40,95 @@ from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 # One block of a Kronecker-factored curvature: a basis and eigenvalues.
 
 
-#: Of the mean eigenvalue of a block.
-_SHARE = 0.1
+#: The default damping, as a share of a block's mean eigenvalue.
+_DAMPING_SHARE = 0.1
 #: The least damping of a bias, over its kernel's, if it has none.
-_FLOOR = 1e-8
+_DAMPING_FLOOR = 1e-8
 
 
 class Block:
     """The curvature of one variable, or of a kernel and its bias.
 
     Args:
-        places: of the variable, or of kernel and bias.
-        shape, axes: of the kernel; its `axes` make up the left side.
-        sums: left side, right side, count, and the gradients' squares.
-        samples: how many.
+        indices: those of the variable, or of the kernel and its bias.
+        shape, axes: the kernel's; its `axes` make up the input side.
+        sums: over the samples: input side, output side, count, and the
+            squares of the gradients.
+        samples: the number of samples.
         damping: a number, or None.
         penalties: of the regularisers, one for each variable.
 
     Attributes:
-        inputs, outputs: U and V, of which Uᵀ G V is on the axes; None: G is.
-        values: the eigenvalues, (i, o).
+        inputs, outputs: the eigenvectors U and V: the curvature is diagonal
+            for Uᵀ G V. None: that side is diagonal already.
+        eigenvalues: those of the block, (i, o).
     """
 
-    def __init__(self, places, shape, axes, sums, samples, damping, penalties):
+    def __init__(self, indices, shape, axes, sums, samples, damping, penalties):
         inputs, outputs, count, squares = sums
-        others = [k for k in range(len(shape)) if k not in axes]
-        self.places = places
-        self._order, self._shape = [*axes, *others], list(shape)
+        output_axes = [k for k in range(len(shape)) if k not in axes]
+        self.indices = indices
+        self._order, self._shape = [*axes, *output_axes], list(shape)
         rows, columns = len(inputs), len(outputs)
-        added = np.full(rows, penalties[0])
-        added[-1] = penalties[-1]
+        shift = np.full(rows, penalties[0])
+        shift[-1] = penalties[-1]
         if damping is None:
-            mean = squares / samples / (rows * columns)
-            damping = _SHARE * (mean + added.mean())
-        added += damping
-        # In units in which all rows have the same penalty and damping.
-        added = np.maximum(added, _FLOOR * added.max())
-        self._added = added[0]
-        units = np.sqrt(added / added[0]) if added[0] else np.ones(rows)
+            mean_square = squares / samples / (rows * columns)
+            damping = _DAMPING_SHARE * (mean_square + shift.mean())
+        shift += damping
+        # The bias's row may have another penalty than the kernel's. Rows are
+        # scaled so that all have the same shift, which then adds to every
+        # eigenvalue.
+        shift = np.maximum(shift, _DAMPING_FLOOR * shift.max())
+        self._shift = shift[0]
+        units = np.sqrt(shift / shift[0]) if shift[0] else np.ones(rows)
         if np.ptp(units):
             inputs = inputs / np.outer(units, units)
-        self.inputs, left = _eigen(inputs)
+        self.inputs, input_values = _eigen(inputs)
         if self.inputs is not None:  # Only a matrix has a bias's row.
             self.inputs = self.inputs / units[:, None]
-        self.outputs, right = _eigen(outputs)
-        self._sums = np.outer(left, right) / count
+        self.outputs, output_values = _eigen(outputs)
+        self._eigenvalue_sums = np.outer(input_values, output_values) / count
         self._measured = None
 
     def add(self, squares):
         """Add sums of squares of gradients in the basis."""
-        squares = squares.reshape(self._sums.shape)
-        before = 0 if self._measured is None else self._measured
-        self._measured = before + squares
+        squares = squares.reshape(self._eigenvalue_sums.shape)
+        previous = 0 if self._measured is None else self._measured
+        self._measured = previous + squares
 
     def finish(self, samples):
         """Set the eigenvalues once all samples are counted."""
-        measured = self._sums if self._measured is None else self._measured
-        self.values = measured / samples + self._added
-        # No sample bends these, and a gradient of zero stays zero.
-        self.values[self.values <= 0] = np.inf
+        measured = (
+            self._eigenvalue_sums if self._measured is None else self._measured
+        )
+        self.eigenvalues = measured / samples + self._shift
+        # No sample has a gradient along these: dividing by infinity leaves
+        # them zero.
+        self.eigenvalues[self.eigenvalues <= 0] = np.inf
 
     def solve(self, gradients):
         """Return the gradients of its variables over the curvature."""
         kernel, *bias = gradients
         m, order = len(kernel), self._order
-        moved = np.transpose(kernel, [0, *(1 + k for k in order)])
-        columns = self._sums.shape[1]
-        rows = moved.reshape(m, -1, columns)
+        transposed = np.transpose(kernel, [0, *(1 + k for k in order)])
+        columns = self._eigenvalue_sums.shape[1]
+        rows = transposed.reshape(m, -1, columns)
         if bias:
             rows = np.concatenate([rows, bias[0][:, None]], 1)
-        rows = _turned(rows, self.inputs, self.outputs) / self.values
-        back = [t if t is None else t.T for t in (self.inputs, self.outputs)]
-        rows = _turned(rows, *back).astype(kernel.dtype)
-        own = rows[:, :-1] if bias else rows
-        own = np.transpose(
-            own.reshape(moved.shape), [0, *(1 + np.argsort(order))]
+        rows = _rotate(rows, self.inputs, self.outputs) / self.eigenvalues
+        transposes = [
+            t if t is None else t.T for t in (self.inputs, self.outputs)
+        ]
+        rows = _rotate(rows, *transposes).astype(kernel.dtype)
+        kernel_rows = rows[:, :-1] if bias else rows
+        kernel_rows = np.transpose(
+            kernel_rows.reshape(transposed.shape), [0, *(1 + np.argsort(order))]
         )
-        return [own, rows[:, -1]] if bias else [own]
+        return [kernel_rows, rows[:, -1]] if bias else [kernel_rows]
 
 
-def _turned(rows, inputs, outputs):
+def _rotate(rows, inputs, outputs):
     """Return inputsᵀ G outputs of each G, (m, i, o)."""
     if inputs is not None:
         rows = np.matmul(inputs.T, rows)
@@ -127,7 +136,7 @@ def _turned(rows, inputs, outputs):
 
 
 def _eigen(matrix):
-    """Return eigenvectors (None: the axes) and eigenvalues, none negative."""
+    """Return eigenvectors (None: diagonal already) and eigenvalues ≥ 0."""
     if matrix.ndim == 1:
         return None, matrix
     values, vectors = np.linalg.eigh(matrix)
@@ -138,48 +147,54 @@ def _eigen(matrix):
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoSides(Question):
-    """The two sides of each block."""
+class KroneckerSums(Question):
+    """The sums for both Kronecker factors of each block."""
 
     def of_factors(self, factors, scale):
-        """Return (left, right, count, squares, bias or -1, axes) of each."""
+        """Return (inputs, outputs, count, squares, bias, axes) of each block.
+
+        `bias` is the index of its bias, -1 without one.
+        """
         del scale
-        blocks = _blocks(factors)
-        return [b and _sides_of(*b) for b in blocks]
+        blocks = _block_factors(factors)
+        return [b and _kronecker_sums(*b) for b in blocks]
 
 
 @dataclasses.dataclass(frozen=True)
-class Corrections(Question):
-    """The squares of gradients in a basis."""
+class EigenvalueSums(Question):
+    """The squares of the gradients in the eigenbasis of each block."""
 
     def of_factors(self, factors, scale, bases):
         """Return (squares,), (i, o), of each block."""
         del scale
         return [
-            b and (_squares(b[0].rotated(*basis)),)
-            for b, basis in zip(_blocks(factors), bases, strict=True)
+            b and (_sum_of_squares(b[0].rotated(*basis)),)
+            for b, basis in zip(_block_factors(factors), bases, strict=True)
         ]
 
 
-def _squares(factor):
-    """Return the sum of squares, of a table's rows, too, as one tensor."""
+def _sum_of_squares(factor):
+    """Return the sum of squares as a dense tensor, for embeddings, too."""
     return tf.convert_to_tensor(factor.sum_of_squares())
 
 
-def _sides_of(factor, bias):
-    found = factor.kronecker()
+def _kronecker_sums(factor, bias):
+    sums = factor.kronecker()
     squares = tf.reduce_sum(factor.squared_norms())
-    axes = tf.constant(list(found.axes), tf.int32)
-    return *found[:3], squares, tf.constant(bias), axes
+    axes = tf.constant(list(sums.axes), tf.int32)
+    return *sums[:3], squares, tf.constant(bias), axes
 
 
-def _blocks(factors):
-    """Return (factor, place of its bias or -1) of each, None within others."""
+def _block_factors(factors):
+    """Return (factor, index of its bias or -1) of each variable.
+
+    None for a bias that is part of its kernel's block.
+    """
     biases = biases_of(factors)
-    taken = {k for k in biases if k is not None}
+    joined_biases = {k for k in biases if k is not None}
     return [
         None
-        if factor is None or k in taken
+        if factor is None or k in joined_biases
         else (factor, -1)
         if bias is None
         else (WithBias(factor, factors[bias]), bias)
@@ -187,18 +202,7 @@ def _blocks(factors):
     ]
 
 
-# K-FAC and EK-FAC: curvature in two parts for each variable.
-#
-# The Fisher matrix of a kernel is approximated by inputs ⊗ outputs (Martens &
-# Grosse, arXiv 1503.05671). EK-FAC keeps the eigenvectors, and measures the
-# second moment of the gradients along each (George et al., arXiv 1806.03884);
-# for influence: Grosse et al., arXiv 2308.03296. A kernel and the bias that
-# is added to its products are one block, other variables are on their own.
-#
-# Labels are what the model predicts: with them the mean of g gᵀ is the
-# Gauss-Newton matrix of these losses; with the data's own it is not (Kunstner
-# et al., arXiv 1905.12558). Of a model that is sure of most samples hardly
-# one drawn label says anything, so all count at once, with random signs.
+# K-FAC and EK-FAC: curvature in two Kronecker factors for each variable.
 
 
 class KroneckerCurvature:
@@ -217,118 +221,130 @@ class KroneckerCurvature:
         self._variables = [
             v for v in model.trainable_variables if not is_overwritten(v)
         ]
-        penalties = [_l2(v) for v in self._variables]
-        self._likelihoods = self._known()
-        self._blocks, samples = self._two_sides(damping, penalties)
+        penalties = [_l2_curvature(v) for v in self._variables]
+        self._likelihoods = self._find_likelihoods()
+        self._blocks, samples = self._make_blocks(damping, penalties)
         if corrected:
-            self._correct()
+            self._measure_eigenvalues()
         for block in self._blocks:
             block.finish(samples)
 
     def solve(self, gradients):
         """Return (F + damping)⁻¹ g for gradients of m samples."""
         variables = self._model.trainable_variables
-        places = [k for k, v in enumerate(variables) if not is_overwritten(v)]
-        found = [None] * len(gradients)
+        indices = [k for k, v in enumerate(variables) if not is_overwritten(v)]
+        solutions = [None] * len(gradients)
         for block in self._blocks:
-            own = [places[k] for k in block.places]
-            for k, g in zip(own, block.solve([gradients[k] for k in own])):
-                found[k] = g
-        return found
+            block_indices = [indices[k] for k in block.indices]
+            for k, g in zip(
+                block_indices,
+                block.solve([gradients[k] for k in block_indices]),
+            ):
+                solutions[k] = g
+        return solutions
 
-    def _known(self):
+    def _find_likelihoods(self):
         try:
             batch = next(iter(self._batches))
             return tuple(likelihoods_for(self._model, batch))
         except NoLikelihood as error:
-            raise _refused(self._model, error) from None
+            raise _no_likelihood_error(self._model, error) from None
 
-    def _passes(self, sums, *more):
+    def _sums_by_batch(self, statistic_class, *more):
         """Yield the number of samples and the sums of each batch."""
-        question = sums("kfac", self._likelihoods, True, False, True)
-        first = 0
+        statistic = statistic_class(
+            "kfac", self._likelihoods, True, False, True
+        )
+        first_row = 0
         for number, batch in enumerate(shown(self._batches, self._verbose)):
             x, _, weight = batch
-            _require_weights(weight, first)
+            _require_nonnegative_weights(weight, first_row)
             key = tf.constant([self._seed, number], tf.int64)
             try:
                 data = x, None, weight
-                answers = asked(question, self._model, data, key, *more)
+                sums = compute_sums(statistic, self._model, data, key, *more)
             except NoLikelihood as error:
-                raise _refused(self._model, error) from None
+                raise _no_likelihood_error(self._model, error) from None
             n = int(first_tensor(x).shape[0])
-            require_finite(self._model, answers, first, n)
-            first += n
+            require_finite(self._model, sums, first_row, n)
+            first_row += n
             variables = self._model.trainable_variables
             yield (
                 n,
-                [
-                    a
-                    for a, v in zip(answers, variables)
-                    if not is_overwritten(v)
-                ],
+                [a for a, v in zip(sums, variables) if not is_overwritten(v)],
             )
 
-    def _two_sides(self, damping, penalties):
-        totals, fixed, samples = None, None, 0
-        for n, parts in self._passes(TwoSides):
-            fixed = [p and [t.numpy() for t in p[4:]] for p in parts]
+    def _make_blocks(self, damping, penalties):
+        totals, layouts, samples = None, None, 0
+        for n, parts in self._sums_by_batch(KroneckerSums):
+            layouts = [p and [t.numpy() for t in p[4:]] for p in parts]
+            # Sums over many batches, so in float64.
             parts = [
                 p and [t.numpy().astype("float64") for t in p[:4]]
                 for p in parts
             ]
             totals = totals or [p and [0.0] * 4 for p in parts]
             totals = [
-                t and [a + b for a, b in zip(t, p)]
-                for t, p in zip(totals, parts)
+                total and [a + b for a, b in zip(total, p)]
+                for total, p in zip(totals, parts)
             ]
             samples += n
         blocks = []
-        for k, (sums, known) in enumerate(zip(totals or (), fixed or ())):
+        for k, (sums, layout) in enumerate(zip(totals or (), layouts or ())):
             if sums is None:
                 continue
-            bias, axes = int(known[0]), known[1].tolist()
-            places = [k] if bias < 0 else [k, bias]
+            bias, axes = int(layout[0]), layout[1].tolist()
+            indices = [k] if bias < 0 else [k, bias]
             shape = self._variables[k].shape
-            own = [penalties[p] for p in places]
+            block_penalties = [penalties[p] for p in indices]
             blocks.append(
-                Block(places, shape, axes, sums, samples, damping, own)
+                Block(
+                    indices,
+                    shape,
+                    axes,
+                    sums,
+                    samples,
+                    damping,
+                    block_penalties,
+                )
             )
         return blocks, samples
 
-    def _correct(self):
+    def _measure_eigenvalues(self):
         bases: list[Any] = [None] * len(self._variables)
         for block in self._blocks:
-            variable = self._variables[block.places[0]]
+            variable = self._variables[block.indices[0]]
             sides = block.inputs, block.outputs
-            bases[block.places[0]] = [_basis(side, variable) for side in sides]
-        for _, parts in self._passes(Corrections, bases):
+            bases[block.indices[0]] = [_basis(side, variable) for side in sides]
+        for _, parts in self._sums_by_batch(EigenvalueSums, bases):
             for block in self._blocks:
-                squares = parts[block.places[0]][0].numpy()
+                squares = parts[block.indices[0]][0].numpy()
                 block.add(squares.astype("float64"))
 
 
-def _require_weights(weights, first):
+def _require_nonnegative_weights(weights, first_row):
     for weight in tf.nest.flatten(weights):
         if weight is None:
             continue
-        bad = np.asarray(weight)
-        bad = np.flatnonzero(bad.reshape(len(bad), -1).min(1) < 0)
-        if bad.size:
+        negative = np.asarray(weight)
+        negative = np.flatnonzero(
+            negative.reshape(len(negative), -1).min(1) < 0
+        )
+        if negative.size:
             raise ValueError(
                 "`sample_weight` expected no negative numbers, which bend the "
                 f"loss the other way. Received: some for samples "
-                f"{(bad[:5] + first).tolist()}. Use curvature='exact' or "
-                "'projected'."
+                f"{(negative[:5] + first_row).tolist()}. Use "
+                "curvature='exact' or 'projected'."
             )
 
 
-def _refused(model, error):
+def _no_likelihood_error(model, error):
     return ValueError(
         "The curvature takes labels that the model predicts, and no "
-        f"distribution is known for model {model.name!r}. Expected {KNOWN}, "
-        f"and no other term. Received: {error}. Use curvature='exact' or "
-        "'projected'."
+        f"distribution is known for model {model.name!r}. Expected "
+        f"{KNOWN_LOSSES}, and no other term. Received: {error}. Use "
+        "curvature='exact' or 'projected'."
     )
 
 
@@ -339,13 +355,13 @@ def _basis(vectors, variable):
     return tf.constant(vectors, norm_type([variable]))
 
 
-def _l2(variable):
+def _l2_curvature(variable):
     """Return the second derivative of a variable's regulariser."""
-    kinds = keras.regularizers
+    regularizers = keras.regularizers
     regularizer = variable.regularizer
-    if regularizer is None or type(regularizer) is kinds.L1:
+    if regularizer is None or type(regularizer) is regularizers.L1:
         return 0.0
-    if type(regularizer) in (kinds.L2, kinds.L1L2):
+    if type(regularizer) in (regularizers.L2, regularizers.L1L2):
         return 2 * float(regularizer.l2)
     raise ValueError(
         f"The regulariser of {variable.path!r} expected to be of Keras's L1, "
@@ -354,16 +370,17 @@ def _l2(variable):
     )
 
 
-# Influence from whole gradients: each test sample's, solved, met with all.
+# Influence in weight space: the whole gradient of each test sample, times the
+# inverse curvature, times the gradients of all training samples.
 
 
 #: Entries of the test samples' gradients that are held at a time.
-_HELD = 2**25
-#: So many test samples go through any model at once.
-_FEW_TESTS = 64
+_MAX_HELD_ENTRIES = 2**25
+#: At least this many test samples go through a model at once, if they fit.
+_MIN_TEST_BATCH_SIZE = 64
 
 
-class InWeightSpace:
+class WeightSpaceInfluence:
     """Scores of one checkpoint, with a curvature of the weights.
 
     Args:
@@ -376,74 +393,77 @@ class InWeightSpace:
 
     def __init__(self, model, batches, make_curvature, verbose):
         self._model, self._batches = model, batches
-        self._make, self._verbose = make_curvature, verbose
+        self._make_curvature, self._verbose = make_curvature, verbose
         self._curvature = None
 
-    def scores(self, tests):
+    def scores(self, make_batches):
         """Return tests · (H + damping)⁻¹ · training gradients, (m, n)."""
-        curvature = self._fitted()
-        found, first = [], 0
-        for batch in tests(self._tests_at_once()):
-            gradients = data.gradients_of(self._model, batch, first)
+        curvature = self._fit()
+        scores, first_row = [], 0
+        for batch in make_batches(self._test_batch_size()):
+            gradients = data.gradients_of(self._model, batch, first_row)
             directions = curvature.solve(gradients)
-            found.append(
+            scores.append(
                 data.dots(self._model, self._batches, directions, self._verbose)
             )
-            first += len(found[-1])
-        return np.concatenate(found)
+            first_row += len(scores[-1])
+        return np.concatenate(scores)
 
     def self_influence(self):
         """Return the same of each training sample with itself, (n,)."""
-        curvature = self._fitted()
-        found, first = [], 0
+        curvature = self._fit()
+        scores, first_row = [], 0
         for batch in shown(self._batches, self._verbose):
-            gradients = data.gradients_of(self._model, batch, first)
+            gradients = data.gradients_of(self._model, batch, first_row)
             solved = curvature.solve(gradients)
-            rows = data.flat(gradients), data.flat(solved)
-            found.append(np.sum(rows[0] * rows[1], 1))
-            first += len(found[-1])
-        return np.concatenate(found)
+            rows = (
+                data.flatten_gradients(gradients),
+                data.flatten_gradients(solved),
+            )
+            scores.append(np.sum(rows[0] * rows[1], 1))
+            first_row += len(scores[-1])
+        return np.concatenate(scores)
 
-    def _fitted(self):
+    def _fit(self):
         if self._curvature is None:
-            self._curvature = self._make(
+            self._curvature = self._make_curvature(
                 self._model, self._batches, self._verbose
             )
         return self._curvature
 
-    def _tests_at_once(self):
-        """As many as there are in a training batch, if they can be held."""
+    def _test_batch_size(self):
+        """Return the size of a training batch, or what can be held."""
         variables = self._model.trainable_variables
         size = sum(v.shape.num_elements() for v in variables)
         x, _, _ = next(iter(self._batches))
-        most = max(_FEW_TESTS, int(first_tensor(x).shape[0]))
-        return max(1, min(most, _HELD // size))
+        batch_size = max(_MIN_TEST_BATCH_SIZE, int(first_tensor(x).shape[0]))
+        return max(1, min(batch_size, _MAX_HELD_ENTRIES // size))
 
 
-class Identity:
+class IdentityCurvature:
     """No curvature: the gradients as they are."""
 
-    def __init__(self, *given):
-        del given
+    def __init__(self, *arguments):
+        del arguments
 
     def solve(self, gradients):
         """Return the gradients."""
         return gradients
 
 
-def exact(damping):
-    """Return what makes the true Hessian."""
+def exact_curvature(damping):
+    """Return a function that makes the exact Hessian."""
 
     def make(model, batches, verbose):
         first = data.gradients_of(model, next(iter(batches)))
-        like = [g if g is None else g[:1] for g in first]
-        return Hessian(model, batches, like, damping or 0.0, verbose)
+        templates = [g if g is None else g[:1] for g in first]
+        return Hessian(model, batches, templates, damping or 0.0, verbose)
 
     return make
 
 
-def kronecker(damping, corrected, seed):
-    """Return what makes K-FAC, or EK-FAC (`corrected`)."""
+def kronecker_curvature(damping, corrected, seed):
+    """Return a function that makes K-FAC, or EK-FAC (`corrected`)."""
 
     def make(model, batches, verbose):
         return KroneckerCurvature(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_pergrad.runs.page import main, whole
 
-_MOST_NUMBERS, _MOST_LETTERS = 12, 400
+_MAX_NUMBERS, _MAX_LETTERS = 12, 400
 _STYLE = """<style>.kpg .test{display:flex;flex-wrap:wrap;gap:1rem;
 border-top:1px solid var(--rule);padding:1rem 0}
 .kpg .group{display:flex;flex-wrap:wrap;gap:.6rem;align-content:flex-start}
@@ -23,8 +23,11 @@ font-size:.85rem;overflow-wrap:anywhere}
 .kpg .test img{width:5rem;image-rendering:pixelated;display:block}</style>"""
 
 
-def page(tests, train, best, worst, names=None, show=None):
-    """Return a page, from (x, y) by row of both, and two `Top`s."""
+def render_page(tests, train, best, worst, class_names=None, show=None):
+    """Return the HTML of a page.
+
+    `tests` and `train` are (x, y) by row, `best` and `worst` two `Top`s.
+    """
     count = len(best.samples)
     parts = [
         "<h1>Which samples matter</h1>",
@@ -33,109 +36,117 @@ def page(tests, train, best, worst, names=None, show=None):
         "it most (harmful). The number is by how much, to first order.</p>",
     ]
     for t in range(count):
-        groups = [("test sample", "", [_figure(tests, t, "", names, show)])]
+        groups = [
+            ("test sample", "", [_figure_html(tests, t, "", class_names, show)])
+        ]
         for title, top, sign in (
             ("helpful", best, 1),
             ("harmful", worst, -1),
         ):
             figures = [
-                _figure(train, j, f" · {score:+.2g}", names, show)
+                _figure_html(train, j, f" · {score:+.2g}", class_names, show)
                 for j, score in zip(top.samples[t], top.scores[t])
                 if sign * score > 0
             ]
             groups.append((title, title, figures))
-        parts.append(f'<div class="test">{"".join(map(_group, groups))}</div>')
+        parts.append(
+            f'<div class="test">{"".join(map(_group_html, groups))}</div>'
+        )
     return whole("Which samples matter", main(parts), _STYLE)
 
 
-def _group(group):
+def _group_html(group):
     title, kind, figures = group
-    shown = "".join(figures) or '<p class="muted">none</p>'
-    return f'<div class="group {kind}"><h2>{escape(title)}</h2>{shown}</div>'
+    content = "".join(figures) or '<p class="muted">none</p>'
+    return f'<div class="group {kind}"><h2>{escape(title)}</h2>{content}</div>'
 
 
-def _figure(data, row, note, names, show):
+def _figure_html(data, row, note, class_names, show):
     x, y = data[row]
-    target = "" if y is None else f" · {_target(y, names)}"
+    target = "" if y is None else f" · {_target_html(y, class_names)}"
     return (
-        f"<figure>{cell(x, show)}"
+        f"<figure>{sample_html(x, show)}"
         f'<p class="muted">row {row}{target}{escape(note)}</p></figure>'
     )
 
 
-def _target(y, names):
+def _target_html(y, class_names):
     if tf.nest.is_nested(y):
-        return ", ".join(label(part) for part in tf.nest.flatten(y))
-    return label(y, names)
+        return ", ".join(target_html(part) for part in tf.nest.flatten(y))
+    return target_html(y, class_names)
 
 
-def _row(part, row):
+def _select_row(part, row):
     """Return one sample of a structure of arrays."""
     if part is None:
         return None
     return tf.nest.map_structure(lambda a: np.asarray(a[row]), part)
 
 
-def rows_of(batches, rows):
+def samples_by_row(batches, rows):
     """Return (x, y) by row number of some rows of data in batches."""
-    wanted, found, first = set(map(int, rows)), {}, 0
+    requested, samples, first = set(map(int, rows)), {}, 0
     for x, y, _ in batches:
         n = len(tf.nest.flatten(x)[0])
-        for row in wanted.intersection(range(first, first + n)):
-            found[row] = _row(x, row - first), _row(y, row - first)
+        for row in requested.intersection(range(first, first + n)):
+            samples[row] = (
+                _select_row(x, row - first),
+                _select_row(y, row - first),
+            )
         first += n
-    return found
+    return samples
 
 
-def cell(sample, show=None):
+def sample_html(sample, show=None):
     """Return HTML of a sample: what `show` makes of it, or itself.
 
     Arrays (height, width), or with 1 or 3 channels, of at least 4 × 4 are
     images; others are numbers.
     """
-    shown = sample if show is None else show(sample)
-    if isinstance(shown, (str, bytes)):
-        return _text(shown)
-    if isinstance(shown, dict):
+    content = sample if show is None else show(sample)
+    if isinstance(content, (str, bytes)):
+        return _text_html(content)
+    if isinstance(content, dict):
         return "<br>".join(
-            f"{escape(str(name))}: {cell(part)}" for name, part in shown.items()
+            f"{escape(str(name))}: {sample_html(part)}"
+            for name, part in content.items()
         )
-    if isinstance(shown, (list, tuple)) and any(np.ndim(s) for s in shown):
-        return "<br>".join(cell(part) for part in shown)
-    array = np.asarray(shown)
+    if isinstance(content, (list, tuple)) and any(np.ndim(s) for s in content):
+        return "<br>".join(sample_html(part) for part in content)
+    array = np.asarray(content)
     if array.ndim == 0 and array.dtype.kind in "OSU":
-        return _text(array.item())
+        return _text_html(array.item())
     if array.ndim == 1 and array.dtype.kind in "OSU":
-        return _text(" ".join(map(str, array.tolist())))
+        return _text_html(" ".join(map(str, array.tolist())))
     if _is_image(array):
-        return _picture(array)
-    return escape(_numbers(array.ravel()))
+        return _image_html(array)
+    return escape(_format_numbers(array.ravel()))
 
 
-def label(value, names=None):
+def target_html(value, class_names=None):
     """Return a target in words: a class's name, or a number."""
     array = np.asarray(value)
     if array.ndim == 1 and array.size > 1 and set(np.unique(array)) <= {0, 1}:
         array = np.asarray(array.argmax())  # one-hot
     if array.size == 1:
         number = array.ravel()[0]
-        if names is not None:
-            return escape(str(names[int(number)]))
+        if class_names is not None:
+            return escape(str(class_names[int(number)]))
         return escape(
             f"{number:g}" if array.dtype.kind in "iuf" else f"{number}"
         )
-    return escape(_numbers(array.ravel()))
+    return escape(_format_numbers(array.ravel()))
 
 
-def _text(text):
+def _text_html(text):
     text = text.decode(errors="replace") if isinstance(text, bytes) else text
-    more = "…" if len(text) > _MOST_LETTERS else ""
-    return escape(text[:_MOST_LETTERS]) + more
+    ellipsis = "…" if len(text) > _MAX_LETTERS else ""
+    return escape(text[:_MAX_LETTERS]) + ellipsis
 
 
-def _numbers(array):
-    more = " …" if array.size > _MOST_NUMBERS else ""
-    return " ".join(f"{v:.4g}" for v in array[:_MOST_NUMBERS]) + more
+def _format_numbers(array):
+    ellipsis = " …" if array.size > _MAX_NUMBERS else ""
+    return " ".join(f"{v:.4g}" for v in array[:_MAX_NUMBERS]) + ellipsis
 
 
 def _is_image(array):
@@ -146,25 +157,25 @@ def _is_image(array):
     return min(sizes[:2]) >= 4 and channels in (1, 3)
 
 
-def _picture(array):
+def _image_html(array):
     """Return an <img> of an array, from its least to its largest value."""
     array = np.nan_to_num(array.astype("float64"))
     low, high = array.min(), array.max()
     array = (array - low) / ((high - low) or 1) * 255
-    data = base64.b64encode(png(array.astype("uint8"))).decode()
+    data = base64.b64encode(encode_png(array.astype("uint8"))).decode()
     return f'<img alt="" src="data:image/png;base64,{data}">'
 
 
-def png(array):
+def encode_png(array):
     """Return an image (height, width[, 1 or 3]) of bytes as a PNG file."""
     height, width = array.shape[:2]
-    colours = array.ndim == 3 and array.shape[2] == 3
+    is_color = array.ndim == 3 and array.shape[2] == 3
     rows = array.reshape(height, -1)
     lines = np.concatenate([np.zeros((height, 1), "uint8"), rows], 1)
-    kind = 2 if colours else 0
-    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    color_type = 2 if is_color else 0
+    header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     parts = (
-        (b"IHDR", head),
+        (b"IHDR", header),
         (b"IDAT", zlib.compress(lines.tobytes())),
         (b"IEND", b""),
     )

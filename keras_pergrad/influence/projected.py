@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors import projections
 from keras_pergrad.functions.data_passes import run, shown
-from keras_pergrad.influence.data import finite
+from keras_pergrad.influence.data import require_finite_rows
 from keras_pergrad.influence.gradient_store import GradientStore
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 
@@ -21,25 +21,25 @@ from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 
 
 _THREADS = 2
-#: So many numbers are widened and multiplied at once: they stay in the cache
-#: of a core, and TensorFlow does not spread them over threads.
+#: So many numbers are cast to float32 and multiplied at once: they fit in the
+#: cache of a core, and TensorFlow does not spread them over threads.
 _PIECE = 2**17
 
 
-class InMemory:
+class RowsInMemory:
     """Rows in memory, (n, size)."""
 
     def __init__(self, rows):
-        self._all, self.samples = rows, len(rows)
+        self._rows, self.samples = rows, len(rows)
 
     def blocks(self, count=4096):
         """Yield (first row, rows)."""
         for first in range(0, self.samples, count):
-            yield first, self._all[first : first + count]
+            yield first, self._rows[first : first + count]
 
     def times(self, others):
         """Return the products with other rows, (m, n)."""
-        return others @ self._all.T.astype("float64")
+        return others @ self._rows.T.astype("float64")
 
     def gram(self):
         """Return the sum of the rows' outer products, in float64."""
@@ -51,45 +51,48 @@ class OnDisk(GradientStore):
 
     def blocks(self):
         """Yield (first row, rows in float32)."""
-        for first, rows, scales in self.blocks_as_stored():
+        for first, rows, scales in self.stored_blocks():
             yield first, rows.astype("float32") * scales[:, None]
 
     def times(self, others):
         """Return the products with other rows, (m, n), in float32."""
         others = tf.constant(others, tf.float32)
-        found = np.empty((len(others), self.samples), "float32")
-        times = _times(self.size, self.rows_at_once)
+        all_products = np.empty((len(others), self.samples), "float32")
+        multiply_block = _product_function(self.size, self.rows_per_block)
 
         def multiply(number):
-            for first, rows, scales in self.blocks_as_stored(number, _THREADS):
+            for first, rows, scales in self.stored_blocks(number, _THREADS):
                 # A tensor of the same memory: convert_to_tensor would copy.
                 tensor = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
-                products = times(others, tensor).numpy()
-                place = found[:, first : first + len(rows)]
-                np.multiply(products, scales, out=place)
+                products = multiply_block(others, tensor).numpy()
+                part = all_products[:, first : first + len(rows)]
+                np.multiply(products, scales, out=part)
 
         # While one waits for the disk, another one multiplies.
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(multiply, range(_THREADS)))
-        return found
+        return all_products
 
     def gram(self):
         """Return the sum of the rows' outer products, kept in the store."""
-        return self.kept("gram.npy", lambda: _gram(r for _, r in self.blocks()))
+        return self.load_or_make(
+            "gram.npy", lambda: _gram(r for _, r in self.blocks())
+        )
 
 
 @functools.cache
-def _times(size, most):
-    """Return a function of (others, rows) to their products, (m, n).
+def _product_function(size, max_rows):
+    """Return a function that multiplies (others, rows) to (m, n).
 
-    Others are (m, size), rows (n, size) in half precision, at most `most`.
+    Others are (m, size), rows (n, size) in half precision, at most `max_rows`.
     """
     step = max(1, _PIECE // size)
 
-    def times(others, rows):
+    def multiply(others, rows):
         products = []
-        for first in range(0, most, step):
-            # One after the other, or all are widened before the first product.
+        for first in range(0, max_rows, step):
+            # In turn: else TensorFlow casts all pieces before the first
+            # product, and they leave the cache.
             with tf.control_dependencies(products[-1:]):
                 piece = tf.cast(rows[first : first + step], tf.float32)
             products.append(tf.matmul(others, piece, transpose_b=True))
@@ -99,7 +102,7 @@ def _times(size, most):
         tf.TensorSpec([None, size], tf.float32),
         tf.TensorSpec([None, size], tf.float16),
     ]
-    return tf.function(times, signature, autograph=False)
+    return tf.function(multiply, signature, autograph=False)
 
 
 def _gram(blocks):
@@ -112,17 +115,14 @@ def _gram(blocks):
 
 
 # Influence from random projections of gradients, kept for all samples.
-#
-# As TRAK (Park et al., arXiv 2303.14186) and LoGra (Choe et al., arXiv
-# 2405.13954): the curvature is the mean of the projections' outer products.
 
 
-#: Of the mean eigenvalue of the curvature.
-_SHARE = 0.1
-_TESTS = 256
+#: The default damping, as a share of the mean eigenvalue of the curvature.
+_DAMPING_SHARE = 0.1
+_TEST_BATCH_SIZE = 256
 
 
-class Projected:
+class ProjectedInfluence:
     """Scores of one checkpoint from projections.
 
     Args:
@@ -136,75 +136,87 @@ class Projected:
 
     def __init__(self, model, batches, size, damping, seed, verbose, rows=None):
         self._model, self._batches = model, batches
-        shapes = tuple(map(tuple, shapes_of(model)))
-        self._what = _Project(shapes, size, seed)
+        shapes = tuple(map(tuple, projected_shapes(model)))
+        self._projection = _ProjectionPass(shapes, size, seed)
         self._damping, self._verbose = damping, verbose
         self._rows, self._factor = rows, None
 
-    def scores(self, tests):
+    def scores(self, make_batches):
         """Return tests · (K + damping)⁻¹ · training projections, (m, n)."""
         self._fit()
-        found, first = [], 0
-        for batch in tests(_TESTS):
-            rows = self.project(batch, first).astype("float64")
-            found.append(self._rows.times(self._solved(rows)))
-            first += len(rows)
-        return np.concatenate(found)
+        scores, first_row = [], 0
+        for batch in make_batches(_TEST_BATCH_SIZE):
+            rows = self.project(batch, first_row).astype("float64")
+            scores.append(self._rows.times(self._solve(rows)))
+            first_row += len(rows)
+        return np.concatenate(scores)
 
     def self_influence(self):
         """Return the same of each training sample with itself, (n,)."""
         self._fit()
         return np.concatenate(
             [
-                np.sum(rows * self._solved(rows.astype("float64")), 1)
+                np.sum(rows * self._solve(rows.astype("float64")), 1)
                 for _, rows in self._rows.blocks()
             ]
         )
 
-    def save(self, path, shard, about, samples):
-        """Build what is missing of a part of a store; return the store."""
-        first = next(iter(self._batches))
-        size = self.project(first, 0).shape[1]
-        rows = len(tf.nest.flatten(first[0])[0])
-        about = {**about, "rows": rows, "samples": samples, "size": size}
-        what = {
-            **dataclasses.asdict(self._what),
-            "shapes": shapes_of(self._model),
+    def save(self, path, shard, metadata, samples):
+        """Build the missing chunks of a shard of a store; return the store."""
+        first_batch = next(iter(self._batches))
+        size = self.project(first_batch, 0).shape[1]
+        chunk_rows = len(tf.nest.flatten(first_batch[0])[0])
+        metadata = {
+            **metadata,
+            "rows": chunk_rows,
+            "samples": samples,
+            "size": size,
         }
-        store = OnDisk(path, {**what, **about})
+        settings = {
+            **dataclasses.asdict(self._projection),
+            "shapes": projected_shapes(self._model),
+        }
+        store = OnDisk(path, {**settings, **metadata})
         missing = set(store.missing(shard))
         if missing:
-            batches = _From(self._batches, min(missing), max(missing) + 1)
+            batches = _BatchRange(self._batches, min(missing), max(missing) + 1)
             for number, batch in enumerate(
                 shown(batches, self._verbose), min(missing)
             ):
                 if number in missing:
-                    store.write(number, self.project(batch, number * rows))
+                    store.write(
+                        number, self.project(batch, number * chunk_rows)
+                    )
         if not store.missing():
             self._rows, self._factor = store, None
         return store
 
-    def project(self, batch, first):
+    def project(self, batch, first_row):
         """Return the projections of a batch's gradients, (n, size)."""
         data = (*batch, None, 0)
         (parts,) = run(
-            self._what, self._model, data, "vectorized", False, tf.zeros([])
+            self._projection,
+            self._model,
+            data,
+            "vectorized",
+            False,
+            tf.zeros([]),
         )
         rows = [p.numpy().astype("float32") for p in parts if p is not None]
-        return finite(np.concatenate(rows, 1), first)
+        return require_finite_rows(np.concatenate(rows, 1), first_row)
 
     def _fit(self):
         if self._rows is None:
-            found, first = [], 0
+            blocks, first_row = [], 0
             for batch in shown(self._batches, self._verbose):
-                found.append(self.project(batch, first))
-                first += len(found[-1])
-            self._rows = InMemory(np.concatenate(found))
+                blocks.append(self.project(batch, first_row))
+                first_row += len(blocks[-1])
+            self._rows = RowsInMemory(np.concatenate(blocks))
         if self._factor is None:
             gram = self._rows.gram() / self._rows.samples
             damping = self._damping
             if damping is None:
-                damping = _SHARE * np.trace(gram) / len(gram)
+                damping = _DAMPING_SHARE * np.trace(gram) / len(gram)
             try:
                 matrix = gram + damping * np.eye(len(gram))
                 self._factor = np.linalg.cholesky(matrix)
@@ -216,13 +228,13 @@ class Projected:
                     "Pass a larger `damping`, or None."
                 ) from None
 
-    def _solved(self, rows):
+    def _solve(self, rows):
         return tf.linalg.cholesky_solve(self._factor, rows.T).numpy().T
 
 
 @dataclasses.dataclass(frozen=True)
-class _Project:
-    """What a pass makes of factors: their projections."""
+class _ProjectionPass:
+    """A pass over the data: random projections of the gradients."""
 
     shapes: tuple
     projection_size: int
@@ -238,7 +250,7 @@ class _Project:
         ]
 
 
-class _From:
+class _BatchRange:
     """The batches between two numbers."""
 
     def __init__(self, batches, first, stop):
@@ -251,7 +263,7 @@ class _From:
             yield batch
 
 
-def shapes_of(model):
+def projected_shapes(model):
     """Return the shapes of the variables whose gradients are projected."""
     return [
         list(v.shape)
@@ -260,7 +272,7 @@ def shapes_of(model):
     ]
 
 
-def samples_of(batches):
+def count_samples(batches):
     """Return how many samples all batches have; a data set is read once."""
     if hasattr(batches, "samples"):
         return batches.samples

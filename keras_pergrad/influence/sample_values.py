@@ -16,8 +16,8 @@ from keras_pergrad.influence.value_reader import (
     ValueReader,
     ids_of,
     number_arrays,
-    require_valued,
-    type_of_values,
+    require_value_support,
+    value_dtype,
 )
 from keras_pergrad.keras_internals.fit.callback_list import (
     PreparesFit,
@@ -139,10 +139,10 @@ class SampleValues(PreparesFit):
         self.validation = as_batch(validation_data, "validation_data")
         self.order, self.every = order, every
         self.projection, self.seed = projection, seed_or_none(seed) or 0
-        self._given_ids: Any = ids
+        self._ids_argument: Any = ids
         self.ids: Any = None
-        self._state = self._reader = self._known = None
-        self._are_rows = False
+        self._state = self._reader = self._final_arrays = None
+        self._has_row_numbers = False
         self._fit = contextlib.ExitStack()
 
     @staticmethod
@@ -176,16 +176,16 @@ class SampleValues(PreparesFit):
     # Hooks, in the order in which they are called.
 
     def prepare_fit(self, model, arguments):
-        self._end()
-        require_valued(model, self, arguments.get("callbacks"))
+        self._end_fit()
+        require_value_support(model, self, arguments.get("callbacks"))
         rows = number_arrays(arguments)
-        self.ids = ids_of(self._given_ids, rows)
-        self._are_rows = rows is not None
-        self._state, self._known = model.value_state, None
-        goes_on = (arguments.get("initial_epoch") or 0) > 0
-        dtype = type_of_values(model)
-        self._state.begin(len(self.ids), dtype, goes_on)
-        at_end_of_fit(model, None, self._end)
+        self.ids = ids_of(self._ids_argument, rows)
+        self._has_row_numbers = rows is not None
+        self._state, self._final_arrays = model.value_state, None
+        resumes = (arguments.get("initial_epoch") or 0) > 0
+        dtype = value_dtype(model)
+        self._state.begin(len(self.ids), dtype, resumes)
+        at_end_of_fit(model, None, self._end_fit)
 
     def on_train_begin(self, logs=None):
         if self._state is None or self._state is not getattr(
@@ -196,22 +196,22 @@ class SampleValues(PreparesFit):
                 "gradient_mode='vectorized', as PerGradModel.from_model(model) "
                 f"makes one. Received: a {type(self.model).__name__}."
             )
-        given = self.order, self.every, self.projection, self.seed
+        settings = self.order, self.every, self.projection, self.seed
         reader = ValueReader(
-            self._state, self.validation, *given, self._are_rows
+            self._state, self.validation, *settings, self._has_row_numbers
         )
         self._fit.enter_context(self.model.read_steps(reader))
 
     def on_train_end(self, logs=None):
-        self._end()
+        self._end_fit()
 
-    def _end(self):
+    def _end_fit(self):
         fit, self._fit = self._fit, contextlib.ExitStack()
         fit.close()
         state, self._state = self._state, None
         if state is not None:
             state.end()
-            self._known = state.arrays()
+            self._final_arrays = state.arrays()
 
     # What is made of the values.
 
@@ -274,13 +274,15 @@ class SampleValues(PreparesFit):
         return value_reader.plot(self.values, ax)
 
     def _arrays(self):
-        known = self._known if self._state is None else self._state.arrays()
-        if known is None:
+        arrays = (
+            self._final_arrays if self._state is None else self._state.arrays()
+        )
+        if arrays is None:
             raise ValueError(
                 "SampleValues has values once a `fit` has used it: "
                 "model.fit(..., callbacks=[values]). Received: none so far."
             )
-        return known
+        return arrays
 
 
 _COLUMNS: Sequence[str] = ("id", "value", "steps")

@@ -49,7 +49,7 @@ from keras_pergrad.modes.vectorized import sample_norms
 # The slope of the loss of validation data, within a training step.
 
 
-_ASSIGNS = ("Assign", "ResourceScatter")
+_ASSIGN_OPS = ("Assign", "ResourceScatter")
 
 
 class ValidationSlope:
@@ -80,22 +80,22 @@ class ValidationSlope:
             for g, d in zip(gradients, directions)
             if g is not None
         ]
-        slope = tf.add_n(terms) if terms else tf.zeros([], loss.dtype)
-        products = tf.gradients(slope, self._values())
+        dot = tf.add_n(terms) if terms else tf.zeros([], loss.dtype)
+        products = tf.gradients(dot, self._values())
         return self._unscaled(gradients), self._unscaled(products)
 
     def _loss(self):
         x, y, sample_weight = self.batch
         graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
+        op_count = len(graph.get_operations())
         compiled = compiled_loss(self.model)
         # Without Keras's running means of the losses of several outputs.
         with without_gradients(self.variables), no_running_means(compiled):
             y_pred = call_model(self.model, x, training=False)
-            given = x, y, y_pred, sample_weight
-            loss = total_loss(self.model, *given, training=False)
-        for op in graph.get_operations()[before:]:
-            if op.type.startswith(_ASSIGNS):
+            arguments = x, y, y_pred, sample_weight
+            loss = total_loss(self.model, *arguments, training=False)
+        for op in graph.get_operations()[op_count:]:
+            if op.type.startswith(_ASSIGN_OPS):
                 raise ValueError(
                     "Sample values call the model on the validation data in "
                     "each step, which must leave it as it is. Expected a "
@@ -125,17 +125,8 @@ def _dense(gradients):
     return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
 
-# The value of each sample of a step for the validation loss, in that step.
-#
-# n samples, c_i = g_i / n the part of sample i in the gradient G = Σ c_i that
-# is applied, η the learning rate, v and H the gradient and the Hessian of the
-# validation loss. A step of SGD, w − ηG, lowers that loss by
-#
-#     η ⟨G, v⟩ − η²/2 ⟨G, H G⟩ + …,   of which sample i has
-#     η ⟨c_i, v⟩ − η²/2 ⟨c_i, H G⟩ = η ⟨c_i, v − η/2 · H G⟩
-#
-# the first- and second-order in-run Data Shapley values, with the other sign
-# (Wang et al., arXiv 2406.11011, theorems 3 and 4).
+# The value of each sample of a step for the validation loss, in that step: the
+# formula in the header of this file.
 
 
 class ValueReader(StepReader):
@@ -148,7 +139,7 @@ class ValueReader(StepReader):
         every: after how many steps the validation gradient is computed anew.
         projection: numbers that gradients become, or None: they stay.
         seed: of the projections.
-        are_rows: whether numbers are those of arrays' rows, and so right.
+        has_row_numbers: whether numbers are rows of arrays, and need no check.
     """
 
     needs_numbers = True
@@ -161,62 +152,73 @@ class ValueReader(StepReader):
         every,
         projection,
         seed,
-        are_rows=False,
+        has_row_numbers=False,
     ):
         self.state, self.validation = state, validation
         self.order, self.every = order, every
         self.projection, self.seed = projection, seed
-        self._steps = tf.Variable(tf.zeros([], tf.int64), trainable=False)
-        self._held: Any = None
-        self.checks_numbers = not are_rows
+        self._step_count = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+        self._stored_gradient: Any = None
+        self.checks_numbers = not has_row_numbers
 
     def read(self, samples):
-        known = [
+        pairs = [
             (v, f)
             for v, f in zip(samples.variables, samples.factors)
             if not is_overwritten(v)
         ]
-        variables, factors = zip(*known)
-        weights, share, finite = _applied(samples, list(factors))
-        slope = ValidationSlope(samples.model, self.validation, variables)
+        variables, factors = zip(*pairs)
+        weights, batch_scale, finite = _aggregation_weights(
+            samples, list(factors)
+        )
+        validation_gradient = ValidationSlope(
+            samples.model, self.validation, variables
+        )
         rate = tf.cast(learning_rate(samples.model.optimizer), samples.dtype)
         if self.order == 2:
-            mean = self._mean(samples, variables, factors, weights)
-            v, product = slope.gradient_and_product(mean)
+            mean_gradient = self._mean_gradient(
+                samples, variables, factors, weights
+            )
+            v, product = validation_gradient.gradient_and_product(mean_gradient)
             directions = [
-                a - tf.cast(rate * share / 2, a.dtype) * b
+                a - tf.cast(rate * batch_scale / 2, a.dtype) * b
                 for a, b in zip(v, product)
             ]
         elif self.every == 1:
-            directions = slope.gradient()
+            directions = validation_gradient.gradient()
         else:
-            directions = self._now_and_then(slope, variables)
-        maps = [None] * len(variables)
+            directions = self._periodic_gradient(validation_gradient, variables)
+        projection_maps = [None] * len(variables)
         if self.projection is not None:
             shapes = [v.shape for v in variables]
-            maps = projections(shapes, self.projection, self.seed)
+            projection_maps = projections(shapes, self.projection, self.seed)
         total = tf.zeros([samples.n], samples.dtype)
         for k, factor in enumerate(factors):
             if factor is None:
                 continue
-            dots = tf.cast(_dots(factor, directions[k], maps[k]), total.dtype)
+            dots = tf.cast(
+                _sample_dots(factor, directions[k], projection_maps[k]),
+                total.dtype,
+            )
             if weights is not None:
                 dots *= tf.cast(weights(k), dots.dtype)
             total += dots
-        values = rate * share * total
+        values = rate * batch_scale * total
         finite = tf.logical_and(finite, tf.math.is_finite(values))
         return {"values": values, "finite": finite}
 
     def checks(self, numbers):
         if not self.checks_numbers:
             return []
-        inside = self._inside(tf.reshape(tf.cast(numbers, tf.int64), [-1]))
-        outside = tf.math.count_nonzero(tf.logical_not(inside))
-        message = _OUTSIDE.format(self.state.sums.shape[0] - 1)
+        is_inside = self._is_inside(
+            tf.reshape(tf.cast(numbers, tf.int64), [-1])
+        )
+        outside = tf.math.count_nonzero(tf.logical_not(is_inside))
+        message = _OUTSIDE_ERROR.format(self.state.sums.shape[0] - 1)
         check = tf.debugging.Assert(tf.equal(outside, 0), [message, outside])
         return [] if check is None else [check]
 
-    def _inside(self, numbers):
+    def _is_inside(self, numbers):
         samples = self.state.sums.shape[0]
         return tf.logical_and(numbers >= 0, numbers < samples)
 
@@ -224,68 +226,75 @@ class ValueReader(StepReader):
         """Add a step's values up; (n,) `numbers` are those of its samples."""
         numbers = tf.reshape(tf.cast(numbers, tf.int64), [-1])
         sums = self.state.sums
-        inside = self._inside(numbers)
-        counted = tf.logical_and(inside, read["finite"])
-        rows = tf.where(inside, numbers, tf.zeros_like(numbers))
+        is_inside = self._is_inside(numbers)
+        is_counted = tf.logical_and(is_inside, read["finite"])
+        rows = tf.where(is_inside, numbers, tf.zeros_like(numbers))
         values = tf.cast(read["values"], sums.dtype)
-        values = tf.where(counted, values, tf.zeros_like(values))
-        self.state.add(rows, values, tf.cast(counted, tf.int64))
+        values = tf.where(is_counted, values, tf.zeros_like(values))
+        self.state.add(rows, values, tf.cast(is_counted, tf.int64))
         return {}
 
     @staticmethod
-    def _mean(samples, variables, factors, weights):
+    def _mean_gradient(samples, variables, factors, weights):
         if weights is None:
-            known = dict(zip(map(id, samples.variables), samples.mean()))
-            return [known[id(v)] for v in variables]
+            gradients = dict(zip(map(id, samples.variables), samples.mean()))
+            return [gradients[id(v)] for v in variables]
         sums = [f and f.weighted_sum(weights(k)) for k, f in enumerate(factors)]
         return [
             tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
             for v, g in zip(variables, sums)
         ]
 
-    def _now_and_then(self, slope, variables):
-        """Return the gradient of this step, or the one held since its last."""
-        if self._held is None:
+    def _periodic_gradient(self, validation_gradient, variables):
+        """Return the gradient, computed anew every `every` steps."""
+        if self._stored_gradient is None:
+            # Variables must be made outside the graph of the step.
             with tf.init_scope():
                 zeros = [wide(tf.zeros(v.shape, v.dtype)) for v in variables]
-                self._held = [tf.Variable(z, trainable=False) for z in zeros]
-        due = tf.equal(self._steps % self.every, 0)
-        self._steps.assign_add(1)
+                self._stored_gradient = [
+                    tf.Variable(z, trainable=False) for z in zeros
+                ]
+        is_due = tf.equal(self._step_count % self.every, 0)
+        self._step_count.assign_add(1)
 
-        def anew():
-            for held, gradient in zip(self._held, slope.gradient()):
-                held.assign(tf.cast(gradient, held.dtype))
+        def refresh():
+            for stored, gradient in zip(
+                self._stored_gradient, validation_gradient.gradient()
+            ):
+                stored.assign(tf.cast(gradient, stored.dtype))
             return 0
 
-        tf.cond(due, anew, lambda: 0)
-        return [held.read_value() for held in self._held]
+        tf.cond(is_due, refresh, lambda: 0)
+        return [stored.read_value() for stored in self._stored_gradient]
 
 
-_OUTSIDE = (
+_OUTSIDE_ERROR = (
     "SampleValues expected numbers of samples from 0 to {}, one for each id. "
     "Count the samples as `ids` does. Received so many others:"
 )
 
 
-def _dots(factor, direction, projection):
-    """Return ⟨c_i, direction⟩, (n,), of projections if they are cheaper."""
+def _sample_dots(factor, direction, projection):
+    """Return ⟨c_i, direction⟩, (n,), by projections if that is cheaper."""
     if projection is None or factor.dot_is_less(projection):
         return factor.dot(direction)
-    few = factor.project(projection)
-    other = projection.of_gradients(direction[None])
-    return tf.linalg.matvec(few, tf.cast(other[0], few.dtype))
+    sample_rows = factor.project(projection)
+    direction_rows = projection.of_gradients(direction[None])
+    return tf.linalg.matvec(
+        sample_rows, tf.cast(direction_rows[0], sample_rows.dtype)
+    )
 
 
-def _applied(samples, factors):
-    """Return what the aggregation does with each sample's contribution.
+def _aggregation_weights(samples, factors):
+    """Return how the aggregation weighs each sample's contribution.
 
-    A function of the variable's index to weights (n,), or None: all are 1; a
-    factor for all; and which samples are finite.
+    Three things: a function from a variable's index to weights (n,), or None
+    if all are 1; one scale for all; and which samples are finite.
     """
-    model, one = samples.model, tf.ones([], samples.dtype)
+    model, scale = samples.model, tf.ones([], samples.dtype)
     aggregation = aggregation_now(model.gradient_mode, model)
     if aggregation.needs == "nothing":
-        return None, one, tf.ones([samples.n], tf.bool)
+        return None, scale, tf.ones([samples.n], tf.bool)
     # These are the variables while the others are set apart.
     groups = aggregation.groups(model.trainable_variables)
     norms = sample_norms(factors, samples.n, groups)
@@ -293,14 +302,14 @@ def _applied(samples, factors):
     finite = is_finite(of_samples(norms))
     size = aggregation.expected_batch_size
     if size is not None:
-        one = tf.cast(samples.n, one.dtype) / tf.cast(size, one.dtype)
-    return lambda k: weight_of(weights, groups, k), one, finite
+        scale = tf.cast(samples.n, scale.dtype) / tf.cast(size, scale.dtype)
+    return lambda k: weight_of(weights, groups, k), scale, finite
 
 
 # The models, modes and optimizers whose samples can be valued.
 
 
-def require_valued(model, callback, callbacks):
+def require_value_support(model, callback, callbacks):
     """Refuse what has no values, before a `fit` begins."""
     others = [c for c in listed(callbacks) if type(c) is type(callback)]
     if len(others) > 1:
@@ -324,12 +333,12 @@ def require_valued(model, callback, callbacks):
             f"{optimizer.gradient_accumulation_steps} in "
             f"{type(optimizer).__name__}"
         )
-    inner = [
+    optimizers = [
         o
         for o in all_of(model.optimizer)
         if getattr(o, "inner_optimizer", None) is None
     ]
-    if len(inner) != 1:
+    if len(optimizers) != 1:
         raise ValueError(
             "A sample's value needs the learning rate of the step. Expected "
             f"one optimizer. Received: a {type(model.optimizer).__name__} of "
@@ -337,7 +346,7 @@ def require_valued(model, callback, callbacks):
         )
 
 
-def type_of_values(model):
+def value_dtype(model):
     """Return the type in which values are added up."""
     types = [v.dtype for v in model.trainable_variables]
     is_wide = "float64" in (*types, keras.config.floatx())
@@ -348,9 +357,9 @@ def type_of_values(model):
 
 
 def number_arrays(arguments):
-    """Put row numbers beside arrays; return their rows, None: no arrays."""
+    """Put row numbers beside arrays; return how many, None without arrays."""
     x = arguments.get("x")
-    if is_numbered(x) or not _is_of_arrays(x):
+    if is_numbered(x) or not _has_only_arrays(x):
         return None
     rows = int(keras.tree.flatten(x)[0].shape[0])
     arguments["x"] = with_numbers(x, np.arange(rows))
@@ -380,7 +389,7 @@ def ids_of(ids, rows):
     return ids
 
 
-def _is_of_arrays(x):
+def _has_only_arrays(x):
     parts = keras.tree.flatten(x)
     return bool(parts) and all(_has_rows(part) for part in parts)
 
@@ -401,11 +410,11 @@ def plot(values, ax=None):
         _, ax = plt.subplots()
     ordered = np.sort(values)[::-1]
     rank = np.arange(1, len(ordered) + 1)
-    for helps, label in ((True, "helped"), (False, "harmed")):
-        chosen = (ordered > 0) if helps else (ordered < 0)
+    for is_helpful, label in ((True, "helped"), (False, "harmed")):
+        chosen = (ordered > 0) if is_helpful else (ordered < 0)
         name = f"{label}: {int(chosen.sum())}"
-        shown = np.where(chosen, ordered, 0)
-        ax.fill_between(rank, shown, step="mid", label=name)
+        heights = np.where(chosen, ordered, 0)
+        ax.fill_between(rank, heights, step="mid", label=name)
     ax.set_xlabel("sample, by value")
     ax.set_ylabel("drop of the validation loss")
     ax.legend()

@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 
-from keras_pergrad.gradient_health.fit_record import Fit
+from keras_pergrad.gradient_health.fit_record import FitRecord
 from keras_pergrad.runs.store import HealthReading
 from tests.gradient_health import trainings
 
@@ -34,7 +34,7 @@ def _recordings():
 
 
 def recorded(task, fault):
-    """Return the readings of a training, and its `Fit`."""
+    """Return the readings of a training, and its `FitRecord`."""
     kept = _recordings()[f"{task} {fault}"]
     readings = [
         HealthReading(
@@ -49,7 +49,7 @@ def recorded(task, fault):
     for place, figures in kept["by_variable"].items():
         readings[int(place)].by_variable.update(figures)
     fit = {name: _tuples(value) for name, value in kept["fit"].items()}
-    return readings, Fit(**fit)
+    return readings, FitRecord(**fit)
 
 
 def as_json(readings, fit):

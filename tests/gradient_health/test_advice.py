@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.gradient_health import evidence
-from keras_pergrad.gradient_health.fit_record import Fit, FitRecorder
+from keras_pergrad.gradient_health.fit_record import FitRecord, FitRecorder
 from keras_pergrad.gradient_health.judgements import advise
 from keras_pergrad.runs.store import HealthReading
 from tests.gradient_health import trainings
@@ -70,10 +70,10 @@ def test_what_is_not_known_is_not_judged():
     bare = [
         dataclasses.replace(r, figures={}, by_variable={}) for r in readings
     ]
-    unknown = Fit(losses=fit.losses, first_loss=fit.first_loss)
+    unknown = FitRecord(losses=fit.losses, first_loss=fit.first_loss)
     assert advise(bare, unknown) == []
     assert advise([], fit) == []
-    assert advise(readings, Fit()) == []
+    assert advise(readings, FitRecord()) == []
 
 
 def test_a_loss_that_is_not_finite_is_named():
@@ -98,7 +98,7 @@ def made(snr, evidence=-1.0, n=64, count=4):
 
 def sound(**more):
     losses = more.pop("losses", (1.0, 0.5, 0.3, 0.2))
-    return Fit(losses=losses, first_loss=2.0, **more)
+    return FitRecord(losses=losses, first_loss=2.0, **more)
 
 
 def test_the_noise_scale_is_averaged_by_the_way_that_updates_go():
@@ -163,7 +163,7 @@ def record(model, x, y, sample_weight=None):
         None if p is None else tf.constant(p) for p in (x, y, sample_weight)
     ]
     recorder = FitRecorder(model, batch, 8)
-    recorder.reading(1.0)
+    recorder.record_reading(1.0)
     return recorder.record()
 
 

@@ -237,7 +237,7 @@ def test_the_largest_deviation_counts():
     answers = [kernel, kernel + off, kernel - 2 * off, kernel]
     squares = {"squared_norms": np.array([[9.0] * 4, [0.0] * 4])}
     replies = iter([(1.0, [answer, bias], squares) for answer in answers])
-    meter._gradient = lambda *wanted: next(replies)
+    meter._gradient_program = lambda *wanted: next(replies)
     found = meter.measure(4)
     assert found.repeat_deviation == pytest.approx(0.2)
     np.testing.assert_allclose(found.repeat_deviations, [0.2, 0])

@@ -447,7 +447,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:  # SQLite's own way to say how large it may be
                 full = "PRAGMA max_page_count = 1"
-                watch._parts[-1]._run._writer._connection.execute(full)
+                watch._handlers[-1]._run._writer._connection.execute(full)
 
     logs = fit(make(), watch, Fill(), epochs=4).history
     assert capsys.readouterr().out.count("records stopped at step 6") == 1
@@ -520,7 +520,7 @@ def test_nothing_stays_when_another_callback_raises(tmp_path):
         gc.collect()
         assert not model.gradient_mode.is_watched
         assert model.train_function is function
-        assert not watch._parts
+        assert not watch._handlers
     assert "gradient_norm" not in fit(model).history
 
 

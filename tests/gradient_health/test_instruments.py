@@ -122,20 +122,20 @@ def test_alpha_is_the_place_on_a_parabola(float64, rate, expected):
 
 def test_alpha_where_the_parabola_bends_down_or_is_not_finite():
     none = (0.0, 0.0)
-    assert figures.position(1, (0, -2), (-1, -3), none, none) == -1
+    assert figures.fit_alpha(1, (0, -2), (-1, -3), none, none) == -1
     # Up from the start, on a parabola that bends up.
-    assert figures.position(1, (0, 2), (1, 3), none, none) < -1
+    assert figures.fit_alpha(1, (0, 2), (1, 3), none, none) < -1
     nan = (float("nan"), 1.0)
-    assert np.isnan(figures.position(1, nan, (1, 1), none, none))
+    assert np.isnan(figures.fit_alpha(1, nan, (1, 1), none, none))
 
 
 def test_noisy_ends_count_less():
     """With slopes that cannot be trusted the losses decide, and so on."""
     sure, unsure = (1e-6, 1e-6), (1e6, 1e6)
     losses, slopes = (1.0, 1.0), (-1.0, 0.0)
-    by_losses = figures.position(1, losses, slopes, sure, (1e-6, 1e6))
+    by_losses = figures.fit_alpha(1, losses, slopes, sure, (1e-6, 1e6))
     assert by_losses == pytest.approx(1, abs=1e-3)
-    by_slopes = figures.position(1, losses, slopes, unsure, sure)
+    by_slopes = figures.fit_alpha(1, losses, slopes, unsure, sure)
     assert by_slopes == pytest.approx(0, abs=1e-3)
 
 

@@ -341,11 +341,11 @@ def test_a_mask_may_have_fewer_axes_than_positions(likelihood):
     likelihood = Likelihood(likelihood, likelihood != "gaussian")
     outputs = tf.random.stateless_normal([3, 3, 3, 2], [1, 2])
     labels = likelihood.draw(outputs, [3, 4])
-    each = likelihood.by_position(labels, outputs)
+    each = likelihood.position_losses(labels, outputs)
     mask = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0]], bool)
     set_mask(outputs, tf.constant(mask))
     expected = np.sum(each * mask[:, :, None], (1, 2))
-    found = likelihood.negative_log(labels, outputs)
+    found = likelihood.negative_log_likelihood(labels, outputs)
     np.testing.assert_allclose(found, expected, 1e-6)
 
 

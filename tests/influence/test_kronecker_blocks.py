@@ -15,8 +15,8 @@ def _scores(model, x, y, curvature, damping=0.1):
         model, x, y, curvature=curvature, damping=damping, verbose=0
     )
     found = influence.scores(x, y)
-    curved = influence._parts[0]._curvature
-    return found, [block.places for block in curved._blocks]
+    curved = influence._estimators[0]._curvature
+    return found, [block.indices for block in curved._blocks]
 
 
 def _cell(cell):

@@ -41,13 +41,13 @@ def test_images_are_shown_with_the_rows_of_top(tmp_path):
 
 
 def test_a_picture_is_that_of_the_array():
-    from keras_pergrad.influence.page import png
+    from keras_pergrad.influence.page import encode_png
 
     tf = pytest.importorskip("tensorflow")
     rng = np.random.default_rng(0)
     for channels in (1, 3):
         array = rng.integers(0, 256, (5, 7, channels)).astype("uint8")
-        read = tf.io.decode_png(png(array))
+        read = tf.io.decode_png(encode_png(array))
         np.testing.assert_array_equal(read, array)
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.influence.data import SameOrder
+from keras_pergrad.influence.data import FixedOrderBatches
 from keras_pergrad.keras_internals.data.batches import batches_of
 
 rng = np.random.default_rng(0)
@@ -69,8 +69,8 @@ def test_texts_and_sparse_tensors_are_compared():
         )
 
     same = batches_of(tf.data.Dataset.from_tensors((texts, sparse)))
-    again = SameOrder(same, "x")
+    again = FixedOrderBatches(same, "x")
     assert len(list(again)) == len(list(again)) == 1
-    other = SameOrder(batches(0), "x")
+    other = FixedOrderBatches(batches(0), "x")
     with pytest.raises(ValueError, match="the same batches"):
         [list(other) for _ in range(20)]

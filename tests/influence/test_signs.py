@@ -16,13 +16,15 @@ def _slopes(likelihood, labels, outputs):
     outputs = tf.constant(outputs)
     with tf.GradientTape() as tape:
         tape.watch(outputs)
-        values = likelihood.by_position(labels(outputs), outputs)
+        values = likelihood.position_losses(labels(outputs), outputs)
     return tape.gradient(values, outputs).numpy()
 
 
 def _signed(likelihood, outputs):
     outputs = np.tile(outputs, (ROWS, 1))
-    return _slopes(likelihood, lambda o: likelihood.signed(o, [1, 2]), outputs)
+    return _slopes(
+        likelihood, lambda o: likelihood.draw_signed(o, [1, 2]), outputs
+    )
 
 
 @pytest.mark.parametrize("from_logits", [True, False])

@@ -176,7 +176,7 @@ def test_twenty_kills_lose_at_most_a_chunk_each(tmp_path):
     # Each kill has one chunk built again, and no other is.
     assert sorted(set(begun)) == list(range(400))
     assert len(begun) <= 400 + 20
-    for first, rows, scales in GradientStore(tmp_path).blocks_as_stored():
+    for first, rows, scales in GradientStore(tmp_path).stored_blocks():
         expected = 1.0 + (first + np.arange(len(rows))) // 10
         np.testing.assert_array_equal(rows, 1)
         np.testing.assert_array_equal(scales, expected)
