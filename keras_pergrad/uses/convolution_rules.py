@@ -9,7 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.factors import Patches, Windows
-from keras_pergrad.factors.windows import positive
+from keras_pergrad.factors.windows import at_least_zero
 from keras_pergrad.uses.op_rules import op_rule, sizes_of
 
 _PLAIN = ("Conv2D", "Conv3D")
@@ -111,9 +111,9 @@ def _windows(use, kernel, sizes, positions, spatial_axes):
             pairs = use.attribute("explicit_paddings")
             leading_zeros = pairs[2 * (k + (spatial_axes.start or 0))]
         else:
-            leading_zeros = positive(zeros) // 2
+            leading_zeros = at_least_zero(zeros) // 2
         before.append(leading_zeros)
-        after.append(positive(zeros - leading_zeros))
+        after.append(at_least_zero(zeros - leading_zeros))
     fields = kernel, strides, dilation, sizes, positions, before, after
     return Windows(*map(tuple, fields))
 

@@ -157,7 +157,7 @@ class Candidate:
         outputs: its floating-point and complex outputs (of several, only
             those that some op takes), and the tensors that are taken from
             lists among its outputs. None where it can be no use.
-        within: the `InlinedCall` that it is in, or None.
+        inlined_call: the `InlinedCall` that it is in, or None.
         repeated: the indices of weights that were repeated for each sample.
         variables: the index of an input of weights → those of its
             variables, in order.
@@ -167,7 +167,7 @@ class Candidate:
     weights: tuple
     by_value: bool
     outputs: list
-    within: InlinedCall | None = None
+    inlined_call: InlinedCall | None = None
     repeated: tuple = ()
     variables: dict = dataclasses.field(default_factory=dict)
 
@@ -229,20 +229,20 @@ class CandidateUses:
         self.before = len(self._graph.get_operations())
         # A call comes before the calls in it: the gradients at its outputs
         # begin the backward pass of its ops.
-        for within in (None, *self._inlined):
-            targets = list(others) if within is None else []
+        for call in (None, *self._inlined):
+            targets = list(others) if call is None else []
             for one in self.candidates:
-                targets += one.outputs if one.within is within else []
+                targets += one.outputs if one.inlined_call is call else []
             for one in self._inlined:
-                if one.parent is within:
+                if one.parent is call:
                     targets += one.called
             sources, output_gradients = [loss], None
             operations = self._graph.get_operations()
-            if within is not None:
-                operations = within.ops
+            if call is not None:
+                operations = call.ops
                 pairs = [
                     (t, by_tensor[id(c)])
-                    for t, c in zip(within.outputs, within.called)
+                    for t, c in zip(call.outputs, call.called)
                     if by_tensor[id(c)] is not None
                 ]
                 sources = [t for t, _ in pairs]
@@ -270,7 +270,7 @@ class CandidateUses:
         """Whether it is the handle of a trainable variable."""
         return id(tensor) in self._handles
 
-    def _visit(self, op, claimed, within=None):
+    def _visit(self, op, claimed, parent=None):
         inputs, outputs = list(op.inputs), op.outputs
         if op.type in ASSIGN:
             if any(id(t) in self._data_dependent for t in inputs[1:]):
@@ -314,7 +314,7 @@ class CandidateUses:
         }
         weights = tuple(k for k, indices in variables_behind.items() if indices)
         if weights and by_value and op.type in CALLS and self._can_inline(op):
-            call = inline_call(op, within)
+            call = inline_call(op, parent)
             if call is not None:
                 self._inlined.append(call)
                 self._operations.update(call.ops)
@@ -345,7 +345,7 @@ class CandidateUses:
                 weights,
                 by_value,
                 targets,
-                within,
+                parent,
                 repeated,
                 {k: sorted(variables_behind[k]) for k in weights},
             )

@@ -3,7 +3,11 @@
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import in_type, squares_by_sample, weighted
+from keras_pergrad.factors.base import (
+    in_type,
+    squares_by_sample,
+    weighted_total,
+)
 from keras_pergrad.keras_internals.graphs.gradients import op_gradients
 from keras_pergrad.uses.op_rules import sizes_of
 
@@ -51,7 +55,7 @@ class PulledBack(SampleGradients):
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
-            return weighted(self._gradients, weights)
+            return weighted_total(self._gradients, weights)
         if weights is not self._cached_sum.get("weights", self):
             tensor_sum = tf.convert_to_tensor(self.factor.weighted_sum(weights))
             tensor_sum = tf.reshape(tensor_sum, sizes_of(self.tensor))
@@ -178,7 +182,7 @@ class Reshaped(PulledBack):
 
     def _blanked(self):
         """Return `factor` without the samples that `select` has blanked."""
-        keep = self._kept
+        keep = self._keep
         return self.factor if keep is None else self.factor.select(keep)
 
     def _is_same_matrix(self):
