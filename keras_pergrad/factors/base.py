@@ -166,21 +166,21 @@ class Kronecker(NamedTuple):
     @classmethod
     def of_entries(cls, outputs):
         """Return an exact Σ g gᵀ of all entries, or its diagonal, as one."""
-        one = tf.ones([1, 1], outputs.dtype)
-        return cls(one, outputs, one[0, 0], ())
+        identity = tf.ones([1, 1], outputs.dtype)
+        return cls(identity, outputs, identity[0, 0], ())
 
 
 def as_matrices(gradients, axes):
     """Return gradients of a variable as (n, these axes, the others)."""
     sizes = gradients.shape[1:].as_list()
-    others = [k for k in range(len(sizes)) if k not in axes]
+    other_axes = [k for k in range(len(sizes)) if k not in axes]
     transposed = tf.transpose(
-        gradients, [0, *(k + 1 for k in (*axes, *others))]
+        gradients, [0, *(k + 1 for k in (*axes, *other_axes))]
     )
-    left, right = (
-        math.prod(sizes[k] for k in chosen) for chosen in (axes, others)
+    left_size, right_size = (
+        math.prod(sizes[k] for k in chosen) for chosen in (axes, other_axes)
     )
-    return tf.reshape(transposed, [-1, left, right])
+    return tf.reshape(transposed, [-1, left_size, right_size])
 
 
 def rotated(matrices, inputs=None, outputs=None):
@@ -329,8 +329,12 @@ class SampleGradients(abc.ABC):
                [ 4.,  1.]], dtype=float32)
         """
         rows = flat_samples(self.materialize())
-        others = rows if other is None else flat_samples(other.materialize())
-        return tf.matmul(rows, tf.cast(others, rows.dtype), transpose_b=True)
+        other_rows = (
+            rows if other is None else flat_samples(other.materialize())
+        )
+        return tf.matmul(
+            rows, tf.cast(other_rows, rows.dtype), transpose_b=True
+        )
 
     def project(self, projection):
         """Return a random projection of each contribution, (n, k).

@@ -265,12 +265,12 @@ def loop(big, small, windows, groups):
     """Return the convolution's own filter gradient, sample by sample."""
     small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
 
-    def one(pair):
+    def sample_gradient(pair):
         return filter_gradient(pair[0][None], pair[1][None], windows, groups)
 
     i, o = big.shape[-1] // groups, small.shape[-1]
     return tf.map_fn(
-        one,
+        sample_gradient,
         (big, small),
         fn_output_signature=tf.TensorSpec([windows.taps * i, o], big.dtype),
         parallel_iterations=8,

@@ -45,9 +45,9 @@ def _by_pairs(ids, samples, rows, n):
         left = tf.searchsorted(pair_ends, numbers, side="right")
         right = left + tf.cast(tf.gather(pair_ends, left) - numbers, tf.int32)
         products = tf.gather(rows, left) * tf.gather(rows, right)
-        places = tf.gather(samples, left) * n + tf.gather(samples, right)
+        pair_ids = tf.gather(samples, left) * n + tf.gather(samples, right)
         chunk_total = tf.math.unsorted_segment_sum(
-            tf.reduce_sum(products, 1), places, n * n
+            tf.reduce_sum(products, 1), pair_ids, n * n
         )
         chunk_total.set_shape(total.shape)
         return first + step, total + chunk_total
@@ -67,17 +67,17 @@ def _by_distance(ids, samples, rows, n):
     count = tf.size(ids)
 
     def add_products(total, k, shares_id):
-        places = tf.range(count)
-        others = tf.minimum(places + k, count - 1)
-        products = tf.reduce_sum(rows * tf.gather(rows, others), 1)
+        indices = tf.range(count)
+        later = tf.minimum(indices + k, count - 1)
+        products = tf.reduce_sum(rows * tf.gather(rows, later), 1)
         products = tf.where(shares_id, products, tf.zeros_like(products))
-        pairs = samples * n + tf.gather(samples, others)
-        return total + tf.math.unsorted_segment_sum(products, pairs, n * n)
+        pair_ids = samples * n + tf.gather(samples, later)
+        return total + tf.math.unsorted_segment_sum(products, pair_ids, n * n)
 
     def sharing_ids(k):
         """Return which entries have the id of the entry k places later."""
-        others = tf.minimum(tf.range(count) + k, count - 1)
-        shares_id = ids == tf.gather(ids, others)
+        later = tf.minimum(tf.range(count) + k, count - 1)
+        shares_id = ids == tf.gather(ids, later)
         shares_id &= (tf.range(count) + k < count) & (ids >= 0)
         shares_id.set_shape([None])
         return shares_id

@@ -62,11 +62,11 @@ def project(x, dz, axes, projection):
         x, dz, axes = dz, x, axes[::-1]
     columns = (last,) if last > 0 else ()
     columns_of_dz = [a for a in axes[1] if a in columns]
-    others = [a for a in axes[1] if a not in columns]
+    other_axes = [a for a in axes[1] if a not in columns]
     shape = projection.shape
-    dz = reorder_axes(dz, axes[1], [*others, *columns_of_dz], shape)
-    extra_positions = math.prod(shape[a] for a in others)
-    if not others:
+    dz = reorder_axes(dz, axes[1], [*other_axes, *columns_of_dz], shape)
+    extra_positions = math.prod(shape[a] for a in other_axes)
+    if not other_axes:
         x = reorder_axes(x, axes[0], sorted(axes[0]), shape)
         rows = projection.inputs.apply(x)
         return projection.of_sides(rows, projection.outputs.apply(dz))
@@ -78,7 +78,7 @@ def project(x, dz, axes, projection):
     matrix = projection.inputs.matrix(x.dtype)
     row_axes = [a for a in range(len(shape)) if a not in columns]
     matrix = tf.reshape(matrix, [*(shape[a] for a in row_axes), -1])
-    order = [row_axes.index(a) for a in (*axes[0], *others)]
+    order = [row_axes.index(a) for a in (*axes[0], *other_axes)]
     matrix = tf.transpose(matrix, [*order, len(row_axes)])
     size = projection.inputs.size
     matrix = tf.reshape(matrix, integers(x.shape[-1], extra_positions * size))
@@ -521,8 +521,8 @@ def _cheaper_method(t, i, o):
 
 def _positions(tensor):
     """Return `tensor` as (n, T, features), and T (None if unknown)."""
-    between = tensor.shape[1:-1]
-    count = between.num_elements()
+    position_shape = tensor.shape[1:-1]
+    count = position_shape.num_elements()
     features = tensor.shape[-1]
     if tensor.shape.rank == 3:
         return tensor, count

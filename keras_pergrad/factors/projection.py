@@ -360,14 +360,14 @@ def projections(shapes, size, seed):
             f"`size` must be at least {len(shapes)}, a number for each "
             f"variable. Received: size={size}"
         )
-    numbers = [math.prod(shape) for shape in shapes]
+    entry_counts = [math.prod(shape) for shape in shapes]
     # The smallest first: what they do not need is shared by the others.
     shares, remaining = {}, size
     for handled, k in enumerate(
-        sorted(range(len(shapes)), key=numbers.__getitem__)
+        sorted(range(len(shapes)), key=entry_counts.__getitem__)
     ):
         shares[k] = max(
-            min(numbers[k], remaining // (len(shapes) - handled)), 1
+            min(entry_counts[k], remaining // (len(shapes) - handled)), 1
         )
         remaining -= shares[k]
     return [

@@ -87,21 +87,25 @@ def _squares_by_table(ids, dz, rows, max_samples):
         has_equal = tf.gather(is_repeated, segments)
         # Two for each position that meets its id again, at most: what the
         # shapes tell of it bounds the memory.
-        places = tf.where(has_equal)[: 2 * (n * positions - min_segments), 0]
+        indices = tf.where(has_equal)[: 2 * (n * positions - min_segments), 0]
         group_numbers = tf.cumsum(tf.cast(is_repeated, tf.int32)) - 1
-        groups = tf.gather(group_numbers, tf.gather(segments, places))
+        groups = tf.gather(group_numbers, tf.gather(segments, indices))
         count = tf.math.count_nonzero(is_repeated, dtype=tf.int32)
         sums = tf.math.unsorted_segment_sum(
-            tf.gather(dz, places), groups, count
+            tf.gather(dz, indices), groups, count
         )
         squares = tf.reduce_sum(tf.square(dz), 1)
-        single = tf.where(has_equal, tf.zeros([], squares.dtype), squares)
-        single = tf.reduce_sum(tf.reshape(single, [n, positions]), 1)
-        samples = _samples(tf.cast(places, tf.int32), groups, count)
-        return single + _by_sample(sums, samples)
+        single_squares = tf.where(
+            has_equal, tf.zeros([], squares.dtype), squares
+        )
+        single_squares = tf.reduce_sum(
+            tf.reshape(single_squares, [n, positions]), 1
+        )
+        samples = _samples(tf.cast(indices, tf.int32), groups, count)
+        return single_squares + _by_sample(sums, samples)
 
-    def _samples(places, groups, count):
-        return tf.math.unsorted_segment_max(places // positions, groups, count)
+    def _samples(indices, groups, count):
+        return tf.math.unsorted_segment_max(indices // positions, groups, count)
 
     def _by_sample(sums, samples):
         squares = tf.reduce_sum(tf.square(sums), 1)
@@ -204,8 +208,8 @@ class Rows(SampleGradients):
             <= PLACES_PER_NUMBER * (positions or 0) * self.shape[-1]
         ):
             return "table"
-        few = positions is not None and positions <= MAX_COMPARED
-        return "compare" if few else "sort"
+        is_few = positions is not None and positions <= MAX_COMPARED
+        return "compare" if is_few else "sort"
 
     def sum_method(self):
         return "slices"
@@ -216,8 +220,8 @@ class Rows(SampleGradients):
         if dz_bytes is None:
             return None
         has_table = self.chosen_method() == "table"
-        places = tf.int32.size * n * self.shape[0] if has_table else 0
-        return 2 * dz_bytes + places
+        table_bytes = tf.int32.size * n * self.shape[0] if has_table else 0
+        return 2 * dz_bytes + table_bytes
 
     def squared_norms(self):
         if self.ids.shape[1] == 1:
@@ -275,8 +279,8 @@ class Rows(SampleGradients):
         return tf.transpose(products)
 
     def project(self, projection):
-        *others, last = self.whole[1:] or [1]
-        row_size = math.prod(others)
+        *middle_sizes, last = self.whole[1:] or [1]
+        row_size = math.prod(middle_sizes)
         ids, dz = self.ids, self.dz
         if row_size > 1:
             n, positions = tf.unstack(tf.shape(ids))
@@ -323,14 +327,14 @@ class Rows(SampleGradients):
         values = tf.gather(tf.cast(slices.values, self.dz.dtype), order)
         count = tf.size(ids)
         # Each place among the sorted ids gets the sum of its equal ones.
-        firsts = tf.searchsorted(ids, ids)
+        first_equals = tf.searchsorted(ids, ids)
         values = tf.reshape(values, [count, self.shape[-1]])
-        values = tf.math.unsorted_segment_sum(values, firsts, count)
-        flat = tf.reshape(self.ids, [-1])
-        places = tf.minimum(tf.searchsorted(ids, flat), count - 1)
+        values = tf.math.unsorted_segment_sum(values, first_equals, count)
+        flat_ids = tf.reshape(self.ids, [-1])
+        matches = tf.minimum(tf.searchsorted(ids, flat_ids), count - 1)
         rows = tf.where(
-            (tf.gather(ids, places) == flat)[:, None],
-            tf.gather(values, places),
+            (tf.gather(ids, matches) == flat_ids)[:, None],
+            tf.gather(values, matches),
             tf.zeros([], values.dtype),
         )
         return tf.reshape(rows, tf.shape(self.dz))
@@ -415,10 +419,10 @@ def _ranks(ids, n, positions):
         tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32), [[0, 0], [1, 0]]
     )
     start = tf.range(n)[:, None] * positions
-    places = tf.reshape(order + start, [-1, 1])
+    flat_order = tf.reshape(order + start, [-1, 1])
     # Sorted, equal ids are neighbours: the rank grows where a new one begins.
     ranks = tf.reshape(tf.cumsum(is_new, 1) + start, [-1])
-    return tf.scatter_nd(places, ranks, [n * positions])
+    return tf.scatter_nd(flat_order, ranks, [n * positions])
 
 
 def squared_norm(gradient):
@@ -454,5 +458,5 @@ def squared_norm(gradient):
 
     if rows is None:
         return by_row()
-    few = int(rows) <= ROWS_PER_SLICE * tf.size(ids, tf.int64)
-    return tf.cond(few, by_table, by_row)
+    is_small = int(rows) <= ROWS_PER_SLICE * tf.size(ids, tf.int64)
+    return tf.cond(is_small, by_table, by_row)

@@ -22,13 +22,13 @@ def biases_of(factors):
     bias belongs to one kernel, the first whose products it is added to: two
     blocks of one variable would be no matrix of the weights.
     """
-    bias_indices, taken = [], set()
+    bias_indices, taken_indices = [], set()
     for factor in factors:
         candidates = _bias_candidates(factor, factors)
         bias_indices.append(
-            next((k for k in candidates if k not in taken), None)
+            next((k for k in candidates if k not in taken_indices), None)
         )
-        taken.add(bias_indices[-1])
+        taken_indices.add(bias_indices[-1])
     return bias_indices
 
 
@@ -36,13 +36,13 @@ def _bias_candidates(kernel, factors):
     kernel = _inner(kernel)
     if type(kernel) not in (Outer, Patches) or not _left_axes(kernel):
         return
-    small = kernel.dz if isinstance(kernel, Outer) else kernel.small
+    output_gradients = kernel.dz if isinstance(kernel, Outer) else kernel.small
     for index, factor in enumerate(factors):
         bias = _inner(factor)
         if (
             type(bias) is Sum
-            and bias.shape == [small.shape[-1]]
-            and _origin(bias.dz) is _origin(small)
+            and bias.shape == [output_gradients.shape[-1]]
+            and _origin(bias.dz) is _origin(output_gradients)
         ):
             yield index
 

@@ -180,8 +180,8 @@ class Layout:
         if not self.added_axes:
             return move_axis(tensor, axis, 0)
         static_shape = tensor.shape.as_list()
-        others = [k for k in range(len(static_shape)) if k != axis]
-        shape = sizes_of(tensor, others)
+        other_axes = [k for k in range(len(static_shape)) if k != axis]
+        shape = sizes_of(tensor, other_axes)
         lead, _, rows = self._sizes(tensor, n)
         if all(isinstance(s, int) and s for s in (lead, rows, *shape)):
             # -1 makes the shape a constant, which spares ops.

@@ -231,11 +231,13 @@ class CandidateUses:
         # begin the backward pass of its ops.
         for call in (None, *self._inlined):
             targets = list(others) if call is None else []
-            for one in self.candidates:
-                targets += one.outputs if one.inlined_call is call else []
-            for one in self._inlined:
-                if one.parent is call:
-                    targets += one.called
+            for candidate in self.candidates:
+                targets += (
+                    candidate.outputs if candidate.inlined_call is call else []
+                )
+            for inner_call in self._inlined:
+                if inner_call.parent is call:
+                    targets += inner_call.called
             sources, output_gradients = [loss], None
             operations = self._graph.get_operations()
             if call is not None:

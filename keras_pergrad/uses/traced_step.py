@@ -73,10 +73,10 @@ def layer_factors(call, traced, deltas, layouts, n, scale, uses):
     ]
     inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
     # A tensor without a layout has no samples, nor has its gradient.
-    layout, *others = set(layouts) - {None} or {None}
-    if others or layout is None or not layout.leads:
+    layout, *other_layouts = set(layouts) - {None} or {None}
+    if other_layouts or layout is None or not layout.leads:
         is_merged = layout is not None and not layout.axis
-        if others or not is_merged or not call.rule.by_position:
+        if other_layouts or not is_merged or not call.rule.by_position:
             error = ValueError(messages.misplaced(call.layer))
             traced.refuse(call.layer, error)
             return

@@ -87,9 +87,9 @@ class PulledBack(SampleGradients):
         # The other way, from the sources to the tensor. `_pull_back` is linear:
         # the gradient of its result is the transposed map, at any point.
         zeros = tf.zeros(sizes_of(self.tensor), self.tensor.dtype)
-        (pulled,) = self._pull_back(zeros)
-        direction = in_type(direction, pulled.dtype)
-        (direction,) = tf.gradients(pulled, zeros, direction)
+        (source_gradient,) = self._pull_back(zeros)
+        direction = in_type(direction, source_gradient.dtype)
+        (direction,) = tf.gradients(source_gradient, zeros, direction)
         return self.factor.dot(direction)
 
     def sum_of_squares(self):

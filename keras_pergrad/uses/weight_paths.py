@@ -288,8 +288,8 @@ class Part(PulledBack):
     """
 
     def __init__(self, factor, op, source, target):
-        whole, part = op.inputs[source], op.outputs[target]
-        super().__init__(factor, part, [whole], True)
+        full_tensor, part = op.inputs[source], op.outputs[target]
+        super().__init__(factor, part, [full_tensor], True)
         parameters = [
             tf.get_static_value(t)
             for k, t in enumerate(op.inputs)
@@ -297,7 +297,8 @@ class Part(PulledBack):
         ]
         self.key = self._offsets = None
         is_static = (
-            whole.shape.is_fully_defined() and part.shape.is_fully_defined()
+            full_tensor.shape.is_fully_defined()
+            and part.shape.is_fully_defined()
         )
         if not is_static or any(value is None for value in parameters):
             return
@@ -306,7 +307,7 @@ class Part(PulledBack):
             for name, value in op.node_def.attr.items()
         )
         values = tuple(value.tobytes() for value in parameters)
-        shape = tuple(whole.shape)
+        shape = tuple(full_tensor.shape)
         self.key = op.type, target, shape, values, tuple(attributes)
         self._offsets = _part_offsets(
             op, target, parameters, part.shape.as_list()

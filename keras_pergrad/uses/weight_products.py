@@ -114,9 +114,9 @@ class _Product:
 
     def gather_rows(self, ids, axis):
         """Return the other factor, its axis first, at indices of this axis."""
-        rest = self.other.replace(axis, "")
-        table = tf.einsum(f"{self.other}->{axis}{rest}", self._tensor)
-        return tf.gather(table, ids), rest
+        other_labels = self.other.replace(axis, "")
+        table = tf.einsum(f"{self.other}->{axis}{other_labels}", self._tensor)
+        return tf.gather(table, ids), other_labels
 
     def split_features(self, tensor, labels):
         """Return a tensor (n, T, features) with labelled axes for features."""
@@ -149,10 +149,12 @@ def _rows(factor, term):
             or len(term.target) != 2
         ):
             return None
-        x, rest = term.gather_rows(factor.ids, row)
-        if column in rest or len(rest) != 1:
+        x, other_labels = term.gather_rows(factor.ids, row)
+        if column in other_labels or len(other_labels) != 1:
             return None
-        permutation = permutation_to([*rest, column], term.target, term.sizes)
+        permutation = permutation_to(
+            [*other_labels, column], term.target, term.sizes
+        )
         x = tf.cast(x, factor.dz.dtype)
         return Outer(x, factor.dz, term.shape(term.target), *permutation)
     n, t = term.unused_labels[:2]
@@ -226,12 +228,17 @@ def _sides(factor, term):
     refined = term.split_output(sizes)
     if refined is None:
         return None
-    term, parts = refined
+    term, axis_labels = refined
     if factor.perm is not None:
-        parts = [parts[factor.perm.index(k)] for k in range(len(parts))]
-    left, right = [], [c for part in parts for c in part]
-    while right and term.count(left) < widths[0]:
-        left.append(right.pop(0))
-    if [term.count(left), term.count(right)] != widths:
+        axis_labels = [
+            axis_labels[factor.perm.index(k)] for k in range(len(axis_labels))
+        ]
+    left_labels, right_labels = (
+        [],
+        [c for labels in axis_labels for c in labels],
+    )
+    while right_labels and term.count(left_labels) < widths[0]:
+        left_labels.append(right_labels.pop(0))
+    if [term.count(left_labels), term.count(right_labels)] != widths:
         return None
-    return term, [(factor.x, left), (factor.dz, right)]
+    return term, [(factor.x, left_labels), (factor.dz, right_labels)]

@@ -191,10 +191,10 @@ def _forward(layer, call, watch, *args, **kwargs):
             mask = None if mask is None else tf.reverse(mask, [1])
         z = watch(cell.project(inputs))
         initial = [cell.to_channels_last(state) for state in initial_state]
-        sequence, states, (hidden, *rest) = _recurrence(
+        sequence, states, (hidden, *extras) = _recurrence(
             cell, z, initial, mask, layer.return_sequences
         )
-        recorded["inputs"] = (*cell.kernel_inputs(inputs, hidden), *rest)
+        recorded["inputs"] = (*cell.kernel_inputs(inputs, hidden), *extras)
         last = states[0]
         if mask is not None:
             output_mask = _output_mask(mask, layer.zero_output_for_mask)
