@@ -18,40 +18,40 @@ from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 
 # The names of tensors, since a tensor keeps its graph alive.
-_MADE = weakref.WeakKeyDictionary()
+_TENSOR_NAMES = weakref.WeakKeyDictionary()
 
 
 def integers(*values):
     """Return integers, an axis or a shape, as one constant of the graph."""
-    alone = tf.executing_eagerly() or not values
-    if alone or not all(type(value) is int for value in values):
+    not_shared = tf.executing_eagerly() or not values
+    if not_shared or not all(type(value) is int for value in values):
         return list(values)
-    return _once(values, lambda: tf.constant(values, tf.int32))
+    return _shared_tensor(values, lambda: tf.constant(values, tf.int32))
 
 
-def in_rank(tensor, shape):
+def reshape_once(tensor, shape):
     """Return a tensor in a shape of integers, made once in its graph."""
     # A tensor with a value has no graph.
     graph = getattr(tensor, "graph", None)
     if graph is not tf.compat.v1.get_default_graph():
         return tf.reshape(tensor, shape)
     key = tensor.name, *shape
-    return _once(key, lambda: tf.reshape(tensor, integers(*shape)))
+    return _shared_tensor(key, lambda: tf.reshape(tensor, integers(*shape)))
 
 
 def zero(dtype):
     """Return a scalar zero, as one constant of the graph."""
     if tf.executing_eagerly():
         return tf.zeros([], dtype)
-    return _once(("zero", dtype), lambda: tf.constant(0, dtype))
+    return _shared_tensor(("zero", dtype), lambda: tf.constant(0, dtype))
 
 
-def _once(key, make):
+def _shared_tensor(key, make):
     """Return `make()`, a tensor, which is made once in a graph."""
     graph = tf.compat.v1.get_default_graph()
-    names = _MADE.setdefault(graph, {})
+    names = _TENSOR_NAMES.setdefault(graph, {})
     if key not in names:
-        # What the first one waits for is not what the others wait for.
+        # The control dependencies of the first use are not those of others.
         with tf.control_dependencies(None):
             names[key] = make().name
     return graph.get_tensor_by_name(names[key])
@@ -61,54 +61,55 @@ def _once(key, make):
 
 
 #: Numbers of a sample that are blanked without asking whether any must be.
-_SMALL = 4000
+_SMALL_SIZE = 4000
 
 
 def select(factors, keep):
     """Call `select` for many factors at once, with a single condition."""
-    held = [
+    entries = [
         (part, name)
         for factor in factors
         for part in factor.holders()
-        for name in _read(part)
+        for name in _read_names(part)
     ]
-    held = [
-        (place, tensor)
-        for place in held
-        if (tensor := getattr(*place)) is not None and tensor.dtype.is_floating
+    entries = [
+        (slot, tensor)
+        for slot in entries
+        if (tensor := getattr(*slot)) is not None and tensor.dtype.is_floating
     ]
-    small = [entry for entry in held if _is_small(entry[1])]
-    large = [entry for entry in held if not _is_small(entry[1])]
-    _set(small, blank(keep, [tensor for _, tensor in small]))
+    small = [entry for entry in entries if _is_small(entry[1])]
+    large = [entry for entry in entries if not _is_small(entry[1])]
+    _set_tensors(small, blank(keep, [tensor for _, tensor in small]))
     if large:
         tensors = [tensor for _, tensor in large]
-        # A called function would spare ops, but nobody could see where its ops
-        # run, nor would each run where it has a kernel.
+        # A called function would spare ops, but would hide where they run, and
+        # each could not run on the device that has its kernel.
         selected = tf.cond(
             tf.reduce_all(keep), lambda: tensors, lambda: blank(keep, tensors)
         )
-        _set(large, selected)
-    for place, _ in held:
-        if place[1] == "_gradients":
-            place[0]._kept = keep
+        _set_tensors(large, selected)
+    for slot, _ in entries:
+        if slot[1] == "_gradients":
+            # Only these were blanked: x and dz still have the sample.
+            slot[0]._keep = keep
 
 
 def _is_small(tensor):
     """Whether blanking costs less than the ops of a condition."""
     size = tensor.shape[1:].num_elements()
-    return size is not None and size <= _SMALL
+    return size is not None and size <= _SMALL_SIZE
 
 
-def _set(held, selected):
-    for (place, tensor), chosen in zip(held, selected):
+def _set_tensors(entries, selected):
+    for (slot, tensor), chosen in zip(entries, selected):
         chosen.set_shape(tensor.shape)
-        setattr(place[0], place[1], chosen)
+        setattr(slot[0], slot[1], chosen)
 
 
-def _read(part):
+def _read_names(part):
     """Return the names of the tensors that the weighted sum reads."""
-    held = "_gradients" in part.rows and part._gradients is not None
-    return ("_gradients",) if held else part.rows
+    is_held = "_gradients" in part.rows and part._gradients is not None
+    return ("_gradients",) if is_held else part.rows
 
 
 def blank(keep, tensors):
@@ -164,18 +165,22 @@ class Kronecker(NamedTuple):
 
     @classmethod
     def of_entries(cls, outputs):
-        """Return that of the sum over all entries, or of its diagonal."""
-        one = tf.ones([1, 1], outputs.dtype)
-        return cls(one, outputs, one[0, 0], ())
+        """Return an exact Σ g gᵀ of all entries, or its diagonal, as one."""
+        identity = tf.ones([1, 1], outputs.dtype)
+        return cls(identity, outputs, identity[0, 0], ())
 
 
 def as_matrices(gradients, axes):
     """Return gradients of a variable as (n, these axes, the others)."""
     sizes = gradients.shape[1:].as_list()
-    others = [k for k in range(len(sizes)) if k not in axes]
-    turned = tf.transpose(gradients, [0, *(k + 1 for k in (*axes, *others))])
-    left, right = (math.prod(sizes[k] for k in some) for some in (axes, others))
-    return tf.reshape(turned, [-1, left, right])
+    other_axes = [k for k in range(len(sizes)) if k not in axes]
+    transposed = tf.transpose(
+        gradients, [0, *(k + 1 for k in (*axes, *other_axes))]
+    )
+    left_size, right_size = (
+        math.prod(sizes[k] for k in chosen) for chosen in (axes, other_axes)
+    )
+    return tf.reshape(transposed, [-1, left_size, right_size])
 
 
 def rotated(matrices, inputs=None, outputs=None):
@@ -191,7 +196,7 @@ def rotated(matrices, inputs=None, outputs=None):
 
 
 #: What follows from the gradients, if a class has no better answer.
-_FURTHER = (
+_DERIVED_METHODS = (
     "axes",
     "dot",
     "dot_is_less",
@@ -231,15 +236,16 @@ class SampleGradients(abc.ABC):
     """
 
     rows = ()
-    # What `select` kept, where it blanked the gradients alone.
-    _kept = None
+    # Which samples `select` kept, where it blanked the gradients alone.
+    _keep = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        # A class of other gradients than its base has none of its answers.
-        gradients = _defining(cls, "materialize")
-        for name in _FURTHER:
-            if _defining(cls, name) > gradients:
+        # A class that materialises other gradients than its base must not
+        # inherit what its base answers about them.
+        gradients = _defining_depth(cls, "materialize")
+        for name in _DERIVED_METHODS:
+            if _defining_depth(cls, name) > gradients:
                 setattr(cls, name, vars(SampleGradients)[name])
 
     @abc.abstractmethod
@@ -322,9 +328,13 @@ class SampleGradients(abc.ABC):
         array([[25.,  4.],
                [ 4.,  1.]], dtype=float32)
         """
-        rows = flat(self.materialize())
-        others = rows if other is None else flat(other.materialize())
-        return tf.matmul(rows, tf.cast(others, rows.dtype), transpose_b=True)
+        rows = flat_samples(self.materialize())
+        other_rows = (
+            rows if other is None else flat_samples(other.materialize())
+        )
+        return tf.matmul(
+            rows, tf.cast(other_rows, rows.dtype), transpose_b=True
+        )
 
     def project(self, projection):
         """Return a random projection of each contribution, (n, k).
@@ -374,7 +384,7 @@ class SampleGradients(abc.ABC):
         if size is None or size > FULL:
             squared = tf.reshape(squared, [-1])
             return Kronecker.of_entries(squared)
-        rows = flat(self.materialize())
+        rows = flat_samples(self.materialize())
         pairs = tf.matmul(rows, rows, transpose_a=True)
         return Kronecker.of_entries(pairs)
 
@@ -417,9 +427,9 @@ class SampleGradients(abc.ABC):
 
     def _without_blank(self, *tensors):
         """Return tensors with samples, zeros for those that are blank."""
-        if self._kept is None:
+        if self._keep is None:
             return tensors
-        return blank(self._kept, tensors)
+        return blank(self._keep, tensors)
 
     def chosen_method(self):
         """How the norms are computed, in a word."""
@@ -453,8 +463,8 @@ class SampleGradients(abc.ABC):
         return self
 
 
-def _defining(cls, name):
-    """Return the place in the order of bases of the one that defines it."""
+def _defining_depth(cls, name):
+    """Return how far up in the order of bases a name is defined."""
     return next(k for k, base in enumerate(cls.__mro__) if name in vars(base))
 
 
@@ -477,18 +487,18 @@ def wide(tensor):
 def expand(weights, tensor):
     """Return weights (n,), shaped to multiply `tensor`, (n, ...)."""
     weights = tf.cast(weights, tensor.dtype)
-    return in_rank(weights, [-1] + [1] * (tensor.shape.rank - 1))
+    return reshape_once(weights, [-1] + [1] * (tensor.shape.rank - 1))
 
 
 def in_shape(tensor, shape):
     """Return a tensor in another shape, without an op if it has that."""
-    known = tensor.shape.rank is not None and tensor.shape.as_list()
-    if known == list(shape):
+    static_shape = tensor.shape.rank is not None and tensor.shape.as_list()
+    if static_shape == list(shape):
         return tensor
     return tf.reshape(tensor, integers(*shape))
 
 
-def weighted(gradients, weights, shape=None):
+def weighted_total(gradients, weights, shape=None):
     """Return Σ_n weights[n] · gradients[n] of materialised gradients.
 
     Without weights return Σ_n gradients[n]; in another shape if it is given.
@@ -497,26 +507,26 @@ def weighted(gradients, weights, shape=None):
         # A product is faster than a reduction over the first axis.
         weights = tf.ones([tf.shape(gradients)[0]], gradients.dtype)
     weights = tf.cast(weights, gradients.dtype)
-    known = gradients.shape[1:]
-    shape = known if shape is None else shape
-    if not known.num_elements():
+    static_shape = gradients.shape[1:]
+    shape = static_shape if shape is None else shape
+    if not static_shape.num_elements():
         total = tf.tensordot(weights, gradients, 1)
-        return total if shape is known else tf.reshape(total, shape)
+        return total if shape is static_shape else tf.reshape(total, shape)
     # As `tf.tensordot` does, in a sixth of its ops.
     rows = gradients
-    if known.rank != 1:
-        rows = tf.reshape(gradients, integers(-1, known.num_elements()))
-    return tf.reshape(in_rank(weights, [1, -1]) @ rows, integers(*shape))
+    if static_shape.rank != 1:
+        rows = tf.reshape(gradients, integers(-1, static_shape.num_elements()))
+    return tf.reshape(reshape_once(weights, [1, -1]) @ rows, integers(*shape))
 
 
 def inner_products(gradients, direction):
     """Return ⟨gradients[n], direction⟩ of materialised gradients, (n,)."""
-    rows = flat(gradients)
+    rows = flat_samples(gradients)
     direction = in_type(direction, rows.dtype)
     return tf.linalg.matvec(rows, tf.reshape(direction, [-1]))
 
 
-def flat(gradients):
+def flat_samples(gradients):
     """Return materialised gradients, widened, as a vector a sample."""
     shape = tf.shape(gradients)
     size = gradients.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
@@ -552,7 +562,7 @@ def squares_by_sample(tensor):
 
 
 #: What is lost, as a part of S; with room for its own rounding.
-LOST = 4 * settings.UNIT + 16 * settings.UNIT**2
+ROUNDING_LOSS = 4 * settings.UNIT + 16 * settings.UNIT**2
 
 
 def squares_of_products(products, *sides):
@@ -570,29 +580,30 @@ def squares_of_products(products, *sides):
     """
     count = products.shape[-1] or tf.shape(products)[-1]
     groups = products.shape[1] if products.shape.rank > 3 else 1
-    flat = tf.reshape(products, integers(-1, groups, count * count))
+    flat_products = tf.reshape(products, integers(-1, groups, count * count))
     axes = integers(1, 2)
-    single = tf.reduce_sum(flat[:, :, :: count + 1], axes)
-    return rounded_up(tf.reduce_sum(flat, axes), single, *sides)
+    # Every (T + 1)th entry of a flat T × T matrix is on its diagonal.
+    diagonal_sum = tf.reduce_sum(flat_products[:, :, :: count + 1], axes)
+    return rounded_up(tf.reduce_sum(flat_products, axes), diagonal_sum, *sides)
 
 
-def rounded_up(total, single, *sides):
-    """Return sums that cancel in part, with what rounding may have taken.
+def rounded_up(total, magnitudes, *sides):
+    """Add what rounding may have taken from sums that cancel in part.
 
     Args:
         total: the sums, (n,).
-        single: the sums of the sizes of their terms, (n,).
+        magnitudes: the sums of the sizes of their terms, (n,).
         sides: the tensors whose last axes were added up for the terms.
     """
     unit = 2.0**-52 if total.dtype == tf.float64 else 2.0**-23
     # Measured: 8 units at most. XLA adds one product after the other.
-    length = max(side.shape[-1] or 0 for side in sides)
-    units = 8 + math.sqrt(length) if in_xla() else 8
-    lost = single * (unit * units)
-    return tf.maximum(total + lost, zero(total.dtype))
+    sum_length = max(side.shape[-1] or 0 for side in sides)
+    units = 8 + math.sqrt(sum_length) if in_xla() else 8
+    margin = magnitudes * (unit * units)
+    return tf.maximum(total + margin, zero(total.dtype))
 
 
-def for_weighted_products(squares, x, dz, overlap=None):
+def round_up_product_norms(squares, x, dz, overlap=None):
     """Return squared norms, (n,), of samples that are weighted in a product.
 
     Args:
@@ -607,19 +618,19 @@ def for_weighted_products(squares, x, dz, overlap=None):
         sizes = squares_by_sample(x) * squares_by_sample(dz)
         sizes = tf.sqrt(sizes * overlap)
     else:
-        sizes = lengths(x) * lengths(dz)
+        sizes = vector_norms(x) * vector_norms(dz)
         sizes = tf.reduce_sum(sizes, list(range(1, sizes.shape.rank)))
-    return tf.square(tf.sqrt(squares) + LOST * sizes)
+    return tf.square(tf.sqrt(squares) + ROUNDING_LOSS * sizes)
 
 
 def for_weighted_gradients(norms):
     """Return norms, of any shape, of what is weighted as whole gradients."""
     if not settings.rounds_up(norms.dtype):
         return norms
-    return norms * (1 + LOST)
+    return norms * (1 + ROUNDING_LOSS)
 
 
-def lengths(tensor):
+def vector_norms(tensor):
     """Return the norm of each vector on the last axis."""
     return tf.sqrt(tf.reduce_sum(tf.square(tensor), -1))
 
@@ -652,7 +663,7 @@ class Full(SampleGradients):
     def weighted_sum(self, weights):
         if weights is None:
             return tf.reduce_sum(self.gradients, 0)
-        return weighted(self.gradients, weights)
+        return weighted_total(self.gradients, weights)
 
     def materialize(self):
         return self.gradients
@@ -672,8 +683,8 @@ def held_bytes(tensor, n):
 
 @contextlib.contextmanager
 def unchanged_factors(factors):
-    """Let factors hold no more than they did when this ends."""
-    held = [
+    """Restore what factors hold when this ends."""
+    saved = [
         (part, dict(vars(part)))
         for factor in factors
         if factor is not None
@@ -682,6 +693,6 @@ def unchanged_factors(factors):
     try:
         yield
     finally:
-        for part, attributes in held:
+        for part, attributes in saved:
             vars(part).clear()
             vars(part).update(attributes)

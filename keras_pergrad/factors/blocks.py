@@ -5,8 +5,8 @@ import tensorflow as tf
 from keras_pergrad.factors.base import (
     SampleGradients,
     expand,
-    for_weighted_products,
     in_type,
+    round_up_product_norms,
 )
 from keras_pergrad.factors.outer import (
     HELD,
@@ -46,7 +46,7 @@ class Blocks(SampleGradients):
         self.shape = shape or self._blocks
         self.perm, self.unpermuted = perm, unpermuted
 
-    def _one_block_a_sample(self):
+    def _blocks_as_samples(self):
         """Return the factor with each block as a sample of its own."""
         x, dz = (
             tf.reshape(t, [-1, *self._inner(t)]) for t in (self.x, self.dz)
@@ -61,21 +61,22 @@ class Blocks(SampleGradients):
 
     def chosen_method(self):
         """How the norms are computed, as in `Outer`."""
-        return self._one_block_a_sample().chosen_method()
+        return self._blocks_as_samples().chosen_method()
 
     def sum_method(self):
         return "matmul"
 
     def norm_bytes(self, n):
-        block_bytes = self._one_block_a_sample().norm_bytes(n)
+        block_bytes = self._blocks_as_samples().norm_bytes(n)
         return None if block_bytes is None else block_bytes * self.x.shape[1]
 
     def squared_norms(self):
-        one = self._one_block_a_sample()
-        norms = one.squared_norms()
-        if one.sum_method() == "held":
-            # But not by these blocks.
-            norms = for_weighted_products(norms, one.x, one.dz)
+        blocks = self._blocks_as_samples()
+        norms = blocks.squared_norms()
+        if blocks.sum_method() == "held":
+            # The blocks' gradients are not held here: the weighted sum is a
+            # product, whose rounding the norms must cover.
+            norms = round_up_product_norms(norms, blocks.x, blocks.dz)
         return tf.reduce_sum(tf.reshape(norms, [-1, self.x.shape[1]]), 1)
 
     def weighted_sum(self, weights):
@@ -87,20 +88,20 @@ class Blocks(SampleGradients):
             )
             for t in (x, self.dz)
         )
-        return self._shaped(_products(x, dz))
+        return self._restore_shape(_products(x, dz))
 
     def materialize(self):
         blocks = _products(self.x, self.dz)
-        return self._shaped(blocks, [tf.shape(blocks)[0]])
+        return self._restore_shape(blocks, [tf.shape(blocks)[0]])
 
     def dot(self, direction):
         direction = in_type(direction, self.x.dtype)
         blocks = unpermuted(direction, self.perm, self.unpermuted, self._blocks)
-        met = tf.einsum("nbti,bio->nbto", self.x, blocks)
-        return tf.reduce_sum(met * self.dz, [1, 2, 3])
+        products = tf.einsum("nbti,bio->nbto", self.x, blocks)
+        return tf.reduce_sum(products * self.dz, [1, 2, 3])
 
     def project(self, projection):
-        if not self._is_less(projection):
+        if not self._sides_cost_less(projection):
             return super().project(projection)
         blocks, i, _ = self._blocks
         matrix = projection.inputs.matrix(self.x.dtype)
@@ -112,7 +113,7 @@ class Blocks(SampleGradients):
         )
         return projection.of_sides(rows, columns)
 
-    def _is_less(self, projection):
+    def _sides_cost_less(self, projection):
         """Whether to project both sides costs less than the gradients do."""
         blocks, i, o = self._blocks
         rows, columns = projection.inputs, projection.outputs
@@ -121,24 +122,24 @@ class Blocks(SampleGradients):
         if (rows.length, columns.length) != (blocks * i, o):
             return False
         t, k, m = self.x.shape[2], rows.size, columns.size
-        held = t is not None and blocks * i * o <= HELD
-        return not held or t * (i * k + o * m + k * m) < i * o * (t + m)
+        is_held = t is not None and blocks * i * o <= HELD
+        return not is_held or t * (i * k + o * m + k * m) < i * o * (t + m)
 
     def sum_of_squares(self):
         if self.x.shape[2] == 1:
             x, dz = (tf.square(t[:, :, 0]) for t in (self.x, self.dz))
             total = tf.einsum("nbi,nbo->bio", x, dz)
         else:
-            held = self.x, self.dz
-            total = squares_by_chunks(_products, held, self._blocks)
-        return self._shaped(total)
+            sides = self.x, self.dz
+            total = squares_by_chunks(_products, sides, self._blocks)
+        return self._restore_shape(total)
 
-    def _shaped(self, blocks, batch=()):
+    def _restore_shape(self, blocks, batch=()):
         """Return the blocks in the shape of the variable."""
         if self.perm is not None:
-            more = len(batch)
+            batch_rank = len(batch)
             blocks = tf.reshape(blocks, [*batch, *(self.unpermuted or ())])
-            perm = [*range(more), *(p + more for p in self.perm)]
+            perm = [*range(batch_rank), *(p + batch_rank for p in self.perm)]
             blocks = tf.transpose(blocks, perm)
         return tf.reshape(blocks, [*batch, *self.shape])
 

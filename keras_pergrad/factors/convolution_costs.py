@@ -19,12 +19,12 @@ from keras_pergrad.factors.convolution_methods import (
 HELD = 2**17
 # Microseconds for each number of a depthwise kernel and each sample that
 # TensorFlow's filter gradient takes; 0.01 to 0.3 were measured.
-DEPTHWISE = 0.03
+DEPTHWISE_RATE = 0.03
 # Microseconds for a multiplication in the op that gives all taps of one.
-ALL_TAPS = 0.2e-3
+ALL_TAPS_RATE = 0.2e-3
 # A size that is not known when tracing is taken for this one. What grows with
 # its square is not chosen then.
-GUESS = 16
+GUESSED_SIZE = 16
 OF_ANY_SIZE = ("taps", "patches", "tap_norms")
 
 
@@ -102,8 +102,10 @@ def costs(windows, groups, big, small, xla=False):
 
     `big` and `small` are the channels of either side, all groups together.
     """
-    if not windows.known:
-        microseconds = costs(_guessed(windows), groups, big, small, xla)
+    if not windows.is_static:
+        microseconds = costs(
+            _with_guessed_sizes(windows), groups, big, small, xla
+        )
         return {name: microseconds[name] for name in OF_ANY_SIZE}
     rates = XLA if xla else PLAIN
     taps, count = windows.taps, windows.count
@@ -112,53 +114,55 @@ def costs(windows, groups, big, small, xla=False):
     multiply = rates.multiply * count * entries
     whole = rates.whole * count * entries
     # The filter gradient of the batch.
-    again = 5 + 1.2 * whole
-    held = rates.hold * entries
+    second_pass = 5 + 1.2 * whole
+    hold = rates.hold * entries
     # With groups every tensor is transposed first.
-    copies = rates.copy * (1 if groups == 1 else 4)
-    skipped = rates.skip if max(windows.strides) > 1 else 0
-    sliced = rates.call + skipped * count * big
+    copy = rates.copy * (1 if groups == 1 else 4)
+    stride_cost = rates.skip if max(windows.strides) > 1 else 0
+    slice_cost = rates.call + stride_cost * count * big
     depthwise = is_depthwise(groups, big)
     if depthwise:
-        again += DEPTHWISE * entries
-        by_tap = taps * (sliced + rates.channel * count * max(big, small))
+        second_pass += DEPTHWISE_RATE * entries
+        by_tap = taps * (slice_cost + rates.channel * count * max(big, small))
         if is_one_op(windows, xla):
-            by_tap = 6 * rates.call + ALL_TAPS * taps * count * max(big, small)
+            by_tap = 6 * rates.call + ALL_TAPS_RATE * taps * count * max(
+                big, small
+            )
     else:
-        by_tap = taps * (sliced + copies * count * big) + multiply
-    unfolded = count * taps * (rates.row + copies * big)
+        by_tap = taps * (slice_cost + copy * count * big) + multiply
+    unfolded = count * taps * (rates.row + copy * big)
     # Many small products.
-    grams = 0 if groups == 1 else rates.group * groups
+    group_overhead = 0 if groups == 1 else rates.group * groups
     microseconds = {
-        "taps": by_tap + held,
-        "patches": unfolded + multiply + held,
-        "tap_norms": by_tap + 0.5 * held + again,
-        "patch_gram": grams
+        "taps": by_tap + hold,
+        "patches": unfolded + multiply + hold,
+        "tap_norms": by_tap + 0.5 * hold + second_pass,
+        "patch_gram": group_overhead
         + unfolded
         + rates.gram * count**2 * (taps * big + small)
         # With one group the weighted sum reuses the windows.
-        + (1 + whole if groups == 1 else again),
+        + (1 + whole if groups == 1 else second_pass),
     }
     pixels = math.prod(windows.padded_sizes)
     microseconds["pixel_gram"] = (
         8
-        + grams
+        + group_overhead
         + rates.gram * (pixels**2 * big + count**2 * small)
         + rates.shift * groups * taps * count**2
-        + again
+        + second_pass
     )
-    if not windows.dilated and groups == 1:
+    if not windows.is_dilated and groups == 1:
         row = windows.kernel[-1] * big
         rows = math.prod(windows.padded_sizes[:-1]) * windows.positions[-1]
         microseconds["identity"] = (
             rates.unfold * rows * row**2
             + count * window / row * (rates.row + rates.long_copy * row)
             + multiply
-            + held
+            + hold
         )
     if has_filter_gradient(windows, groups, big):
         # XLA runs the ops of one sample on one thread.
-        loop = 100 + 1.5 * multiply + held
+        loop = 100 + 1.5 * multiply + hold
         microseconds["loop"] = math.inf if xla or depthwise else loop
     if entries > HELD:
         for name in ("taps", "patches", "identity", "loop"):
@@ -167,15 +171,15 @@ def costs(windows, groups, big, small, xla=False):
     return microseconds
 
 
-def _guessed(windows):
+def _with_guessed_sizes(windows):
     """Return the windows with a number for each size that is not known."""
     numbers = {
         name: tuple(
             k if isinstance(k, int) else guess for k in getattr(windows, name)
         )
         for name, guess in (
-            ("sizes", GUESS),
-            ("positions", GUESS),
+            ("sizes", GUESSED_SIZE),
+            ("positions", GUESSED_SIZE),
             ("before", 0),
             ("after", 0),
         )
@@ -189,13 +193,15 @@ def norm_bytes(method, windows, groups, big, small):
     entries = taps * big // groups * small
     pixels = math.prod(windows.padded_sizes)
     padded = pixels * big
-    met = count * big
+    tap_numbers = count * big
     if is_depthwise(groups, big):
         # The taps are taken side by side, where it is not by one op.
-        met = (1 if is_one_op(windows) else taps) * count * max(big, small)
+        tap_numbers = (
+            (1 if is_one_op(windows) else taps) * count * max(big, small)
+        )
     return {
-        "taps": entries + padded + met,
-        "tap_norms": entries // taps + padded + met,
+        "taps": entries + padded + tap_numbers,
+        "tap_norms": entries // taps + padded + tap_numbers,
         "patches": entries + count * taps * big,
         "identity": entries + count * taps * big,
         "loop": entries + padded,

@@ -20,29 +20,29 @@ from keras_pergrad.factors.base import (
 )
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
-SHORT = 16
+SHORT_AXIS = 16
 #: XLA takes long to compile a slice and a matmul for each of more taps.
 MANY_TAPS = 16
 
 
 def taps(big, small, windows, groups):
     """Return the gradients by one matmul for each tap, on an input slice."""
-    if in_xla() and _is_in_blocks(windows, groups):
+    if in_xla() and _gains_by_blocks(windows, groups):
         gradients = taps(
             windows.as_blocks(big), small, windows.of_blocks(), groups
         )
         return windows.from_blocks(gradients, big.shape[-1])
     # No stack and reshape: Metal has a kernel only for concat.
-    parts = list(_by_tap(big, small, windows, groups))
+    parts = list(_tap_gradients(big, small, windows, groups))
     gradients = parts[0] if len(parts) == 1 else tf.concat(parts, 1)
     if gradients.shape.rank == 3:
         return gradients
     return tf.reshape(gradients, [-1, gradients.shape[1], small.shape[-1]])
 
 
-def _is_in_blocks(windows, groups):
+def _gains_by_blocks(windows, groups):
     """Whether the strides join many taps to few."""
-    if groups > 1 or windows.dilated or not windows.known:
+    if groups > 1 or windows.is_dilated or not windows.is_static:
         return False
     fewer = windows.of_blocks().taps <= windows.taps / 2
     return windows.taps > MANY_TAPS and fewer
@@ -50,34 +50,34 @@ def _is_in_blocks(windows, groups):
 
 def tap_norms(big, small, windows, groups):
     """Return squared norms, added tap by tap: no gradient is held."""
-    parts = _by_tap(big, small, windows, groups)
+    parts = _tap_gradients(big, small, windows, groups)
     return tf.add_n([squares_by_sample(part) for part in parts])
 
 
-def _by_tap(big, small, windows, groups):
+def _tap_gradients(big, small, windows, groups):
     """Yield the gradients of each tap, (n, i, g·o)."""
     if is_depthwise(groups, big.shape[-1]):
         if is_one_op(windows, in_xla()):
-            yield _of_channels(big, small, windows)
+            yield _depthwise_taps(big, small, windows)
         else:
-            yield from _by_tap_of_channels(big, small, windows)
+            yield from _depthwise_by_tap(big, small, windows)
         return
     small = split(small, groups)
-    for met in windows.slices(windows.pad(big)):
-        yield merge(_product(split(met, groups), small), groups)
+    for pixels in windows.slices(windows.pad(big)):
+        yield merge(_product(split(pixels, groups), small), groups)
 
 
-def _of_channels(big, small, windows):
+def _depthwise_taps(big, small, windows):
     """Return all taps, (n, K, g·o), by one op, for groups of one channel.
 
     It is the depthwise convolution of one image, with a channel for each
     sample and group, by the output gradients.
     """
-    one = [1] * (2 - windows.rank)
+    unit_axes = [1] * (2 - windows.rank)
     channels, filters = big.shape[-1], small.shape[-1]
     images, gradients = (
         tf.transpose(
-            tf.reshape(t, integers(-1, *one, *sizes, t.shape[-1])),
+            tf.reshape(t, integers(-1, *unit_axes, *sizes, t.shape[-1])),
             integers(1, 2, 0, 3),
         )
         for t, sizes in (
@@ -87,10 +87,12 @@ def _of_channels(big, small, windows):
     )
     step = windows.dilation[-1]
     all_taps = tf.raw_ops.DepthwiseConv2dNative(
-        input=tf.reshape(images, integers(1, *one, *windows.padded_sizes, -1)),
+        input=tf.reshape(
+            images, integers(1, *unit_axes, *windows.padded_sizes, -1)
+        ),
         filter=tf.reshape(
             gradients,
-            integers(*one, *windows.positions, -1, filters // channels),
+            integers(*unit_axes, *windows.positions, -1, filters // channels),
         ),
         strides=[1, step, step, 1],
         padding="VALID",
@@ -99,7 +101,7 @@ def _of_channels(big, small, windows):
     return tf.transpose(by_tap, integers(1, 0, 2))
 
 
-def _by_tap_of_channels(big, small, windows):
+def _depthwise_by_tap(big, small, windows):
     """Yield the gradients of each tap for groups of one channel.
 
     They are (n, 1, ..., g), or (n, 1, ..., g, o) for several outputs: no
@@ -111,9 +113,9 @@ def _by_tap_of_channels(big, small, windows):
         shape.append(filters // channels)
     small = tf.reshape(small, integers(*shape))
     axes = integers(*range(1, windows.rank + 1))
-    for met in windows.blocks(windows.pad(big)):
-        met = met if filters == channels else met[..., None]
-        yield tf.reduce_sum(met * small, axes, keepdims=True)
+    for pixels in windows.blocks(windows.pad(big)):
+        pixels = pixels if filters == channels else pixels[..., None]
+        yield tf.reduce_sum(pixels * small, axes, keepdims=True)
 
 
 def _product(x, dz):
@@ -147,15 +149,15 @@ def merge(gradients, groups):
 def patches(big, small, windows, groups, extract=None):
     """Return the gradients by one matmul, with every window as a row."""
     unfolded = (extract or unfold)(big, windows)
-    wide = unfolded.shape[-1] or 0
-    if groups == 1 and small.shape[-1] <= min(SHORT, wide - 1):
+    window_size = unfolded.shape[-1] or 0
+    if groups == 1 and small.shape[-1] <= min(SHORT_AXIS, window_size - 1):
         return _product(small, unfolded)
     unfolded = _by_group(unfolded, windows, groups)
     return merge(_product(unfolded, split(small, groups)), groups)
 
 
 def patches_by_identity(big, small, windows, groups):
-    """Return the same; cheaper for small windows."""
+    """Return the gradients as `patches` does; cheaper for small windows."""
     return patches(big, small, windows, groups, unfold_by_identity)
 
 
@@ -166,7 +168,7 @@ def unfold(big, windows):
     if windows.are_pixels:
         (pixels,) = windows.slices(big)
         return pixels
-    if not windows.known:
+    if not windows.is_static:
         return tf.concat(list(windows.slices(windows.pad(big))), -1)
     count = math.prod(windows.padded_sizes)
     pixels = tf.reshape(windows.pad(big), integers(-1, count, channels))
@@ -176,17 +178,19 @@ def unfold(big, windows):
 
 
 def unfold_by_identity(big, windows):
-    """Return the same: an identity convolution along the last dimension first.
+    """Return the windows, after an identity convolution along the last axis.
 
     This is faster while a row of a window has few entries, since the gather
     then takes whole rows.
     """
     channels = big.shape[-1]
-    *others, last = windows.padded_sizes
+    *outer_sizes, last = windows.padded_sizes
     size = windows.kernel[-1] * channels
     kernel = np.eye(size, dtype=big.dtype.as_numpy_dtype)
     rows = tf.nn.conv2d(
-        tf.reshape(windows.pad(big), [-1, math.prod(others), last, channels]),
+        tf.reshape(
+            windows.pad(big), [-1, math.prod(outer_sizes), last, channels]
+        ),
         kernel.reshape([1, -1, channels, size]),
         [1, 1, windows.strides[-1], 1],
         "VALID",
@@ -217,7 +221,7 @@ def patch_gram_norms(unfolded, small, windows, groups):
 
 
 def pixel_gram_norms(big, small, windows, groups):
-    """Return the same for the input: PPᵀ, from the Gram matrix of the pixels.
+    """Return ⟨PPᵀ, DDᵀ⟩, with PPᵀ from the Gram matrix of the pixels.
 
     Windows overlap, so their products are sums of products of pixels, one per
     tap. This needs K times fewer multiplications and copies no window.
@@ -240,8 +244,12 @@ def pixel_gram_norms(big, small, windows, groups):
             math.prod(inner),
         ]
         gram = tf.reshape(gram, shape)
-        met = [windows.reach(dimension, a * d) for a in range(k)]
-        gram = tf.add_n([gram[:, :, m, :, m] for m in met])
+        # At one tap all windows read a slice of the pixels: their products are
+        # this slice of the Gram matrix, in its rows and in its columns.
+        tap_slices = [windows.tap_slice(dimension, a * d) for a in range(k)]
+        gram = tf.add_n(
+            [gram[:, :, tap_slice, :, tap_slice] for tap_slice in tap_slices]
+        )
         sizes[dimension] = windows.positions[dimension]
     count, small = windows.count, split(small, groups)
     by_group = [groups] if groups > 1 else []
@@ -257,12 +265,12 @@ def loop(big, small, windows, groups):
     """Return the convolution's own filter gradient, sample by sample."""
     small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
 
-    def one(pair):
+    def sample_gradient(pair):
         return filter_gradient(pair[0][None], pair[1][None], windows, groups)
 
     i, o = big.shape[-1] // groups, small.shape[-1]
     return tf.map_fn(
-        one,
+        sample_gradient,
         (big, small),
         fn_output_signature=tf.TensorSpec([windows.taps * i, o], big.dtype),
         parallel_iterations=8,
@@ -279,15 +287,17 @@ def total(big, small, windows, groups):
     o = small.shape[-1] // groups
     small = tf.reshape(split(small, groups), [-1, groups, windows.count, o])
     rows = []
-    for met in windows.slices(windows.pad(big)):
-        i = met.shape[-1] // groups
-        met = tf.reshape(split(met, groups), [-1, groups, windows.count, i])
-        rows.append(tf.einsum("ngti,ngto->igo", met, small))
+    for pixels in windows.slices(windows.pad(big)):
+        i = pixels.shape[-1] // groups
+        pixels = tf.reshape(
+            split(pixels, groups), [-1, groups, windows.count, i]
+        )
+        rows.append(tf.einsum("ngti,ngto->igo", pixels, small))
     return tf.reshape(tf.concat(rows, 0), [-1, groups * o])
 
 
 def total_of_windows(unfolded, small):
-    """Return the same for one group, where the windows are at hand."""
+    """Return the batch's gradient for one group, from unfolded windows."""
     unfolded, small = (
         tf.reshape(t, integers(-1, t.shape[-1])) for t in (unfolded, small)
     )
@@ -297,27 +307,31 @@ def total_of_windows(unfolded, small):
 def dots(big, small, windows, groups, direction):
     """Return ⟨gradient, direction⟩, (n,), for a direction (K·i, g·o)."""
     if has_filter_gradient(windows, groups, big.shape[-1]):
-        met = convolved(big, direction, windows, groups)
-        return tf.reduce_sum(met * small, [1, 2])
+        outputs = convolve(big, direction, windows, groups)
+        return tf.reduce_sum(outputs * small, [1, 2])
     small, total = split(small, groups), 0.0
     kernels = tf.split(direction, windows.taps)
-    for met, kernel in zip(windows.slices(windows.pad(big)), kernels):
-        met, kernel = split(met, groups), split(kernel[None], groups)
+    for pixels, kernel in zip(windows.slices(windows.pad(big)), kernels):
+        pixels, kernel = split(pixels, groups), split(kernel[None], groups)
         # A matmul for each single channel costs more than the product.
-        one = met.shape[-1] == 1
-        total += (met * kernel if one else tf.matmul(met, kernel)) * small
+        is_single = pixels.shape[-1] == 1
+        total += (
+            pixels * kernel if is_single else tf.matmul(pixels, kernel)
+        ) * small
     return tf.reduce_sum(total, list(range(1, small.shape.rank)))
 
 
-def mapped(big, matrix, windows):
+def map_windows(big, matrix, windows):
     """Return each window times (K·i, k), for one group: (n, T, k)."""
     if windows.are_pixels:
         return tf.einsum("nti,ik->ntk", unfold(big, windows), matrix)
-    if has_filter_gradient(windows, 1, big.shape[-1]) and windows.known:
-        return convolved(big, matrix, windows, 1)
+    if has_filter_gradient(windows, 1, big.shape[-1]) and windows.is_static:
+        return convolve(big, matrix, windows, 1)
     kernels = tf.split(matrix, windows.taps)
-    taps_ = zip(windows.slices(windows.pad(big)), kernels)
-    return tf.add_n([tf.matmul(met, kernel[None]) for met, kernel in taps_])
+    tap_pairs = zip(windows.slices(windows.pad(big)), kernels)
+    return tf.add_n(
+        [tf.matmul(pixels, kernel[None]) for pixels, kernel in tap_pairs]
+    )
 
 
 def is_depthwise(groups, channels):
@@ -330,26 +344,26 @@ def is_one_op(windows, xla=False):
 
     XLA's code for it is slow.
     """
-    even = len(set(windows.dilation)) == 1 == max(windows.strides)
-    return not xla and even and windows.rank < 3
+    is_uniform = len(set(windows.dilation)) == 1 == max(windows.strides)
+    return not xla and is_uniform and windows.rank < 3
 
 
 def has_filter_gradient(windows, groups, channels):
     """Whether one op of TensorFlow gives the filter gradient on a CPU."""
     windows = windows.without_whole()
-    if windows.dilated:
+    if windows.is_dilated:
         return False
     if groups == 1:
         return windows.rank <= 3
     # TensorFlow's depthwise op wants the same stride everywhere.
-    even = len(set(windows.strides)) == 1
-    return is_depthwise(groups, channels) and windows.rank < 3 and even
+    is_uniform = len(set(windows.strides)) == 1
+    return is_depthwise(groups, channels) and windows.rank < 3 and is_uniform
 
 
 def filter_gradient(big, small, windows, groups):
-    """Return the result of that op, (K·i, g·o)."""
+    """Return the filter gradient by TensorFlow's op, (K·i, g·o)."""
     o = small.shape[-1]
-    big, positions, shape, given = _for_op(big, o, windows, groups)
+    big, positions, shape, options = _op_arguments(big, o, windows, groups)
     small = tf.reshape(small, [-1, *positions, o])
     if groups > 1:
         op = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
@@ -357,25 +371,25 @@ def filter_gradient(big, small, windows, groups):
         op = tf.raw_ops.Conv2DBackpropFilter
     else:
         op = tf.raw_ops.Conv3DBackpropFilterV2
-    gradient = op(input=big, filter_sizes=shape, out_backprop=small, **given)
+    gradient = op(input=big, filter_sizes=shape, out_backprop=small, **options)
     return tf.reshape(gradient, [-1, o])
 
 
-def convolved(big, kernel, windows, groups):
+def convolve(big, kernel, windows, groups):
     """Return the convolution with (K·i, g·o), (n, T, g·o)."""
     o = kernel.shape[-1]
-    big, _, shape, given = _for_op(big, o, windows, groups)
+    big, _, shape, options = _op_arguments(big, o, windows, groups)
     op = tf.nn.conv2d if len(shape) == 4 else tf.nn.conv3d
     if groups > 1:
         op = tf.nn.depthwise_conv2d
-    met = op(big, tf.reshape(kernel, shape), **given)
-    return tf.reshape(met, [-1, windows.count, o])
+    outputs = op(big, tf.reshape(kernel, shape), **options)
+    return tf.reshape(outputs, [-1, windows.count, o])
 
 
-def _for_op(big, outputs, windows, groups):
-    """Return input, positions, the kernel's shape and more for an op."""
+def _op_arguments(big, outputs, windows, groups):
+    """Return an op's input, positions, kernel shape and options."""
     channels, padding = big.shape[-1], "SAME"
-    if not windows.are_same:
+    if not windows.has_same_padding:
         big, padding = windows.pad(big), "VALID"
     windows = windows.without_whole()
     kernel, strides, sizes, positions = (
@@ -394,5 +408,5 @@ def _for_op(big, outputs, windows, groups):
     shape = [*kernel, channels, outputs]
     if groups > 1:
         shape = [*kernel, groups, outputs // groups]
-    given = {"strides": [1, *strides, 1], "padding": padding}
-    return big, positions, shape, given
+    options = {"strides": [1, *strides, 1], "padding": padding}
+    return big, positions, shape, options

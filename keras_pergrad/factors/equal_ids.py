@@ -17,12 +17,12 @@ def products_of_all(ids, dz):
         dz: (n, positions, d).
     """
     n = tf.shape(ids)[0]
-    ids, samples, rows = _entries(ids, dz, n)
-    of_pairs = _by_distance if in_xla() else _by_pairs
-    total = tf.reshape(of_pairs(ids, samples, rows, n), [n, n])
+    ids, samples, rows = _merge_equal_ids(ids, dz, n)
+    sum_pairs = _by_distance if in_xla() else _by_pairs
+    total = tf.reshape(sum_pairs(ids, samples, rows, n), [n, n])
     squares = tf.reduce_sum(tf.square(rows), 1)
-    own = tf.math.unsorted_segment_sum(squares, samples, n)
-    return tf.linalg.set_diag(total + tf.transpose(total), own)
+    diagonal = tf.math.unsorted_segment_sum(squares, samples, n)
+    return tf.linalg.set_diag(total + tf.transpose(total), diagonal)
 
 
 def _by_pairs(ids, samples, rows, n):
@@ -32,75 +32,78 @@ def _by_pairs(ids, samples, rows, n):
     are entries.
     """
     count = tf.size(ids)
-    groups = tf.cumsum(tf.cast(_is_new(ids), tf.int32)) - 1
+    groups = tf.cumsum(tf.cast(_is_first(ids), tf.int32)) - 1
     ends = tf.cumsum(tf.math.bincount(groups))
-    behind = tf.gather(ends, groups) - 1 - tf.range(count)
-    # How many pairs there are up to each entry, with those that it begins.
-    stops = tf.cumsum(tf.cast(behind, tf.int64))
-    pairs, step = tf.reduce_max(stops), tf.cast(count, tf.int64)
+    later_equals = tf.gather(ends, groups) - 1 - tf.range(count)
+    # How many pairs begin at each entry or before it.
+    pair_ends = tf.cumsum(tf.cast(later_equals, tf.int64))
+    pairs, step = tf.reduce_max(pair_ends), tf.cast(count, tf.int64)
 
-    def added(first, total):
+    def add_chunk(first, total):
         numbers = tf.range(first, tf.minimum(first + step, pairs))
-        one = tf.searchsorted(stops, numbers, side="right")
-        other = one + tf.cast(tf.gather(stops, one) - numbers, tf.int32)
-        products = tf.gather(rows, one) * tf.gather(rows, other)
-        places = tf.gather(samples, one) * n + tf.gather(samples, other)
-        more = tf.math.unsorted_segment_sum(
-            tf.reduce_sum(products, 1), places, n * n
+        # Pair p begins at the first entry whose `pair_ends` is above p.
+        left = tf.searchsorted(pair_ends, numbers, side="right")
+        right = left + tf.cast(tf.gather(pair_ends, left) - numbers, tf.int32)
+        products = tf.gather(rows, left) * tf.gather(rows, right)
+        pair_ids = tf.gather(samples, left) * n + tf.gather(samples, right)
+        chunk_total = tf.math.unsorted_segment_sum(
+            tf.reduce_sum(products, 1), pair_ids, n * n
         )
-        more.set_shape(total.shape)
-        return first + step, total + more
+        chunk_total.set_shape(total.shape)
+        return first + step, total + chunk_total
 
     start = tf.zeros([], tf.int64), tf.zeros([n * n], rows.dtype)
     return tf.while_loop(
-        lambda first, _: first < pairs, added, start, parallel_iterations=1
+        lambda first, _: first < pairs, add_chunk, start, parallel_iterations=1
     )[1]
 
 
 def _by_distance(ids, samples, rows, n):
-    """Return the same where all shapes must be known.
+    """Return the products as `_by_pairs`, where all shapes must be known.
 
     Each entry is multiplied by the next, by the next but one, and so on until
     no pair shares an id.
     """
     count = tf.size(ids)
 
-    def added(total, k, meets):
-        places = tf.range(count)
-        others = tf.minimum(places + k, count - 1)
-        products = tf.reduce_sum(rows * tf.gather(rows, others), 1)
-        products = tf.where(meets, products, tf.zeros_like(products))
-        pairs = samples * n + tf.gather(samples, others)
-        return total + tf.math.unsorted_segment_sum(products, pairs, n * n)
+    def add_products(total, k, shares_id):
+        indices = tf.range(count)
+        later = tf.minimum(indices + k, count - 1)
+        products = tf.reduce_sum(rows * tf.gather(rows, later), 1)
+        products = tf.where(shares_id, products, tf.zeros_like(products))
+        pair_ids = samples * n + tf.gather(samples, later)
+        return total + tf.math.unsorted_segment_sum(products, pair_ids, n * n)
 
-    def meeting(k):
-        """Return which entries share their id with that k places behind."""
-        others = tf.minimum(tf.range(count) + k, count - 1)
-        meets = ids == tf.gather(ids, others)
-        meets &= (tf.range(count) + k < count) & (ids >= 0)
-        meets.set_shape([None])
-        return meets
+    def sharing_ids(k):
+        """Return which entries have the id of the entry k places later."""
+        later = tf.minimum(tf.range(count) + k, count - 1)
+        shares_id = ids == tf.gather(ids, later)
+        shares_id &= (tf.range(count) + k < count) & (ids >= 0)
+        shares_id.set_shape([None])
+        return shares_id
 
-    def go_on(k, meets, total):
-        return tf.reduce_any(meets)
+    def any_sharing(k, shares_id, total):
+        return tf.reduce_any(shares_id)
 
-    def step(k, meets, total):
-        return k + 1, meeting(k + 1), added(total, k, meets)
+    def step(k, shares_id, total):
+        return k + 1, sharing_ids(k + 1), add_products(total, k, shares_id)
 
-    start = tf.constant(1), meeting(1), tf.zeros([n * n], rows.dtype)
-    some = tf.TensorShape([None])
-    shapes = tf.TensorShape([]), some, some
-    return tf.while_loop(go_on, step, start, shapes, parallel_iterations=1)[2]
+    start = tf.constant(1), sharing_ids(1), tf.zeros([n * n], rows.dtype)
+    vector_shape = tf.TensorShape([None])
+    shapes = tf.TensorShape([]), vector_shape, vector_shape
+    return tf.while_loop(
+        any_sharing, step, start, shapes, parallel_iterations=1
+    )[2]
 
 
-def _is_new(keys):
+def _is_first(keys):
     """Return which of sorted keys are the first of their kind."""
     return tf.concat(
         [tf.ones_like(keys[:1], tf.bool), keys[1:] != keys[:-1]], 0
     )
 
 
-def _entries(ids, dz, n):
+def _merge_equal_ids(ids, dz, n):
     """Return ids, samples and rows, one entry for each id of a sample.
 
     They are in the order of the ids. Where XLA compiles, there are as many as
@@ -112,15 +115,15 @@ def _entries(ids, dz, n):
     order = tf.argsort(keys)
     keys = tf.gather(keys, order)
     rows = tf.gather(tf.reshape(dz, [-1, dz.shape[-1]]), order)
-    new = _is_new(keys)
-    entries = tf.cumsum(tf.cast(new, tf.int32)) - 1
+    is_first = _is_first(keys)
+    entries = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
     if in_xla():
         count = tf.size(keys)
         keys = tf.math.unsorted_segment_max(keys, entries, count)
         keys = tf.maximum(keys, -1)
         rows = tf.math.unsorted_segment_sum(rows, entries, count)
     else:
-        keys = tf.boolean_mask(keys, new)
+        keys = tf.boolean_mask(keys, is_first)
         rows = tf.math.segment_sum(rows, entries)
     keys.set_shape([None])
     n = tf.cast(n, tf.int64)

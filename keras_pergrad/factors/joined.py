@@ -9,14 +9,14 @@ no array of the variable's size is held. Others are materialised and added.
 import tensorflow as tf
 
 from keras_pergrad.factors.base import (
-    LOST,
+    ROUNDING_LOSS,
     SampleGradients,
-    for_weighted_products,
     held_bytes,
-    lengths,
+    round_up_product_norms,
     rounded_up,
     squares_by_sample,
-    weighted,
+    vector_norms,
+    weighted_total,
     wide,
 )
 from keras_pergrad.factors.outer import Outer
@@ -42,14 +42,17 @@ def join(parts):
     >>> factors.join([part, part]).squared_norms().numpy()  # 3 · 10²
     array([300., 300.], dtype=float32)
     """
-    for kind, joined in ((Rows, JoinedRows), (Outer, JoinedOuter)):
-        parts = _same_layout_joined(parts, kind, joined)
+    for factor_class, joined_class in (
+        (Rows, JoinedRows),
+        (Outer, JoinedOuter),
+    ):
+        parts = _join_same_layout(parts, factor_class, joined_class)
     if len(parts) == 1:
         return parts[0]
-    return tied(parts) or Joined(parts)
+    return tie_factors(parts) or Joined(parts)
 
 
-def tied(parts):
+def tie_factors(parts):
     """Return one factor for a table that is also a matrix, or None."""
     # Another subclass may mean other gradients by the same tensors.
     table = next((p for p in parts if type(p) in (Rows, JoinedRows)), None)
@@ -59,29 +62,29 @@ def tied(parts):
     if table.whole != list(matrix.shape) or table.dz.dtype != matrix.x.dtype:
         return None
     sizes = [matrix.x.shape[-1], matrix.dz.shape[-1]]
-    as_it_is = matrix.perm is None and list(matrix.shape) == sizes
-    turned = (
+    is_plain = matrix.perm is None and list(matrix.shape) == sizes
+    is_transposed = (
         matrix.perm is not None
         and list(matrix.perm) == [1, 0]
         and list(matrix.unpermuted or ()) == sizes
     )
-    if not as_it_is and not turned:
+    if not is_plain and not is_transposed:
         return None
-    return Tied(table, matrix, turned)
+    return Tied(table, matrix, is_transposed)
 
 
-def _same_layout_joined(parts, kind, joined):
+def _join_same_layout(parts, factor_class, joined_class):
     """Return `parts`, where parts of this kind and one layout are joined."""
-    groups, fewer_parts = {}, []
+    groups, remaining = {}, []
     for part in parts:
-        if type(part) is kind:
+        if type(part) is factor_class:
             layout = *part.layout(), part.dz.dtype, part.method
             groups.setdefault(layout, []).append(part)
         else:
-            fewer_parts.append(part)
+            remaining.append(part)
     for group in groups.values():
-        fewer_parts.append(group[0] if len(group) == 1 else joined(group))
-    return fewer_parts
+        remaining.append(group[0] if len(group) == 1 else joined_class(group))
+    return remaining
 
 
 class Joined(SampleGradients):
@@ -112,7 +115,7 @@ class Joined(SampleGradients):
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
-            return weighted(self._gradients, weights)
+            return weighted_total(self._gradients, weights)
         sums = [part.weighted_sum(weights) for part in self.parts]
         return tf.add_n([wide(tf.convert_to_tensor(s)) for s in sums])
 
@@ -159,12 +162,12 @@ class Tied(Joined):
         turned: whether its `dz`, not its `x`, has the rows of the table.
     """
 
-    def __init__(self, table, matrix, turned):
+    def __init__(self, table, matrix, is_transposed):
         super().__init__([table, matrix])
-        self._turned = turned
+        self._is_transposed = is_transposed
 
-    def _met(self):
-        """Return a of the table's rows, (n, t, s), and b, (n, t, d)."""
+    def _gathered_sides(self):
+        """Return a at the looked-up rows, (n, t, s), and b, (n, t, d)."""
         a, b = self._sides()
         copies = tf.stack([1, tf.shape(a)[1], 1])
         ids = tf.tile(self.parts[0].ids[:, None], copies)
@@ -173,27 +176,31 @@ class Tied(Joined):
     def _sides(self):
         """Return a and b, (n, t, rows) and (n, t, d)."""
         sides = self.parts[1].x, self.parts[1].dz
-        return sides[::-1] if self._turned else sides
+        return sides[::-1] if self._is_transposed else sides
 
     def squared_norms(self):
         table, matrix = self.parts
-        chosen, b = self._met()
+        gathered, b = self._gathered_sides()
         products = tf.matmul(b, table.dz, transpose_b=True)
-        cross = tf.reduce_sum(chosen * products, [1, 2])
+        cross = tf.reduce_sum(gathered * products, [1, 2])
         if rounds_up(cross.dtype):
-            sizes = lengths(b)[:, :, None] * lengths(table.dz)[:, None]
-            cross += LOST * tf.reduce_sum(tf.abs(chosen) * sizes, [1, 2])
+            sizes = (
+                vector_norms(b)[:, :, None] * vector_norms(table.dz)[:, None]
+            )
+            cross += ROUNDING_LOSS * tf.reduce_sum(
+                tf.abs(gathered) * sizes, [1, 2]
+            )
         squares = table.squared_norms() + matrix.squared_norms()
         total = rounded_up(squares + 2 * cross, 2 * squares, b)
-        return for_weighted_products(total, matrix.x, matrix.dz)
+        return round_up_product_norms(total, matrix.x, matrix.dz)
 
     def sum_of_squares(self):
         if self._gradients is not None:
             return super().sum_of_squares()
         table, matrix = self.parts
-        chosen, b = self._met()
+        gathered, b = self._gathered_sides()
         # The matrix's gradients in the rows of the table, (n, s, d).
-        cross = table.dz * tf.matmul(chosen, b, transpose_a=True)
+        cross = table.dz * tf.matmul(gathered, b, transpose_a=True)
         cross = table.slices(2 * cross, tf.reshape(table.ids, [-1]))
         parts = matrix.sum_of_squares(), table.sum_of_squares(), cross
         total = tf.add_n([tf.convert_to_tensor(part) for part in parts])
@@ -201,7 +208,10 @@ class Tied(Joined):
 
     def gram(self, other=None):
         other = self if other is None else other
-        if type(other) is not Tied or self._turned != other._turned:
+        if (
+            type(other) is not Tied
+            or self._is_transposed != other._is_transposed
+        ):
             return super().gram(other)
         if self._gradients is not None or other._gradients is not None:
             return super().gram(other)
@@ -213,8 +223,8 @@ class Tied(Joined):
         """Return the products of the table with the other's matrix, (n, m)."""
         a, b = other._sides()
 
-        def of_sample(own):
-            ids, dz = own
+        def of_sample(table_sample):
+            ids, dz = table_sample
             products = tf.matmul(b, dz, transpose_b=True)
             return tf.reduce_sum(tf.gather(a, ids, axis=2) * products, [1, 2])
 
@@ -244,9 +254,11 @@ class JoinedRows(Rows):
     """Several uses of a table as one use with all their positions."""
 
     def __init__(self, parts):
-        wide = tf.int64 if len({p.ids.dtype for p in parts}) > 1 else None
+        ids_dtype = tf.int64 if len({p.ids.dtype for p in parts}) > 1 else None
         super().__init__(
-            tf.concat([tf.cast(p.ids, wide or p.ids.dtype) for p in parts], 1),
+            tf.concat(
+                [tf.cast(p.ids, ids_dtype or p.ids.dtype) for p in parts], 1
+            ),
             tf.concat([p.dz for p in parts], 1),
             parts[0].shape,
             parts[0].method,
@@ -254,7 +266,7 @@ class JoinedRows(Rows):
         )
 
     def norm_bytes(self, n):
-        return _added(super().norm_bytes(n), n, self.ids, self.dz)
+        return _add_copies(super().norm_bytes(n), n, self.ids, self.dz)
 
 
 class JoinedOuter(Outer):
@@ -272,10 +284,10 @@ class JoinedOuter(Outer):
         )
 
     def norm_bytes(self, n):
-        return _added(super().norm_bytes(n), n, self.x, self.dz)
+        return _add_copies(super().norm_bytes(n), n, self.x, self.dz)
 
 
-def _added(norm_bytes, n, *tensors):
+def _add_copies(norm_bytes, n, *tensors):
     """Add the bytes of the tensors that joining has copied."""
     all_bytes = [norm_bytes, *(held_bytes(t, n) for t in tensors)]
     return None if None in all_bytes else sum(all_bytes)

@@ -9,15 +9,15 @@ from keras_pergrad.factors.base import (
     Kronecker,
     SampleGradients,
     expand,
-    for_weighted_products,
     in_shape,
     in_type,
     inner_products,
     integers,
+    round_up_product_norms,
     squares,
     squares_by_sample,
     squares_of_products,
-    weighted,
+    weighted_total,
     wide,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
@@ -37,14 +37,14 @@ def axes_of_sides(shape, perm, unpermuted, inputs):
         (axes of the left side, of the right side), or None if an axis has
         parts on both.
     """
-    before = list(shape if perm is None else unpermuted or ())
-    order = list(range(len(before)) if perm is None else perm)
-    if [before[p] for p in order] != list(shape):
+    matrix_shape = list(shape if perm is None else unpermuted or ())
+    order = list(range(len(matrix_shape)) if perm is None else perm)
+    if [matrix_shape[p] for p in order] != list(shape):
         return None
-    for count in range(len(before) + 1):
-        if math.prod(before[:count]) == inputs:
-            back = [order.index(k) for k in range(len(before))]
-            return tuple(back[:count]), tuple(back[count:])
+    for count in range(len(matrix_shape) + 1):
+        if math.prod(matrix_shape[:count]) == inputs:
+            inverse = [order.index(k) for k in range(len(matrix_shape))]
+            return tuple(inverse[:count]), tuple(inverse[count:])
     return None
 
 
@@ -62,49 +62,52 @@ def project(x, dz, axes, projection):
         x, dz, axes = dz, x, axes[::-1]
     columns = (last,) if last > 0 else ()
     columns_of_dz = [a for a in axes[1] if a in columns]
-    others = [a for a in axes[1] if a not in columns]
+    other_axes = [a for a in axes[1] if a not in columns]
     shape = projection.shape
-    dz = in_order(dz, axes[1], [*others, *columns_of_dz], shape)
-    more = math.prod(shape[a] for a in others)
-    if not others:
-        x = in_order(x, axes[0], sorted(axes[0]), shape)
+    dz = reorder_axes(dz, axes[1], [*other_axes, *columns_of_dz], shape)
+    extra_positions = math.prod(shape[a] for a in other_axes)
+    if not other_axes:
+        x = reorder_axes(x, axes[0], sorted(axes[0]), shape)
         rows = projection.inputs.apply(x)
         return projection.of_sides(rows, projection.outputs.apply(dz))
-    # Some axes of the rows are with the columns: as further positions.
-    dz = tf.reshape(dz, _with_positions(dz, more, projection.outputs.length))
+    # dz has row axes of the projection, too. They become further positions,
+    # and x is multiplied by the projection's matrix at each of them.
+    dz = tf.reshape(
+        dz, _with_positions(dz, extra_positions, projection.outputs.length)
+    )
     matrix = projection.inputs.matrix(x.dtype)
     row_axes = [a for a in range(len(shape)) if a not in columns]
     matrix = tf.reshape(matrix, [*(shape[a] for a in row_axes), -1])
-    order = [row_axes.index(a) for a in (*axes[0], *others)]
+    order = [row_axes.index(a) for a in (*axes[0], *other_axes)]
     matrix = tf.transpose(matrix, [*order, len(row_axes)])
     size = projection.inputs.size
-    matrix = tf.reshape(matrix, integers(x.shape[-1], more * size))
+    matrix = tf.reshape(matrix, integers(x.shape[-1], extra_positions * size))
     rows = tf.matmul(tf.reshape(x, integers(-1, x.shape[-1])), matrix)
     shape_of_rows = tf.concat([tf.shape(dz)[:2], [size]], 0)
     rows = tf.reshape(rows, shape_of_rows)
     return projection.of_sides(rows, projection.outputs.apply(dz))
 
 
-def in_order(tensor, axes, order, shape):
+def reorder_axes(tensor, axes, order, shape):
     """Return (n, T, ·) with the axes that its numbers have in another order."""
     if list(axes) == list(order):
         return tensor
     count = tf.shape(tensor)[1]
     sizes = [shape[a] for a in axes]
-    apart = tf.reshape(tensor, [-1, count, *sizes])
-    places = [list(axes).index(a) + 2 for a in order]
-    turned = tf.transpose(apart, [0, 1, *places])
-    turned = tf.reshape(turned, [-1, count, math.prod(sizes)])
-    turned.set_shape(tensor.shape)
-    return turned
+    split = tf.reshape(tensor, [-1, count, *sizes])
+    perm = [list(axes).index(a) + 2 for a in order]
+    transposed = tf.transpose(split, [0, 1, *perm])
+    transposed = tf.reshape(transposed, [-1, count, math.prod(sizes)])
+    transposed.set_shape(tensor.shape)
+    return transposed
 
 
-def _with_positions(tensor, more, length):
+def _with_positions(tensor, extra_positions, length):
     """Return the shape with parts of the last axis as positions."""
     count = tensor.shape[1]
     if count is None:
         count = tf.shape(tensor)[1]
-    return [-1, count * more, length]
+    return [-1, count * extra_positions, length]
 
 
 # Sums over samples whose gradients are never held all at once.
@@ -125,35 +128,35 @@ def squares_by_chunks(gradients, tensors, shape):
     )
 
 
-def sum_by_chunks(of_some, tensors, numbers, shape):
+def sum_by_chunks(chunk_sum, tensors, numbers, shape):
     """Return the sum of `of_some(*tensors)` of the samples, a few at a time.
 
     It holds `numbers` numbers a sample, and what it returns has this shape;
     that of blank samples is zero.
     """
-    most = max(HELD_AT_ONCE // max(numbers, 1), 1)
+    max_samples = max(HELD_AT_ONCE // max(numbers, 1), 1)
     n = tensors[0].shape[0]
-    if n is not None and n <= most:
-        return of_some(*tensors)
+    if n is not None and n <= max_samples:
+        return chunk_sum(*tensors)
     n = tf.shape(tensors[0])[0]
-    size = tf.maximum(tf.minimum(n, most), 1)
+    size = tf.maximum(tf.minimum(n, max_samples), 1)
     count = -(-n // size)
-    chunks = [_cut(tensor, count, size) for tensor in tensors]
+    chunks = [_split_chunks(tensor, count, size) for tensor in tensors]
 
     def add(k, total):
         parts = [tf.gather(chunk, k) for chunk in chunks]
-        return k + 1, total + of_some(*parts)
+        return k + 1, total + chunk_sum(*parts)
 
-    nothing = tf.zeros(shape, wide(tensors[0]).dtype)
+    zeros = tf.zeros(shape, wide(tensors[0]).dtype)
     return tf.while_loop(
-        lambda k, _: k < count, add, (0, nothing), parallel_iterations=1
+        lambda k, _: k < count, add, (0, zeros), parallel_iterations=1
     )[1]
 
 
-def _cut(tensor, count, size):
+def _split_chunks(tensor, count, size):
     """Return (n, ...) as (count, size, ...), with zeros at the end."""
-    missing = count * size - tf.shape(tensor)[0]
-    zeros = [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)]
+    padding = count * size - tf.shape(tensor)[0]
+    zeros = [[0, padding], *[[0, 0]] * (tensor.shape.rank - 1)]
     shape = tf.concat([[count, size], tf.shape(tensor)[1:]], 0)
     chunks = tf.reshape(tf.pad(tensor, zeros), shape)
     chunks.set_shape([None, None, *tensor.shape[1:]])
@@ -237,7 +240,7 @@ class Outer(SampleGradients):
             return self.method
         if self.positions is None:
             return "full"
-        return _cheaper(self.positions, *self._features)
+        return _cheaper_method(self.positions, *self._features)
 
     @property
     def _features(self) -> Any:
@@ -264,12 +267,14 @@ class Outer(SampleGradients):
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
         squares = squares_of_products(inputs * outputs, self.x, self.dz)
-        return for_weighted_products(squares, self.x, self.dz)
+        return round_up_product_norms(squares, self.x, self.dz)
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
-            before = self.shape if self.perm is None else self.unpermuted
-            return self._shaped(weighted(self._gradients, weights, before))
+            matrix_shape = self.shape if self.perm is None else self.unpermuted
+            return self._restore_shape(
+                weighted_total(self._gradients, weights, matrix_shape)
+            )
         x, dz = self.x, self.dz
         if weights is not None:
             # The narrower one costs less.
@@ -280,10 +285,10 @@ class Outer(SampleGradients):
                 dz *= expand(weights, dz)
         x = in_shape(x, [-1, x.shape[-1]])
         dz = in_shape(dz, [-1, dz.shape[-1]])
-        return self._shaped(tf.matmul(x, dz, transpose_a=True))
+        return self._restore_shape(tf.matmul(x, dz, transpose_a=True))
 
     def dot(self, direction):
-        matrix = self._unshaped(in_type(direction, self.x.dtype))
+        matrix = self._as_matrix(in_type(direction, self.x.dtype))
         if self._gradients is not None:
             return inner_products(self._gradients, matrix)
         i, o = self._features
@@ -304,21 +309,21 @@ class Outer(SampleGradients):
             total = squares_by_chunks(
                 _products, (self.x, self.dz), self._features
             )
-        return self._shaped(total)
+        return self._restore_shape(total)
 
     def gram(self, other=None):
         other = self if other is None else other
-        if not self._meets(other):
+        if not self._pairs_cost_less(other):
             return super().gram(other)
         x, dz = (in_shape(t, [-1, t.shape[-1]]) for t in (other.x, other.dz))
         if self.positions == other.positions == 1:
             inputs = tf.matmul(self.x[:, 0], x, transpose_b=True)
             return inputs * tf.matmul(self.dz[:, 0], dz, transpose_b=True)
 
-        def of_sample(own):
+        def of_sample(sides):
             inputs, outputs = (
-                tf.matmul(one, all_, transpose_b=True)
-                for one, all_ in zip(own, (x, dz))
+                tf.matmul(side, other_side, transpose_b=True)
+                for side, other_side in zip(sides, (x, dz))
             )
             # (positions, m · positions of the other)
             products = tf.reduce_sum(inputs * outputs, 0)
@@ -332,24 +337,24 @@ class Outer(SampleGradients):
         )
 
     def project(self, projection):
-        matches = self._matches(projection)
+        matches = self._projects_matrix(projection)
         if self._gradients is not None:
             if matches:
                 return projection.of_matrices(self._gradients)
             return super().project(projection)
-        if matches and not self._is_less(projection):
+        if matches and not self._sides_cost_less(projection):
             return projection.of_matrices(_products(self.x, self.dz))
         axes = self._axes_of_sides()
         if axes is None or not (matches or projection.inputs.is_matrix):
             return super().project(projection)
         return project(self.x, self.dz, axes, projection)
 
-    def _matches(self, projection):
-        """Whether it is the same matrix that is projected."""
+    def _projects_matrix(self, projection):
+        """Whether the projection sees the variable as the matrix (i, o)."""
         sides = projection.inputs.length, projection.outputs.length
         return self.perm is None and sides == self._features
 
-    def _is_less(self, projection):
+    def _sides_cost_less(self, projection):
         """Whether to project both sides costs less than the gradients do."""
         i, o = self._features
         t = self.positions
@@ -392,10 +397,10 @@ class Outer(SampleGradients):
     def sides(self):
         """Return x and dz with the variable's axes in their order."""
         axes = self._axes_of_sides() or ()
-        held = self._without_blank(self.x, self.dz)
+        sides = self._without_blank(self.x, self.dz)
         return [
-            in_order(tensor, own, sorted(own), self.shape)
-            for tensor, own in zip(held, axes)
+            reorder_axes(tensor, side_axes, sorted(side_axes), self.shape)
+            for tensor, side_axes in zip(sides, axes)
         ]
 
     def rotated(self, inputs=None, outputs=None):
@@ -404,11 +409,11 @@ class Outer(SampleGradients):
             return super().rotated(inputs, outputs)
         x, dz = self.sides()
         return Outer(
-            x if inputs is None else _mapped(x, inputs),
-            dz if outputs is None else _mapped(dz, outputs),
+            x if inputs is None else _map_last_axis(x, inputs),
+            dz if outputs is None else _map_last_axis(dz, outputs),
         )
 
-    def _meets(self, other):
+    def _pairs_cost_less(self, other):
         """Whether pairs of positions cost less than gradients do."""
         if not isinstance(other, Outer) or self.layout() != other.layout():
             return False
@@ -416,10 +421,10 @@ class Outer(SampleGradients):
             return False
         if self._gradients is not None or other._gradients is not None:
             return False
-        own, others = self.positions, other.positions
-        if own is None or others is None:
+        positions, other_positions = self.positions, other.positions
+        if positions is None or other_positions is None:
             return False
-        pairs = own * others
+        pairs = positions * other_positions
         i, o = self._features
         if pairs == 1 or (i * o > HELD and 2 * pairs < i * o):
             return True
@@ -454,13 +459,13 @@ class Outer(SampleGradients):
             self._gradients = _products(self.x, self.dz)
         return self._gradients
 
-    def _shaped(self, matrix):
+    def _restore_shape(self, matrix):
         if self.perm is None:
             return in_shape(matrix, self.shape)
         matrix = in_shape(matrix, self.unpermuted or [])
         return in_shape(tf.transpose(matrix, self.perm), self.shape)
 
-    def _unshaped(self, direction):
+    def _as_matrix(self, direction):
         """Return a gradient of the variable as a matrix, (i, o)."""
         return unpermuted(direction, self.perm, self.unpermuted, self._features)
 
@@ -483,12 +488,12 @@ def dot_is_less(t, i, o, projection, block=1):
     return dot < cost_of_sides(t, i, o, projection, block) + WORTH
 
 
-def unpermuted(direction, perm, before, shape):
-    """Return what has become `direction` in the shape it had before."""
+def unpermuted(direction, perm, matrix_shape, shape):
+    """Return a variable's direction as the matrix before `perm`."""
     if perm is not None:
-        direction = tf.reshape(direction, [before[p] for p in perm])
-        back = [list(perm).index(k) for k in range(len(perm))]
-        direction = tf.transpose(direction, back)
+        direction = tf.reshape(direction, [matrix_shape[p] for p in perm])
+        inverse = [list(perm).index(k) for k in range(len(perm))]
+        direction = tf.transpose(direction, inverse)
     return in_shape(direction, shape)
 
 
@@ -496,14 +501,14 @@ def _products(x, dz):
     return tf.matmul(x, dz, transpose_a=True)
 
 
-def _mapped(tensor, matrix):
+def _map_last_axis(tensor, matrix):
     """Return the map of the last axis of (n, T, ·)."""
     matrix = tf.convert_to_tensor(matrix, tensor.dtype)
     return tf.einsum("nti,ik->ntk", tensor, matrix)
 
 
-def _cheaper(t, i, o):
-    """Whether norms and weighted sum cost less with Gram matrices."""
+def _cheaper_method(t, i, o):
+    """Return the cheaper method for norms and weighted sum together."""
     if i * o > HELD:
         return "gram" if 2 * t**2 < i * o else "full"
     rates = XLA if in_xla() else PLAIN
@@ -516,8 +521,8 @@ def _cheaper(t, i, o):
 
 def _positions(tensor):
     """Return `tensor` as (n, T, features), and T (None if unknown)."""
-    between = tensor.shape[1:-1]
-    count = between.num_elements()
+    position_shape = tensor.shape[1:-1]
+    count = position_shape.num_elements()
     features = tensor.shape[-1]
     if tensor.shape.rank == 3:
         return tensor, count

@@ -11,14 +11,14 @@ from keras_pergrad.factors.base import (
     Kronecker,
     SampleGradients,
     expand,
-    for_weighted_products,
     in_shape,
     in_type,
     inner_products,
     integers,
+    round_up_product_norms,
     squares,
     squares_by_sample,
-    weighted,
+    weighted_total,
 )
 from keras_pergrad.factors.outer import (
     HELD,
@@ -47,7 +47,9 @@ _NORMS = {
 }
 METHODS = (*_GRADIENTS, *_NORMS)
 
-_forced = contextvars.ContextVar("forced convolution method", default=None)
+_forced_method = contextvars.ContextVar(
+    "forced convolution method", default=None
+)
 
 
 @contextlib.contextmanager
@@ -69,12 +71,12 @@ def convolution_method(method):
     >>> with convolution_method("taps"):
     ...     pass
     """
-    _check(method)
-    token = _forced.set(method)
+    _check_method(method)
+    token = _forced_method.set(method)
     try:
         yield
     finally:
-        _forced.reset(token)
+        _forced_method.reset(token)
 
 
 class Patches(SampleGradients):
@@ -122,15 +124,15 @@ class Patches(SampleGradients):
             windows, groups, big.shape[-1], small.shape[-1], in_xla()
         )
         if method is not None:
-            _check(method)
+            _check_method(method)
             if method not in self._costs:
                 raise ValueError(
                     f"method {method!r} cannot serve a kernel of shape "
                     f"{tuple(shape)} with {groups} groups and dilation "
                     f"{windows.dilation}; {tuple(self._costs)} can."
                 )
-        elif _forced.get() in self._costs:
-            method = _forced.get()
+        elif _forced_method.get() in self._costs:
+            method = _forced_method.get()
         self.method = method
 
     def chosen_method(self):
@@ -138,11 +140,11 @@ class Patches(SampleGradients):
         return self.method or min(self._costs, key=self._cost)
 
     def sum_method(self):
-        held = self.chosen_method() in _GRADIENTS
-        return "held" if held else "filter gradient"
+        is_held = self.chosen_method() in _GRADIENTS
+        return "held" if is_held else "filter gradient"
 
     def norm_bytes(self, n):
-        if not self.windows.known:
+        if not self.windows.is_static:
             return None
         return (
             convolution_costs.norm_bytes(
@@ -159,20 +161,20 @@ class Patches(SampleGradients):
     def squared_norms(self):
         method = self.chosen_method()
         if self._gradients is None and method in _NORMS:
-            big, *others = self._arguments()
+            big, *others = self._method_arguments()
             if method == "patch_gram":
                 big = convolution_methods.unfold(big, self.windows)
                 if self.groups == 1 and not self.windows.are_pixels:
                     self._unfolded = big
             squares = _NORMS[method](big, *others)
             taps = self.windows.taps
-            return for_weighted_products(squares, self.big, self.small, taps)
+            return round_up_product_norms(squares, self.big, self.small, taps)
         return squares_by_sample(self._matrices())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
-            return self._shaped(weighted(self._gradients, weights))
-        big, small, windows, groups = self._arguments()
+            return self._restore_shape(weighted_total(self._gradients, weights))
+        big, small, windows, groups = self._method_arguments()
         if weights is not None:
             small *= expand(weights, small)
         if self._unfolded is not None:
@@ -185,41 +187,44 @@ class Patches(SampleGradients):
         matrix = in_type(direction, self.big.dtype)
         matrix = tf.reshape(matrix, [-1, self.small.shape[-1]])
         if self._gradients is not None:
-            if self._is_turned(self._gradients):
+            if self._is_transposed(self._gradients):
                 matrix = tf.transpose(matrix)
             return inner_products(self._gradients, matrix)
         if self._unfolded is not None:
             products = tf.matmul(self._unfolded, matrix) * self.small
             return tf.reduce_sum(products, [1, 2])
-        return convolution_methods.dots(*self._arguments(), matrix)
+        return convolution_methods.dots(*self._method_arguments(), matrix)
 
     def project(self, projection):
         if self._gradients is not None:
-            turned = self._is_turned(self._gradients)
-            if self._gradients.shape[turned + 1] == projection.inputs.length:
-                return projection.of_matrices(self._gradients, turned)
+            is_transposed = self._is_transposed(self._gradients)
+            if (
+                self._gradients.shape[is_transposed + 1]
+                == projection.inputs.length
+            ):
+                return projection.of_matrices(self._gradients, is_transposed)
             return super().project(projection)
-        if self.groups > 1 or not self._is_less(projection):
+        if self.groups > 1 or not self._sides_cost_less(projection):
             return super().project(projection)
-        big, small, windows, _ = self._arguments()
+        big, small, windows, _ = self._method_arguments()
         matrix = projection.inputs.matrix(big.dtype)
         if self._unfolded is not None:
             rows = tf.matmul(self._unfolded, matrix)
         else:
-            rows = convolution_methods.mapped(big, matrix, windows)
+            rows = convolution_methods.map_windows(big, matrix, windows)
         return projection.of_sides(rows, projection.outputs.apply(small))
 
     def _matrix_shape(self):
         *rows, columns = self.shape
         return math.prod(rows), columns
 
-    def _is_less(self, projection):
+    def _sides_cost_less(self, projection):
         """Whether to project both sides costs less than the gradients do."""
         rows, columns = projection.inputs, projection.outputs
         i, o = self._matrix_shape()
         if not rows.is_matrix or (rows.length, columns.length) != (i, o):
             return False
-        if i * o > HELD or not self.windows.known:
+        if i * o > HELD or not self.windows.is_static:
             return True
         t, k, m = self.windows.count, rows.size, columns.size
         full = t * i * o + PLAIN.gram * (i * o * m + i * k * m)
@@ -229,7 +234,7 @@ class Patches(SampleGradients):
     def dot_is_less(self, projection):
         if self._gradients is not None or self.groups > 1:
             return True
-        t = self.windows.count if self.windows.known else None
+        t = self.windows.count if self.windows.is_static else None
         sides = self._matrix_shape()
         return dot_is_less(t, *sides, projection, self._block())
 
@@ -252,7 +257,9 @@ class Patches(SampleGradients):
             return tf.matmul(rows, rows, transpose_a=True)
 
         inputs, _ = self._matrix_shape()
-        numbers = inputs * (self.windows.count if self.windows.known else 2**20)
+        numbers = inputs * (
+            self.windows.count if self.windows.is_static else 2**20
+        )
         small = tf.reshape(small, [-1, small.shape[-1]])
         outputs = tf.matmul(small, small, transpose_a=True)
         return Kronecker(
@@ -271,7 +278,7 @@ class Patches(SampleGradients):
             x = convolution_methods.unfold(big, windows)
         else:
             inputs = tf.convert_to_tensor(inputs, big.dtype)
-            x = convolution_methods.mapped(big, inputs, windows)
+            x = convolution_methods.map_windows(big, inputs, windows)
         if outputs is not None:
             outputs = tf.convert_to_tensor(outputs, small.dtype)
             small = tf.einsum("nto,ok->ntk", small, outputs)
@@ -279,15 +286,15 @@ class Patches(SampleGradients):
 
     def sum_of_squares(self):
         if self._gradients is not None:
-            return self._shaped(squares(self._gradients))
+            return self._restore_shape(squares(self._gradients))
         method = _GRADIENTS[self._gradient_method()]
 
         def gradients(big, small):
             matrices = method(big, small, self.windows, self.groups)
-            return self._shaped(matrices, [-1])
+            return self._restore_shape(matrices, [-1])
 
-        held = self.big, self.small
-        return squares_by_chunks(gradients, held, self.shape)
+        sides = self.big, self.small
+        return squares_by_chunks(gradients, sides, self.shape)
 
     def squared_norm_of_sum(self):
         if self._gradients is None:
@@ -295,15 +302,15 @@ class Patches(SampleGradients):
         return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
 
     def materialize(self):
-        return self._shaped(self._matrices(), [-1])
+        return self._restore_shape(self._matrices(), [-1])
 
-    def _shaped(self, gradients, batch=()):
+    def _restore_shape(self, gradients, batch=()):
         """Reshape gradients (K·i, g·o), or transposed ones (o, K·i)."""
-        if self._is_turned(gradients):
+        if self._is_transposed(gradients):
             gradients = tf.linalg.matrix_transpose(gradients)
         return in_shape(gradients, [*batch, *self.shape])
 
-    def _is_turned(self, gradients):
+    def _is_transposed(self, gradients):
         return gradients.shape[-1] != self.small.shape[-1]
 
     def _gradient_method(self):
@@ -315,17 +322,17 @@ class Patches(SampleGradients):
     def _matrices(self):
         if self._gradients is None:
             method = _GRADIENTS[self._gradient_method()]
-            self._gradients = method(*self._arguments())
+            self._gradients = method(*self._method_arguments())
         return self._gradients
 
     def _cost(self, method):
         return self._costs.get(method, math.inf)
 
-    def _arguments(self):
+    def _method_arguments(self):
         return self.big, self.small, self.windows, self.groups
 
 
-def _check(method):
+def _check_method(method):
     if method not in METHODS:
         raise ValueError(
             f"`method` must be one of {METHODS}. Received: method={method!r}"

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors.base import wide
-from keras_pergrad.factors.rows import own_ids
+from keras_pergrad.factors.rows import ids_by_sample
 
 # One side of a random projection: random signs, made at first use.
 
@@ -34,10 +34,10 @@ class Side:
     def __init__(self, length, size, seed):
         self.length, self.size, self._seed = length, size, seed
         self._is_long = size < length and length >= _LONG
-        self._made = {}
+        self._cache = {}
 
     @property
-    def is_whole(self):
+    def is_identity(self):
         """Whether all numbers stay as they are."""
         return self.size == self.length
 
@@ -48,65 +48,66 @@ class Side:
 
     def matrix(self, dtype):
         """Return it as (length, size)."""
-        if self.is_whole:
+        if self.is_identity:
             return tf.eye(self.length, dtype=dtype)
         make = self._sparse_matrix if self._is_long else self._signs
-        return tf.cast(self._once("matrix", make), dtype)
+        return tf.cast(self._cached("matrix", make), dtype)
 
     def apply(self, tensor):
         """Return the map of the last axis, (..., size)."""
-        if self.is_whole:
+        if self.is_identity:
             return tensor
         if self.is_matrix:
             return _product(tensor, self.matrix(tensor.dtype))
         flat = tf.transpose(tf.reshape(tensor, [-1, self.length]))
-        places, signs = self._places(), self._place_signs(tensor.dtype)
-        added = tf.math.unsorted_segment_sum(
-            flat * signs[:, None], places, self.size
+        buckets, signs = self._buckets(), self._bucket_signs(tensor.dtype)
+        sums = tf.math.unsorted_segment_sum(
+            flat * signs[:, None], buckets, self.size
         )
         shape = tf.concat([tf.shape(tensor)[:-1], [self.size]], 0)
-        mapped = tf.reshape(tf.transpose(added), shape)
-        mapped.set_shape([*tensor.shape[:-1], self.size])
-        return mapped
+        result = tf.reshape(tf.transpose(sums), shape)
+        result.set_shape([*tensor.shape[:-1], self.size])
+        return result
 
-    def summed(self, ids, values):
+    def sum_rows(self, ids, values):
         """Return Σ_t row ids[t] ⊗ values[t], (n, size, d).
 
         Args:
             ids: (n, T) numbers of entries.
             values: (n, T, d).
         """
-        if not self.is_whole and not self._is_long:
+        if not self.is_identity and not self._is_long:
+            # This fills the cache; only the rows that are looked up are cast.
             self.matrix(values.dtype)
-            rows = tf.gather(self._made["matrix"], ids)
+            rows = tf.gather(self._cache["matrix"], ids)
             rows = tf.cast(rows, values.dtype)
             return tf.matmul(rows, values, transpose_a=True)
         n, columns = tf.shape(values)[0], values.shape[-1]
-        if not self.is_whole:
-            signs = tf.gather(self._place_signs(values.dtype), ids)
+        if not self.is_identity:
+            signs = tf.gather(self._bucket_signs(values.dtype), ids)
             values *= signs[..., None]
-            ids = tf.gather(self._places(), ids)
-        places = own_ids(ids, n, self.size, tf.int32)
-        added = tf.math.unsorted_segment_sum(
-            tf.reshape(values, [-1, columns]), places, n * self.size
+            ids = tf.gather(self._buckets(), ids)
+        bucket_ids = ids_by_sample(ids, n, self.size, tf.int32)
+        sums = tf.math.unsorted_segment_sum(
+            tf.reshape(values, [-1, columns]), bucket_ids, n * self.size
         )
-        return tf.reshape(added, [-1, self.size, columns])
+        return tf.reshape(sums, [-1, self.size, columns])
 
-    def _places(self):
+    def _buckets(self):
         """Return which result each number is added to, (length,)."""
-        make = self._random_places
-        return self._once("places", lambda: make()[0])
+        make = self._random_buckets
+        return self._cached("places", lambda: make()[0])
 
-    def _place_signs(self, dtype):
-        make = self._random_places
-        return tf.cast(self._once("signs", lambda: make()[1]), dtype)
+    def _bucket_signs(self, dtype):
+        make = self._random_buckets
+        return tf.cast(self._cached("signs", lambda: make()[1]), dtype)
 
-    def _once(self, name, make):
-        if name not in self._made:
+    def _cached(self, name, make):
+        if name not in self._cache:
             # A function captures a tensor that has a value.
             with tf.init_scope():
-                self._made[name] = tf.constant(make())
-        return self._made[name]
+                self._cache[name] = tf.constant(make())
+        return self._cache[name]
 
     def _signs(self):
         """Return ±1/√size, (length, size)."""
@@ -117,22 +118,22 @@ class Side:
         signs = np.where(bits, scale, -scale)
         return signs.reshape(self.length, self.size)
 
-    def _random_places(self):
-        """Return a place below `size` and a sign for each number."""
+    def _random_buckets(self):
+        """Return a bucket below `size` and a sign for each number."""
         words = self._words(self.length)
         signs = np.where(words & np.uint64(1), 1, -1).astype("float32")
-        # The upper half of a word is even over places but for 1 in 2^32.
-        places = (words >> np.uint64(32)) % np.uint64(self.size)
-        return places.astype("int32"), signs
+        # The upper half of a word is uniform over buckets up to 1 in 2^32.
+        buckets = (words >> np.uint64(32)) % np.uint64(self.size)
+        return buckets.astype("int32"), signs
 
     def _sparse_matrix(self):
-        places, signs = self._random_places()
+        buckets, signs = self._random_buckets()
         matrix = np.zeros((self.length, self.size), "float32")
-        matrix[np.arange(self.length), places] = signs
+        matrix[np.arange(self.length), buckets] = signs
         return matrix
 
     def _words(self, count):
-        """Return random 64-bit words of a generator that counts."""
+        """Return random 64-bit words of a counter-based generator."""
         text = f"{self._seed}, {self.length}, {self.size}"
         digest = hashlib.sha256(text.encode()).digest()
         generator = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
@@ -142,7 +143,7 @@ class Side:
 class PartOfSide:
     """A side for numbers `start` to `start + length` of another's."""
 
-    is_whole = False
+    is_identity = False
 
     def __init__(self, side, start, length):
         self._side, self._start = side, start
@@ -162,13 +163,15 @@ class PartOfSide:
         """Return the map of the last axis, (..., size)."""
         if self.is_matrix:
             return _product(tensor, self.matrix(tensor.dtype))
-        after = self._side.length - self._start - self.length
-        zeros = [[0, 0]] * (tensor.shape.rank - 1) + [[self._start, after]]
+        trailing_zeros = self._side.length - self._start - self.length
+        zeros = [[0, 0]] * (tensor.shape.rank - 1) + [
+            [self._start, trailing_zeros]
+        ]
         return self._side.apply(tf.pad(tensor, zeros))
 
-    def summed(self, ids, values):
+    def sum_rows(self, ids, values):
         """Return Σ_t row ids[t] ⊗ values[t], (n, size, d)."""
-        return self._side.summed(ids + self._start, values)
+        return self._side.sum_rows(ids + self._start, values)
 
 
 def _product(tensor, matrix):
@@ -177,11 +180,11 @@ def _product(tensor, matrix):
         return tf.matmul(tensor, matrix)
     length, size = matrix.shape
     flat = tf.matmul(tf.reshape(tensor, [-1, length]), matrix)
-    known = tensor.shape[1:-1].as_list()
-    if None in known:
+    static_sizes = tensor.shape[1:-1].as_list()
+    if None in static_sizes:
         shape = tf.concat([tf.shape(tensor)[:-1], [size]], 0)
     else:
-        shape = [-1, *known, size]
+        shape = [-1, *static_sizes, size]
     return tf.reshape(flat, shape)
 
 
@@ -241,7 +244,7 @@ class Projection:
         self.seed = tuple(seed) if isinstance(seed, (tuple, list)) else seed
         columns = self.shape[-1] if len(self.shape) > 1 else 1
         rows = math.prod(self.shape[:-1] if len(self.shape) > 1 else self.shape)
-        sizes = _shared(rows, columns, int(size))
+        sizes = _side_sizes(rows, columns, int(size))
         text = f"{self.seed}"
         self.inputs = Side(rows, sizes[0], f"{text}, inputs")
         self.outputs = Side(columns, sizes[1], f"{text}, outputs")
@@ -276,27 +279,29 @@ class Projection:
         sides = self.inputs.length, self.outputs.length
         return self.of_matrices(tf.reshape(gradients, [-1, *sides]))
 
-    def of_matrices(self, matrices, is_turned=False):
-        """Return those of (n, rows, columns), or (n, columns, rows)."""
-        if self.inputs.is_whole and self.outputs.is_whole:
-            if is_turned:
+    def of_matrices(self, matrices, is_transposed=False):
+        """Return the projections of (n, rows, columns), or transposed."""
+        if self.inputs.is_identity and self.outputs.is_identity:
+            if is_transposed:
                 matrices = tf.linalg.matrix_transpose(matrices)
             return tf.reshape(matrices, [-1, self.size])
-        if is_turned:
+        if is_transposed:
             first, last = self.outputs, self.inputs
         else:
             first, last = self.inputs, self.outputs
-        met = last.apply(matrices)
-        if first.is_whole and not is_turned:
-            return tf.reshape(met, [-1, self.size])
+        partial = last.apply(matrices)
+        if first.is_identity and not is_transposed:
+            return tf.reshape(partial, [-1, self.size])
         if first.is_matrix:
-            matrix = first.matrix(met.dtype)
-            order = "nac,ab->ncb" if is_turned else "nac,ab->nbc"
-            return tf.reshape(tf.einsum(order, met, matrix), [-1, self.size])
-        met = first.apply(tf.linalg.matrix_transpose(met))
-        if not is_turned:
-            met = tf.linalg.matrix_transpose(met)
-        return tf.reshape(met, [-1, self.size])
+            matrix = first.matrix(partial.dtype)
+            equation = "nac,ab->ncb" if is_transposed else "nac,ab->nbc"
+            return tf.reshape(
+                tf.einsum(equation, partial, matrix), [-1, self.size]
+            )
+        partial = first.apply(tf.linalg.matrix_transpose(partial))
+        if not is_transposed:
+            partial = tf.linalg.matrix_transpose(partial)
+        return tf.reshape(partial, [-1, self.size])
 
     def of_sides(self, rows, columns):
         """Return Σ_t rows ⊗ columns of sides that are projected, (n, size).
@@ -310,19 +315,19 @@ class Projection:
 
     def in_shape(self, shape):
         """Return the same map for another shape with the same last axis."""
-        other = copy.copy(self)
-        other.shape = tuple(shape)
-        return other
+        projection = copy.copy(self)
+        projection.shape = tuple(shape)
+        return projection
 
     def of_last(self, start, length):
         """Return the same map for some entries of the variable's last axis."""
-        part = copy.copy(self)
-        part.shape = (*self.shape[:-1], length)
+        projection = copy.copy(self)
+        projection.shape = (*self.shape[:-1], length)
         if len(self.shape) > 1:
-            part.outputs = PartOfSide(self.outputs, start, length)
+            projection.outputs = PartOfSide(self.outputs, start, length)
         else:
-            part.inputs = PartOfSide(self.inputs, start, length)
-        return part
+            projection.inputs = PartOfSide(self.inputs, start, length)
+        return projection
 
 
 def projections(shapes, size, seed):
@@ -355,20 +360,23 @@ def projections(shapes, size, seed):
             f"`size` must be at least {len(shapes)}, a number for each "
             f"variable. Received: size={size}"
         )
-    numbers = [math.prod(shape) for shape in shapes]
-    shares, left = {}, size
-    for done, k in enumerate(
-        sorted(range(len(shapes)), key=numbers.__getitem__)
+    entry_counts = [math.prod(shape) for shape in shapes]
+    # The smallest first: what they do not need is shared by the others.
+    shares, remaining = {}, size
+    for handled, k in enumerate(
+        sorted(range(len(shapes)), key=entry_counts.__getitem__)
     ):
-        shares[k] = max(min(numbers[k], left // (len(shapes) - done)), 1)
-        left -= shares[k]
+        shares[k] = max(
+            min(entry_counts[k], remaining // (len(shapes) - handled)), 1
+        )
+        remaining -= shares[k]
     return [
         Projection(shape, shares[k], (seed, k))
         for k, shape in enumerate(shapes)
     ]
 
 
-def _shared(rows, columns, size):
+def _side_sizes(rows, columns, size):
     """Return the sizes of two sides, which multiply to at most `size`."""
     if rows * columns <= size:
         return rows, columns

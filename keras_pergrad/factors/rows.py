@@ -23,7 +23,7 @@ from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 MOSTLY_NEW = 4, 5
 #: A hash table of so many positions stays in a core's cache, and one of other
 #: samples is made beside it; more than so many cost more than they save.
-OF_ONE_TABLE, TABLES = 2**12, 8
+POSITIONS_PER_TABLE, MAX_TABLES = 2**12, 8
 
 
 def squares_by_hash(ids, dz, rows):
@@ -34,97 +34,109 @@ def squares_by_hash(ids, dz, rows):
         dz: (n, positions, d).
         rows: how many rows the table has.
     """
-    known = ids.shape.num_elements()
-    if known is not None and known < 2 * OF_ONE_TABLE:
-        return _squares_by_one(ids, dz, rows, ids.shape[0])
+    static_count = ids.shape.num_elements()
+    if static_count is not None and static_count < 2 * POSITIONS_PER_TABLE:
+        return _squares_by_table(ids, dz, rows, ids.shape[0])
     n = tf.shape(ids)[0]
-    tables = tf.minimum(tf.size(ids) // OF_ONE_TABLE, n)
-    tables = tf.clip_by_value(tables, 1, TABLES)
+    tables = tf.minimum(tf.size(ids) // POSITIONS_PER_TABLE, n)
+    tables = tf.clip_by_value(tables, 1, MAX_TABLES)
     samples = -(-n // tables)
 
     def add(k, squares):
-        # What bounds a slice bounds what a prediction of memory sees.
+        # Slices with bounds let a prediction of memory see their size.
         some_ids, some_dz = (t[k * samples :][:samples] for t in (ids, dz))
-        own = _squares_by_one(some_ids, some_dz, rows, ids.shape[0])
-        return k + 1, squares.write(k, own)
+        table_squares = _squares_by_table(some_ids, some_dz, rows, ids.shape[0])
+        return k + 1, squares.write(k, table_squares)
 
     squares = tf.TensorArray(
         dz.dtype, tables, infer_shape=False, element_shape=[None]
     )
     _, squares = tf.while_loop(
-        lambda k, _: k < tables, add, (0, squares), parallel_iterations=TABLES
+        lambda k, _: k < tables,
+        add,
+        (0, squares),
+        parallel_iterations=MAX_TABLES,
     )
     squares = squares.concat()
     squares.set_shape(ids.shape[:1])
     return squares
 
 
-def _squares_by_one(ids, dz, rows, most):
-    """Return the same by one table; at most `most` samples, if it is known."""
+def _squares_by_table(ids, dz, rows, max_samples):
+    """Return the squared norms of some samples, by one hash table.
+
+    There are at most `max_samples` of them; None: not known.
+    """
     n, positions = (
         tf.shape(ids)[axis] if size is None else size
         for axis, size in enumerate(ids.shape)
     )
-    segments, counts = _equal(ids, n, rows, most)
+    segments, counts = _equal_segments(ids, n, rows, max_samples)
     dz = tf.reshape(dz, [-1, dz.shape[-1]])
-    part, whole = MOSTLY_NEW
-    least = n * positions // whole * part
+    new_part, of_parts = MOSTLY_NEW
+    min_segments = n * positions // of_parts * new_part
 
-    def of_all():
+    def sum_all():
         # Segments are in the order of their first positions.
-        added = tf.math.unsorted_segment_sum(dz, segments, tf.size(counts))
+        sums = tf.math.unsorted_segment_sum(dz, segments, tf.size(counts))
         samples = _samples(tf.range(n * positions), segments, tf.size(counts))
-        return _by_sample(added, samples)
+        return _by_sample(sums, samples)
 
-    def of_few():
-        several = counts > 1
-        meets = tf.gather(several, segments)
+    def sum_repeated():
+        is_repeated = counts > 1
+        has_equal = tf.gather(is_repeated, segments)
         # Two for each position that meets its id again, at most: what the
         # shapes tell of it bounds the memory.
-        places = tf.where(meets)[: 2 * (n * positions - least), 0]
-        numbers = tf.cumsum(tf.cast(several, tf.int32)) - 1
-        groups = tf.gather(numbers, tf.gather(segments, places))
-        count = tf.math.count_nonzero(several, dtype=tf.int32)
-        added = tf.math.unsorted_segment_sum(
-            tf.gather(dz, places), groups, count
+        indices = tf.where(has_equal)[: 2 * (n * positions - min_segments), 0]
+        group_numbers = tf.cumsum(tf.cast(is_repeated, tf.int32)) - 1
+        groups = tf.gather(group_numbers, tf.gather(segments, indices))
+        count = tf.math.count_nonzero(is_repeated, dtype=tf.int32)
+        sums = tf.math.unsorted_segment_sum(
+            tf.gather(dz, indices), groups, count
         )
         squares = tf.reduce_sum(tf.square(dz), 1)
-        alone = tf.where(meets, tf.zeros([], squares.dtype), squares)
-        alone = tf.reduce_sum(tf.reshape(alone, [n, positions]), 1)
-        samples = _samples(tf.cast(places, tf.int32), groups, count)
-        return alone + _by_sample(added, samples)
+        single_squares = tf.where(
+            has_equal, tf.zeros([], squares.dtype), squares
+        )
+        single_squares = tf.reduce_sum(
+            tf.reshape(single_squares, [n, positions]), 1
+        )
+        samples = _samples(tf.cast(indices, tf.int32), groups, count)
+        return single_squares + _by_sample(sums, samples)
 
-    def _samples(places, groups, count):
-        return tf.math.unsorted_segment_max(places // positions, groups, count)
+    def _samples(indices, groups, count):
+        return tf.math.unsorted_segment_max(indices // positions, groups, count)
 
-    def _by_sample(added, samples):
-        squares = tf.reduce_sum(tf.square(added), 1)
+    def _by_sample(sums, samples):
+        squares = tf.reduce_sum(tf.square(sums), 1)
         return tf.math.unsorted_segment_sum(squares, samples, n)
 
-    return tf.cond(tf.size(counts) > least, of_few, of_all)
+    return tf.cond(tf.size(counts) > min_segments, sum_repeated, sum_all)
 
 
-def own_ids(ids, n, rows, dtype):
+def ids_by_sample(ids, n, rows, dtype):
     """Return flat ids that are separate for each sample: below n · rows."""
     firsts = tf.range(tf.cast(n, dtype))[:, None] * tf.cast(rows, dtype)
     return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
 
 
-def _equal(ids, n, rows, most):
+def _equal_segments(ids, n, rows, max_samples):
     """Return a segment for each position, and how many each segment has.
 
     Narrow keys are hashed in half the time, where the samples' numbers fit.
     """
 
-    def hashed(dtype):
-        return tf.unique_with_counts(own_ids(ids, n, rows, dtype))[1:]
+    def hash_ids(dtype):
+        return tf.unique_with_counts(ids_by_sample(ids, n, rows, dtype))[1:]
 
-    fit = tf.int32.max // (rows + 1)
-    if fit and most is not None:
-        return hashed(tf.int32 if most <= fit else tf.int64)
-    if not fit:
-        return hashed(tf.int64)
-    return tf.cond(n <= fit, lambda: hashed(tf.int32), lambda: hashed(tf.int64))
+    max_fitting = tf.int32.max // (rows + 1)
+    if max_fitting and max_samples is not None:
+        return hash_ids(tf.int32 if max_samples <= max_fitting else tf.int64)
+    if not max_fitting:
+        return hash_ids(tf.int64)
+    return tf.cond(
+        n <= max_fitting, lambda: hash_ids(tf.int32), lambda: hash_ids(tf.int64)
+    )
 
 
 # The factor of look-up tables.
@@ -132,11 +144,11 @@ def _equal(ids, n, rows, most):
 
 METHODS = ("whole", "unique", "table", "compare", "sort")
 #: A table of places for each sample has at most so many for each number of dz.
-PLACES = 4
+PLACES_PER_NUMBER = 4
 #: Above it, comparing all pairs of positions costs more than sorting.
-MOST_COMPARED = 512
+MAX_COMPARED = 512
 #: Up to this many rows per slice, summing into the whole table is faster.
-SLICES = 4
+ROWS_PER_SLICE = 4
 
 
 class Rows(SampleGradients):
@@ -175,9 +187,9 @@ class Rows(SampleGradients):
             positions = tf.reduce_prod(tf.shape(ids)[1:])
             self.dz = tf.reshape(dz, [batch, positions, shape[-1]])
             self.ids = tf.reshape(ids, [batch, positions])
-            known = ids.shape[1:].num_elements()
-            self.dz.set_shape([None, known, shape[-1]])
-            self.ids.set_shape([None, known])
+            static_count = ids.shape[1:].num_elements()
+            self.dz.set_shape([None, static_count, shape[-1]])
+            self.ids.set_shape([None, static_count])
         self.shape = list(shape)
         self.whole = list(whole or shape)
         self.method = method
@@ -191,22 +203,25 @@ class Rows(SampleGradients):
             return "whole"
         if not in_xla():
             return "unique"
-        if self.shape[0] <= PLACES * (positions or 0) * self.shape[-1]:
+        if (
+            self.shape[0]
+            <= PLACES_PER_NUMBER * (positions or 0) * self.shape[-1]
+        ):
             return "table"
-        few = positions is not None and positions <= MOST_COMPARED
-        return "compare" if few else "sort"
+        is_few = positions is not None and positions <= MAX_COMPARED
+        return "compare" if is_few else "sort"
 
     def sum_method(self):
         return "slices"
 
     def norm_bytes(self, n):
         # dz in the order of the ids, and the sums of equal ones.
-        once = held_bytes(self.dz, n)
-        if once is None:
+        dz_bytes = held_bytes(self.dz, n)
+        if dz_bytes is None:
             return None
-        table = self.chosen_method() == "table"
-        places = tf.int32.size * n * self.shape[0] if table else 0
-        return 2 * once + places
+        has_table = self.chosen_method() == "table"
+        table_bytes = tf.int32.size * n * self.shape[0] if has_table else 0
+        return 2 * dz_bytes + table_bytes
 
     def squared_norms(self):
         if self.ids.shape[1] == 1:
@@ -216,31 +231,33 @@ class Rows(SampleGradients):
         n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() == "unique":
             return squares_by_hash(self.ids, self.dz, self.shape[0])
-        _, added = self._by_position(n, positions)
+        _, sums = self._by_position(n, positions)
         return tf.reduce_sum(
-            tf.reshape(tf.square(added), [n, positions * self.shape[-1]]), 1
+            tf.reshape(tf.square(sums), [n, positions * self.shape[-1]]), 1
         )
 
     def sum_of_squares(self):
         n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() in ("whole", "unique"):
-            ids, added = self._by_hash(n)
+            ids, sums = self._by_hash(n)
             ids %= self.shape[0]
         else:
-            segments, added = self._by_position(n, positions)
+            segments, sums = self._by_position(n, positions)
             ids = tf.reshape(self.ids, [-1])
             ids = tf.math.unsorted_segment_max(ids, segments, n * positions)
             # A segment without a position is zero, in whatever row.
             ids = tf.maximum(ids, 0)
-        return self.slices(tf.square(added), ids)
+        return self.slices(tf.square(sums), ids)
 
     def dot(self, direction):
         if isinstance(direction, tf.IndexedSlices):
-            met = self._rows_of(direction)
+            direction_rows = self._gather_slices(direction)
         else:
             direction = tf.cast(direction, self.dz.dtype)
-            met = tf.gather(tf.reshape(direction, self.shape), self.ids)
-        return tf.reduce_sum(met * self.dz, [1, 2])
+            direction_rows = tf.gather(
+                tf.reshape(direction, self.shape), self.ids
+            )
+        return tf.reduce_sum(direction_rows * self.dz, [1, 2])
 
     def gram(self, other=None):
         if other is None or other is self:
@@ -262,19 +279,19 @@ class Rows(SampleGradients):
         return tf.transpose(products)
 
     def project(self, projection):
-        *others, last = self.whole[1:] or [1]
-        more = math.prod(others)
+        *middle_sizes, last = self.whole[1:] or [1]
+        row_size = math.prod(middle_sizes)
         ids, dz = self.ids, self.dz
-        if more > 1:
+        if row_size > 1:
             n, positions = tf.unstack(tf.shape(ids))
-            ids = tf.expand_dims(ids, -1) * more + tf.range(
-                more, dtype=ids.dtype
+            ids = tf.expand_dims(ids, -1) * row_size + tf.range(
+                row_size, dtype=ids.dtype
             )
-            ids = tf.reshape(ids, [n, positions * more])
-            dz = tf.reshape(dz, [n, positions * more, last])
+            ids = tf.reshape(ids, [n, positions * row_size])
+            dz = tf.reshape(dz, [n, positions * row_size, last])
         columns = projection.outputs.apply(dz)
-        added = projection.inputs.summed(ids, columns)
-        return tf.reshape(added, [-1, projection.size])
+        sums = projection.inputs.sum_rows(ids, columns)
+        return tf.reshape(sums, [-1, projection.size])
 
     def axes(self):
         return (0,)
@@ -303,31 +320,31 @@ class Rows(SampleGradients):
         """Return what uses of one table must share to be joined."""
         return (tuple(self.whole),)
 
-    def _rows_of(self, slices):
+    def _gather_slices(self, slices):
         """Return a row of slices for each id, without a table; else zeros."""
         order = tf.argsort(slices.indices)
         ids = tf.cast(tf.gather(slices.indices, order), self.ids.dtype)
         values = tf.gather(tf.cast(slices.values, self.dz.dtype), order)
         count = tf.size(ids)
         # Each place among the sorted ids gets the sum of its equal ones.
-        firsts = tf.searchsorted(ids, ids)
+        first_equals = tf.searchsorted(ids, ids)
         values = tf.reshape(values, [count, self.shape[-1]])
-        values = tf.math.unsorted_segment_sum(values, firsts, count)
-        flat = tf.reshape(self.ids, [-1])
-        places = tf.minimum(tf.searchsorted(ids, flat), count - 1)
-        met = tf.where(
-            (tf.gather(ids, places) == flat)[:, None],
-            tf.gather(values, places),
+        values = tf.math.unsorted_segment_sum(values, first_equals, count)
+        flat_ids = tf.reshape(self.ids, [-1])
+        matches = tf.minimum(tf.searchsorted(ids, flat_ids), count - 1)
+        rows = tf.where(
+            (tf.gather(ids, matches) == flat_ids)[:, None],
+            tf.gather(values, matches),
             tf.zeros([], values.dtype),
         )
-        return tf.reshape(met, tf.shape(self.dz))
+        return tf.reshape(rows, tf.shape(self.dz))
 
     def _by_hash(self, n):
         """Return all ids, separate for each sample, and the sums of their dz.
 
         One hash table has them all.
         """
-        ids = own_ids(self.ids, n, self.shape[0], tf.int64)
+        ids = ids_by_sample(self.ids, n, self.shape[0], tf.int64)
         unique_ids, segments = tf.unique(ids)
         dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         return unique_ids, tf.math.unsorted_segment_sum(
@@ -364,7 +381,7 @@ class Rows(SampleGradients):
 
     def materialize(self):
         n = tf.shape(self.ids)[0]
-        ids = own_ids(self.ids, n, self.shape[0], tf.int32)
+        ids = ids_by_sample(self.ids, n, self.shape[0], tf.int32)
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.whole])
@@ -372,7 +389,7 @@ class Rows(SampleGradients):
 
 def _last_places(ids, n, rows):
     """Return for each position the last one with its id, by a table of all."""
-    keys = own_ids(ids, n, rows, tf.int64)
+    keys = ids_by_sample(ids, n, rows, tf.int64)
     last = tf.math.unsorted_segment_max(
         tf.range(tf.size(keys)), keys, tf.cast(n, tf.int64) * rows
     )
@@ -384,13 +401,13 @@ def _last_equal(ids, n, positions):
     equal = ids[:, :, None] == ids[:, None, :]
     # XLA reduces an outer axis twice as fast as the inner one, and narrow
     # numbers faster than wide ones.
-    known = ids.shape[1]
-    if known is None or known > 2**15:
-        narrow = tf.int32
+    static_count = ids.shape[1]
+    if static_count is None or static_count > 2**15:
+        dtype = tf.int32
     else:
-        narrow = tf.uint8 if known <= 2**8 else tf.int16
-    numbers = tf.cast(tf.range(positions), narrow)[:, None]
-    last = tf.reduce_max(tf.where(equal, numbers, tf.zeros([], narrow)), 1)
+        dtype = tf.uint8 if static_count <= 2**8 else tf.int16
+    numbers = tf.cast(tf.range(positions), dtype)[:, None]
+    last = tf.reduce_max(tf.where(equal, numbers, tf.zeros([], dtype)), 1)
     return tf.cast(last, tf.int32) + tf.range(n)[:, None] * positions
 
 
@@ -398,11 +415,14 @@ def _ranks(ids, n, positions):
     """Return for each position the rank of its id, in flat numbers."""
     order = tf.argsort(ids, axis=1)
     ids = tf.gather(ids, order, axis=1, batch_dims=1)
-    new = tf.pad(tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32), [[0, 0], [1, 0]])
+    is_new = tf.pad(
+        tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32), [[0, 0], [1, 0]]
+    )
     start = tf.range(n)[:, None] * positions
-    places = tf.reshape(order + start, [-1, 1])
-    ranks = tf.reshape(tf.cumsum(new, 1) + start, [-1])
-    return tf.scatter_nd(places, ranks, [n * positions])
+    flat_order = tf.reshape(order + start, [-1, 1])
+    # Sorted, equal ids are neighbours: the rank grows where a new one begins.
+    ranks = tf.reshape(tf.cumsum(is_new, 1) + start, [-1])
+    return tf.scatter_nd(flat_order, ranks, [n * positions])
 
 
 def squared_norm(gradient):
@@ -438,5 +458,5 @@ def squared_norm(gradient):
 
     if rows is None:
         return by_row()
-    few = int(rows) <= SLICES * tf.size(ids, tf.int64)
-    return tf.cond(few, by_table, by_row)
+    is_small = int(rows) <= ROWS_PER_SLICE * tf.size(ids, tf.int64)
+    return tf.cond(is_small, by_table, by_row)

@@ -83,10 +83,10 @@ class Product(Sum):
 
 
 #: A sample's gradient with more entries is not copied to save ops.
-_SMALL = 2**12
+_SMALL_SIZE = 2**12
 
 
-class SmallOnes(Full):
+class SmallFactors(Full):
     """Contributions of several variables as one vector for each sample.
 
     A model has a bias or a scale for each kernel. One norm and one sum for all
@@ -97,8 +97,8 @@ class SmallOnes(Full):
         self._shapes = [f.gradients.shape[1:] for f in factors]
         super().__init__(tf.concat([_flat(f.gradients) for f in factors], 1))
 
-    def apart(self, vector):
-        """Return a vector of all as one tensor for each variable."""
+    def split(self, vector):
+        """Return a vector of all factors as one tensor a variable."""
         sizes = [shape.num_elements() for shape in self._shapes]
         return [
             part if shape.rank == 1 else tf.reshape(part, shape)
@@ -131,17 +131,17 @@ def together(factors):
     for k, factor in enumerate(factors):
         if _is_small(factor):
             groups.setdefault(factor.gradients.dtype, []).append(k)
-    groups = [places for places in groups.values() if len(places) > 1]
+    groups = [indices for indices in groups.values() if len(indices) > 1]
     if not groups:
         return factors, list
-    joined = [SmallOnes([factors[k] for k in places]) for places in groups]
-    taken = {k for places in groups for k in places}
-    others = [k for k in range(len(factors)) if k not in taken]
+    joined = [SmallFactors([factors[k] for k in indices]) for indices in groups]
+    joined_indices = {k for indices in groups for k in indices}
+    others = [k for k in range(len(factors)) if k not in joined_indices]
 
     def apart(tensors):
         by_variable = dict(zip(others, tensors[len(joined) :]))
-        for factor, places, tensor in zip(joined, groups, tensors):
-            by_variable.update(zip(places, factor.apart(tensor)))
+        for factor, indices, tensor in zip(joined, groups, tensors):
+            by_variable.update(zip(indices, factor.split(tensor)))
         return [by_variable[k] for k in range(len(factors))]
 
     return [*joined, *(factors[k] for k in others)], apart
@@ -151,7 +151,7 @@ def _is_small(factor):
     if type(factor) not in (Full, Sum, Product):
         return False
     size = factor.gradients.shape[1:].num_elements()
-    return size is not None and size <= _SMALL
+    return size is not None and size <= _SMALL_SIZE
 
 
 def _flat(tensor):
@@ -208,7 +208,7 @@ class Columns(SampleGradients):
         if not isinstance(other, Columns) or widths[0] != widths[1]:
             return super().gram(other)
         pairs = zip(self.parts, other.parts)
-        return tf.add_n([part.gram(another) for part, another in pairs])
+        return tf.add_n([part.gram(other_part) for part, other_part in pairs])
 
     def project(self, projection):
         parts, start = [], 0
@@ -222,14 +222,14 @@ class Columns(SampleGradients):
         return all(part.dot_is_less(projection) for part in self.parts)
 
     def holders(self):
-        return [held for part in self.parts for held in part.holders()]
+        return [holder for part in self.parts for holder in part.holders()]
 
     def chosen_method(self):
         return self.parts[0].chosen_method()
 
     def norm_bytes(self, n):
-        needed = [part.norm_bytes(n) for part in self.parts]
-        return None if None in needed else sum(needed)
+        part_bytes = [part.norm_bytes(n) for part in self.parts]
+        return None if None in part_bytes else sum(part_bytes)
 
 
 def _width(part):
@@ -290,7 +290,8 @@ class Adapted(SampleGradients):
     def dot(self, direction):
         if not self.entrywise:
             return super().dot(direction)
-        # Each entry is multiplied by a number: so may the other side's be.
+        # `change` multiplies each entry by a number. In an inner product the
+        # direction's entries may be multiplied instead.
         return self.factor.dot(self._changed(direction))
 
     def sum_of_squares(self):
@@ -394,8 +395,8 @@ class Widened(Adapted):
         return self.factor.sum_of_squares()
 
     def gram(self, other=None):
-        narrow = isinstance(other, Widened)
-        return self.factor.gram(other.factor if narrow else other)
+        is_widened = isinstance(other, Widened)
+        return self.factor.gram(other.factor if is_widened else other)
 
     def project(self, projection):
         return self.factor.project(projection)

@@ -44,17 +44,19 @@ class Windows:
         """Return the windows of a padding: "valid", "same" or "causal"."""
         positions, before, after = [], [], []
         for size, k, s, d in zip(sizes, kernel, strides, dilation):
-            reach = (k - 1) * d + 1
+            kernel_extent = (k - 1) * d + 1
             if padding == "same":
                 count = -(-size // s)
-                missing = positive((count - 1) * s + reach - size)
-                first = missing // 2
+                zeros = at_least_zero((count - 1) * s + kernel_extent - size)
+                leading_zeros = zeros // 2
             else:
-                missing = first = reach - 1 if padding == "causal" else 0
-                count = (size + missing - reach) // s + 1
+                zeros = leading_zeros = (
+                    kernel_extent - 1 if padding == "causal" else 0
+                )
+                count = (size + zeros - kernel_extent) // s + 1
             positions.append(count)
-            before.append(first)
-            after.append(missing - first)
+            before.append(leading_zeros)
+            after.append(zeros - leading_zeros)
         return cls(
             *map(
                 tuple,
@@ -63,8 +65,8 @@ class Windows:
         )
 
     @property
-    def known(self):
-        """Whether all of it is known when tracing."""
+    def is_static(self):
+        """Whether all sizes are known when tracing."""
         return all(
             isinstance(number, int)
             for name in ("sizes", "positions", "before", "after")
@@ -85,10 +87,10 @@ class Windows:
         )
 
     @property
-    def are_same(self):
+    def has_same_padding(self):
         """Whether an op adds these zeros itself, if padding is "same"."""
-        given = self.sizes, self.kernel, self.strides, self.dilation
-        return self.known and self == Windows.of(*given, "same")
+        geometry = self.sizes, self.kernel, self.strides, self.dilation
+        return self.is_static and self == Windows.of(*geometry, "same")
 
     @property
     def rank(self):
@@ -114,7 +116,7 @@ class Windows:
         )
 
     @property
-    def dilated(self):
+    def is_dilated(self):
         """Whether there is room between its taps."""
         return any(d > 1 for d in self.dilation)
 
@@ -123,10 +125,12 @@ class Windows:
         if self._is_tight:
             return tensor
         zeros = [(0, 0), *zip(self.before, self.after), (0, 0)]
-        return self._of_sizes(tf.pad(tensor, zeros), self.padded_sizes, tensor)
+        return self._with_static_sizes(
+            tf.pad(tensor, zeros), self.padded_sizes, tensor
+        )
 
-    def _of_sizes(self, tensor, sizes, source):
-        """Return a tensor that tells what of these sizes is known."""
+    def _with_static_sizes(self, tensor, sizes, source):
+        """Set what is known of these sizes in a tensor's static shape."""
         sizes = [k if isinstance(k, int) else None for k in sizes]
         tensor.set_shape([source.shape[0], *sizes, source.shape[-1]])
         return tensor
@@ -140,7 +144,7 @@ class Windows:
             )
         )
 
-    def reach(self, dimension, offset):
+    def tap_slice(self, dimension, offset):
         """Return the slice of the padded input for a tap, in a dimension."""
         stride = self.strides[dimension]
         last = offset + (self.positions[dimension] - 1) * stride
@@ -148,11 +152,11 @@ class Windows:
 
     def slices(self, padded):
         """Yield the pixels that each tap meets, (n, T positions, channels)."""
-        for met in self.blocks(padded):
-            yield tf.reshape(met, integers(-1, self.count, padded.shape[-1]))
+        for pixels in self.blocks(padded):
+            yield tf.reshape(pixels, integers(-1, self.count, padded.shape[-1]))
 
     def blocks(self, padded):
-        """Yield the same as (n, *positions, channels)."""
+        """Yield the pixels that each tap meets, (n, *positions, channels)."""
         if self.are_pixels:
             yield padded
             return
@@ -160,12 +164,12 @@ class Windows:
             # An op with fewer inputs than that of a slice with strides.
             size = integers(-1, *self.positions, padded.shape[-1])
             for offset in self.offsets():
-                met = tf.slice(padded, integers(0, *offset, 0), size)
-                yield self._of_sizes(met, self.positions, padded)
+                pixels = tf.slice(padded, integers(0, *offset, 0), size)
+                yield self._with_static_sizes(pixels, self.positions, padded)
             return
         for offset in self.offsets():
-            index = [self.reach(i, a) for i, a in enumerate(offset)]
-            yield self._of_sizes(
+            index = [self.tap_slice(i, a) for i, a in enumerate(offset)]
+            yield self._with_static_sizes(
                 padded[(slice(None), *index)], self.positions, padded
             )
 
@@ -174,18 +178,18 @@ class Windows:
         firsts = np.indices(self.positions).reshape(self.rank, -1)
         firsts *= np.array(self.strides)[:, None]
         taps = np.array(list(self.offsets())).T
-        met = firsts[:, :, None] + taps[:, None, :]
-        return np.ravel_multi_index(list(met), self.padded_sizes)
+        pixels = firsts[:, :, None] + taps[:, None, :]
+        return np.ravel_multi_index(list(pixels), self.padded_sizes)
 
     def without_whole(self):
-        """Return the windows without leading dimensions that are as samples.
+        """Return the windows without leading dimensions that act as samples.
 
         There the kernel has one tap and takes every position, as over frames.
         """
         windows = self
         while windows.rank > 1 and all(
-            isinstance(part[0], int) and part[0] == one
-            for part, one in (
+            isinstance(values[0], int) and values[0] == trivial
+            for values, trivial in (
                 (windows.kernel, 1),
                 (windows.strides, 1),
                 (windows.before, 0),
@@ -198,15 +202,15 @@ class Windows:
 
     def of_rows(self):
         """Return the same windows, with the taps of a row as channels."""
-        nothing = (0,) * self.rank
+        no_zeros = (0,) * self.rank
         return dataclasses.replace(
             self,
             kernel=(*self.kernel[:-1], 1),
             strides=(*self.strides[:-1], 1),
             dilation=(*self.dilation[:-1], 1),
             sizes=(*self.padded_sizes[:-1], self.positions[-1]),
-            before=nothing,
-            after=nothing,
+            before=no_zeros,
+            after=no_zeros,
         )
 
     def of_blocks(self):
@@ -230,11 +234,11 @@ class Windows:
         """Return (n, *sizes, channels) as the input of `of_blocks`."""
         blocks, channels = self.of_blocks().sizes, tensor.shape[-1]
         sizes = [b * s for b, s in zip(blocks, self.strides)]
-        needed = [
-            (before, max(size - before - given, 0))
-            for before, given, size in zip(self.before, self.sizes, sizes)
+        padding = [
+            (before, max(size - before - size_now, 0))
+            for before, size_now, size in zip(self.before, self.sizes, sizes)
         ]
-        tensor = tf.pad(tensor, [(0, 0), *needed, (0, 0)])
+        tensor = tf.pad(tensor, [(0, 0), *padding, (0, 0)])
         tensor = tensor[(slice(None), *(slice(size) for size in sizes))]
         split = itertools.chain.from_iterable(zip(blocks, self.strides))
         tensor = tf.reshape(tensor, integers(-1, *split, channels))
@@ -266,6 +270,6 @@ class Windows:
         return tf.reshape(gradients[index], shape)
 
 
-def positive(number):
+def at_least_zero(number):
     """Return a number or a scalar tensor, but at least zero."""
     return max(number, 0) if isinstance(number, int) else tf.maximum(number, 0)

@@ -22,27 +22,29 @@ def biases_of(factors):
     bias belongs to one kernel, the first whose products it is added to: two
     blocks of one variable would be no matrix of the weights.
     """
-    found, taken = [], set()
+    bias_indices, taken_indices = [], set()
     for factor in factors:
-        places = _biases_of(factor, factors)
-        found.append(next((k for k in places if k not in taken), None))
-        taken.add(found[-1])
-    return found
+        candidates = _bias_candidates(factor, factors)
+        bias_indices.append(
+            next((k for k in candidates if k not in taken_indices), None)
+        )
+        taken_indices.add(bias_indices[-1])
+    return bias_indices
 
 
-def _biases_of(kernel, factors):
+def _bias_candidates(kernel, factors):
     kernel = _inner(kernel)
-    if type(kernel) not in (Outer, Patches) or not _axes(kernel):
+    if type(kernel) not in (Outer, Patches) or not _left_axes(kernel):
         return
-    small = kernel.dz if isinstance(kernel, Outer) else kernel.small
-    for place, factor in enumerate(factors):
+    output_gradients = kernel.dz if isinstance(kernel, Outer) else kernel.small
+    for index, factor in enumerate(factors):
         bias = _inner(factor)
         if (
             type(bias) is Sum
-            and bias.shape == [small.shape[-1]]
-            and _origin(bias.dz) is _origin(small)
+            and bias.shape == [output_gradients.shape[-1]]
+            and _origin(bias.dz) is _origin(output_gradients)
         ):
-            yield place
+            yield index
 
 
 class WithBias:
@@ -57,35 +59,38 @@ class WithBias:
 
     def axes(self):
         """Return the kernel's axes on the left, without the row of ones."""
-        return _axes(self._kernel)
+        return _left_axes(self._kernel)
 
     def squared_norms(self):
-        """Return those of both together, (n,)."""
+        """Return the squared norms of kernel and bias together, (n,)."""
         return self._kernel.squared_norms() + self._bias.squared_norms()
 
     def kronecker(self):
         """Return a `Kronecker` with one more row on the left."""
         if isinstance(self._kernel, Outer):
-            found = self._outer().kronecker()
-            return found._replace(axes=self.axes())
-        found = self._kernel.kronecker()
+            product = self._outer().kronecker()
+            return product._replace(axes=self.axes())
+        product = self._kernel.kronecker()
         sums = self._sums_of_patches()[:, None]
-        corner = tf.reshape(found.count, [1, 1])
+        corner = tf.reshape(product.count, [1, 1])
         inputs = tf.concat(
             [
-                tf.concat([found.inputs, sums], 1),
+                tf.concat([product.inputs, sums], 1),
                 tf.concat([tf.transpose(sums), corner], 1),
             ],
             0,
         )
-        return Kronecker(inputs, found.outputs, found.count, found.axes)
+        return Kronecker(inputs, product.outputs, product.count, product.axes)
 
     def rotated(self, inputs, outputs):
         """Return the factor of Uᵀ G V; U has one more row."""
         if isinstance(self._kernel, Outer):
             return self._outer().rotated(inputs, outputs)
-        found = self._kernel.rotated(inputs[:-1], outputs)
-        return Outer(found.x + tf.cast(inputs[-1], found.x.dtype), found.dz)
+        kernel_factor = self._kernel.rotated(inputs[:-1], outputs)
+        return Outer(
+            kernel_factor.x + tf.cast(inputs[-1], kernel_factor.x.dtype),
+            kernel_factor.dz,
+        )
 
     def _outer(self):
         x, dz = self._kernel.sides()
@@ -93,17 +98,19 @@ class WithBias:
 
     def _sums_of_patches(self):
         windows = self._kernel.windows
-        numbers = windows.count if windows.known else 2**20
+        numbers = windows.count if windows.is_static else 2**20
 
-        def total(big):
+        def sum_windows(big):
             unfolded = convolution_methods.unfold(big, windows)
             return tf.reduce_sum(unfolded, [0, 1])
 
         size = self._kernel.big.shape[-1] * windows.taps
-        return sum_by_chunks(total, (self._kernel.big,), numbers * size, [size])
+        return sum_by_chunks(
+            sum_windows, (self._kernel.big,), numbers * size, [size]
+        )
 
 
-def _axes(kernel):
+def _left_axes(kernel):
     """Return the axes on the left; of a kernel with one input, that one."""
     axes = kernel.axes()
     if not axes and type(kernel) is Outer and kernel.sides_are_axes():

@@ -25,36 +25,36 @@ def labelled(op):
     if None in ranks:
         return "the rank of an input is not known"
     if op.type == "Einsum":
-        return _of_equation(op.get_attr("equation").decode(), ranks)
+        return _equation_labels(op.get_attr("equation").decode(), ranks)
     names = ("transpose_a", "transpose_b")
     if op.type != "MatMul":
         names = ("adj_x", "adj_y")
-    most = max(ranks)
-    leading = string.ascii_uppercase[: most - 2]
+    max_rank = max(ranks)
+    leading = string.ascii_uppercase[: max_rank - 2]
     labels = []
-    for rank, name, pair in zip(ranks, names, ("ab", "bc")):
-        pair = pair[::-1] if op.get_attr(name) else pair
-        labels.append(leading[most - rank :] + pair)
+    for rank, name, axis_pair in zip(ranks, names, ("ab", "bc")):
+        axis_pair = axis_pair[::-1] if op.get_attr(name) else axis_pair
+        labels.append(leading[max_rank - rank :] + axis_pair)
     return labels, leading + "ac"
 
 
-def _of_equation(equation, ranks):
+def _equation_labels(equation, ranks):
     if len(ranks) != 2:
         return "it has one input"
     inputs, target = equation.split("->")
     labels = inputs.split(",")
     if "..." in equation:
-        free = [c for c in string.ascii_letters if c not in equation]
-        dots = [
+        unused_labels = [c for c in string.ascii_letters if c not in equation]
+        ellipsis_ranks = [
             r - len(term.replace("...", "")) if "..." in term else 0
             for r, term in zip(ranks, labels)
         ]
-        names = "".join(free[: max(dots)])
+        ellipsis_labels = "".join(unused_labels[: max(ellipsis_ranks)])
         labels = [
-            term.replace("...", names[len(names) - d :])
-            for term, d in zip(labels, dots)
+            term.replace("...", ellipsis_labels[len(ellipsis_labels) - rank :])
+            for term, rank in zip(labels, ellipsis_ranks)
         ]
-        target = target.replace("...", names)
+        target = target.replace("...", ellipsis_labels)
     if any(len(set(term)) < len(term) for term in (*labels, target)):
         return f"equation {equation!r} repeats a label"
     return labels, target
@@ -97,33 +97,41 @@ class Axes:
             weight, data = data, weight
         x, y = use.op.inputs[1 - input_index], use.op.outputs[0]
         layout = use.input_layout(1 - input_index)
-        layout = layout or _repeated(use, weight, data, output, x)
+        layout = layout or _repeated_layout(use, weight, data, output, x)
         if layout is None:
             return "its other input has no samples"
         if set(weight) - set(data) - set(output):
             return "it sums over an axis of the weight alone"
         sample = data[layout.axis]
-        place = use.layout
-        if output[place.axis : place.axis + 1] != sample:
+        output_layout = use.layout
+        if output[output_layout.axis : output_layout.axis + 1] != sample:
             return "the samples change their axis in it"
         sizes = _sizes(weight, use.op.inputs[input_index])
-        beside = {**_sizes(output, y), **_sizes(data, x)}
-        repeated = {c for c in weight if sizes[c] == 1 and beside[c] != 1}
-        if sample in weight and sample not in repeated:
+        other_sizes = {**_sizes(output, y), **_sizes(data, x)}
+        broadcast_labels = {
+            c for c in weight if sizes[c] == 1 and other_sizes[c] != 1
+        }
+        if sample in weight and sample not in broadcast_labels:
             return "the weight has an axis for the samples"
-        if repeated & set(data) - set(output):
+        if broadcast_labels & set(data) - set(output):
             return "an axis is broadcast in it"
-        weight = [c for c in weight if c != sample and c not in repeated]
+        weight = [
+            c for c in weight if c != sample and c not in broadcast_labels
+        ]
         if any(sizes[c] is None for c in weight):
             return "the shape of the weight is not known"
         blocks = [c for c in weight if c in data and c in output]
         for tensor, labels in ((x, data), (use.deltas[0], output)):
-            # A reshape to sizes of run time may have made them unknown.
-            known = [c in weight and c not in blocks for c in labels]
+            # A reshape to sizes of run time may have made the features' sizes
+            # unknown; those of the weight are known.
+            is_feature = [c in weight and c not in blocks for c in labels]
             tensor.set_shape(
-                [sizes[c] if k else None for c, k in zip(labels, known)]
+                [
+                    sizes[c] if fixed else None
+                    for c, fixed in zip(labels, is_feature)
+                ]
             )
-        data, output = layout.labels(data), place.labels(output)
+        data, output = layout.labels(data), output_layout.labels(output)
         return cls(
             data,
             "".join(weight),
@@ -150,34 +158,36 @@ def contraction(use, input_index):
     shape = use.op.inputs[input_index].shape.as_list()
     x = tf.cast(axes.layout.first(use.op.inputs[1 - input_index], use.n), dtype)
     x, dz = (
-        arranged(t, labels, axes.blocks, axes.positions, features, axes.sizes)
+        arrange_axes(
+            t, labels, axes.blocks, axes.positions, features, axes.sizes
+        )
         for t, labels, features in (
             (x, axes.data, axes.inputs),
             (use.delta(dtype), axes.output, axes.outputs),
         )
     )
-    made = [*axes.blocks, *axes.inputs, *axes.outputs]
-    turned = in_order(made, axes.weight, axes.sizes)
-    return (Blocks if axes.blocks else Outer)(x, dz, shape, *turned)
+    factor_labels = [*axes.blocks, *axes.inputs, *axes.outputs]
+    permutation = permutation_to(factor_labels, axes.weight, axes.sizes)
+    return (Blocks if axes.blocks else Outer)(x, dz, shape, *permutation)
 
 
-def _repeated(use, weight, source, target, x):
+def _repeated_layout(use, weight, data, output, x):
     """Return the layout of an input that was repeated for each sample."""
-    label = target[use.layout.axis]
+    label = output[use.layout.axis]
     size = use.op.outputs[0].shape[use.layout.axis]
-    if label not in source:
+    if label not in data:
         return None
-    axis = source.index(label)
+    axis = data.index(label)
     # What the weight has no axis for is not repeated by the product itself.
-    same = size is not None and x.shape[axis] == size
-    if label in weight and not same:
+    is_sample_axis = size is not None and x.shape[axis] == size
+    if label in weight and not is_sample_axis:
         return None
     return dataclasses.replace(use.layout, axis=axis)
 
 
-def in_order(labels, wanted, sizes):
+def permutation_to(labels, target, sizes):
     """Return `perm` and `unpermuted` that bring a factor's axes in an order."""
-    perm = [labels.index(c) for c in wanted]
+    perm = [labels.index(c) for c in target]
     if perm == sorted(perm):
         return None, None
     return perm, [sizes[c] for c in labels]
@@ -187,33 +197,36 @@ def _sizes(labels, tensor):
     return {c: tensor.shape[k] for k, c in enumerate(labels)}
 
 
-def arranged(tensor, labels, blocks, positions, features, sizes):
+def arrange_axes(tensor, labels, blocks, positions, features, sizes):
     """Return (n, blocks as one axis if there are any, positions, features).
 
     The first of the tensor's labels is that of the samples. What is in none
     of the three lists is summed over. `sizes` has those of blocks and features.
     """
     order = [labels[0], *blocks, *positions, *features]
-    alone = [k for k, c in enumerate(labels) if c not in order]
-    if alone:
-        tensor = tf.reduce_sum(tensor, integers(*alone))
+    summed_axes = [k for k, c in enumerate(labels) if c not in order]
+    if summed_axes:
+        tensor = tf.reduce_sum(tensor, integers(*summed_axes))
         labels = [c for c in labels if c in order]
     axes = [labels.index(c) for c in order]
     if axes != sorted(axes):
         tensor = tf.transpose(tensor, axes)
-    front = [math.prod(sizes[c] for c in blocks)] if blocks else []
-    width = math.prod(sizes[c] for c in features)
-    static = tensor.shape.as_list()
-    middle = slice(1 + len(blocks), len(static) - len(features))
-    count = tf.TensorShape(static[middle]).num_elements()
-    known = [*front, count, width]
-    if static[1:] == known:
+    block_size = [math.prod(sizes[c] for c in blocks)] if blocks else []
+    feature_size = math.prod(sizes[c] for c in features)
+    static_shape = tensor.shape.as_list()
+    position_axes = slice(1 + len(blocks), len(static_shape) - len(features))
+    static_count = tf.TensorShape(static_shape[position_axes]).num_elements()
+    static_tail = [*block_size, static_count, feature_size]
+    if static_shape[1:] == static_tail:
         return tensor
     # One size may be -1: that of the samples, unless it must be the count.
-    samples = -1 if count else tf.shape(tensor)[0]
-    between = count
-    if count is None:
-        between = tf.reduce_prod(tf.shape(tensor)[middle])
-    tensor = tf.reshape(tensor, integers(samples, *front, between, width))
-    tensor.set_shape([None, *known])
+    sample_count = -1 if static_count else tf.shape(tensor)[0]
+    position_count = static_count
+    if static_count is None:
+        position_count = tf.reduce_prod(tf.shape(tensor)[position_axes])
+    tensor = tf.reshape(
+        tensor,
+        integers(sample_count, *block_size, position_count, feature_size),
+    )
+    tensor.set_shape([None, *static_tail])
     return tensor

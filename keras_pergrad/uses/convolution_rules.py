@@ -9,7 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.factors import Patches, Windows
-from keras_pergrad.factors.windows import positive
+from keras_pergrad.factors.windows import at_least_zero
 from keras_pergrad.uses.op_rules import op_rule, sizes_of
 
 _PLAIN = ("Conv2D", "Conv3D")
@@ -29,8 +29,8 @@ def convolution(use, input_index):
 
 
 @op_rule(*_TRANSPOSED)
-def transposed(use, input_index):
-    """Serve it as a convolution whose input and output change places."""
+def transposed_convolution(use, input_index):
+    """Return the factor of a convolution with input and output exchanged."""
     if input_index != 1:
         return "its input is of weights"
     x, dz = _input(use, 2), use.delta(use.dtype(1))
@@ -56,44 +56,47 @@ def _patches(use, big, small):
     rank = len(shape) - 2
     if use.layout.axis != 0:
         return "the samples are not on its first axis"
-    last = not use.attribute("data_format").startswith(b"NC")
-    added = use.layout.added
-    if added == 2:
-        big, small = _joined(big), _joined(small)
-        added = 1
-    if not last:
-        big, small = (_channels_last(t, added) for t in (big, small))
+    channels_last = not use.attribute("data_format").startswith(b"NC")
+    added_axes = use.layout.added_axes
+    if added_axes == 2:
+        big, small = _merge_positions(big), _merge_positions(small)
+        added_axes = 1
+    if not channels_last:
+        big, small = (_channels_last(t, added_axes) for t in (big, small))
     channels = big.shape[-1]
     if channels is None or None in shape:
         return "the shape of its kernel is not known when tracing"
-    inner = slice(1, -1) if last else slice(2, None)
-    spatial = range(1 + added, big.shape.rank - 1)
+    spatial_axes = slice(1, -1) if channels_last else slice(2, None)
+    spatial = range(1 + added_axes, big.shape.rank - 1)
     sizes, positions = (sizes_of(t, spatial) for t in (big, small))
-    windows = _windows(use, shape[:rank], sizes, positions, inner)
-    if added:
+    windows = _windows(use, shape[:rank], sizes, positions, spatial_axes)
+    if added_axes:
         windows = _with_positions(windows, sizes_of(big, [1])[0])
     groups = channels if use.type in _DEPTHWISE else channels // shape[-2]
     return Patches(big, small, windows, shape, groups)
 
 
-def _joined(tensor):
+def _merge_positions(tensor):
     """Return a tensor whose axes 1 and 2 are one."""
-    sizes, known = sizes_of(tensor), tensor.shape
-    joined = tf.reshape(tensor, [sizes[0], sizes[1] * sizes[2], *sizes[3:]])
-    joined.set_shape([None, known[1:3].num_elements(), *known[3:]])
-    return joined
+    sizes, static_shape = sizes_of(tensor), tensor.shape
+    merged = tf.reshape(tensor, [sizes[0], sizes[1] * sizes[2], *sizes[3:]])
+    merged.set_shape(
+        [None, static_shape[1:3].num_elements(), *static_shape[3:]]
+    )
+    return merged
 
 
-def _channels_last(tensor, added):
+def _channels_last(tensor, added_axes):
     rank = tensor.shape.rank
     return tf.transpose(
-        tensor, [*range(1 + added), *range(2 + added, rank), 1 + added]
+        tensor,
+        [*range(1 + added_axes), *range(2 + added_axes, rank), 1 + added_axes],
     )
 
 
-def _windows(use, kernel, sizes, positions, inner):
-    strides = use.attribute("strides")[inner]
-    dilation = use.attribute("dilations")[inner]
+def _windows(use, kernel, sizes, positions, spatial_axes):
+    strides = use.attribute("strides")[spatial_axes]
+    dilation = use.attribute("dilations")[spatial_axes]
     padding = use.attribute("padding").decode()
     before, after = [], []
     for k in range(len(kernel)):
@@ -101,23 +104,23 @@ def _windows(use, kernel, sizes, positions, inner):
             before.append(0)
             after.append(0)
             continue
-        reach = (kernel[k] - 1) * dilation[k] + 1
+        kernel_extent = (kernel[k] - 1) * dilation[k] + 1
         # Pixels at the end that no window reaches need no zeros.
-        missing = (positions[k] - 1) * strides[k] + reach - sizes[k]
+        zeros = (positions[k] - 1) * strides[k] + kernel_extent - sizes[k]
         if padding == "EXPLICIT":
             pairs = use.attribute("explicit_paddings")
-            first = pairs[2 * (k + (inner.start or 0))]
+            leading_zeros = pairs[2 * (k + (spatial_axes.start or 0))]
         else:
-            first = positive(missing) // 2
-        before.append(first)
-        after.append(positive(missing - first))
-    parts = kernel, strides, dilation, sizes, positions, before, after
-    return Windows(*map(tuple, parts))
+            leading_zeros = at_least_zero(zeros) // 2
+        before.append(leading_zeros)
+        after.append(at_least_zero(zeros - leading_zeros))
+    fields = kernel, strides, dilation, sizes, positions, before, after
+    return Windows(*map(tuple, fields))
 
 
 def _with_positions(windows, count):
     """Add a dimension for the positions that were merged with the samples."""
-    one, none = (1,), (0,)
+    one, no_zeros = (1,), (0,)
     return dataclasses.replace(
         windows,
         kernel=one + windows.kernel,
@@ -125,6 +128,6 @@ def _with_positions(windows, count):
         dilation=one + windows.dilation,
         sizes=(count, *windows.sizes),
         positions=(count, *windows.positions),
-        before=none + windows.before,
-        after=none + windows.after,
+        before=no_zeros + windows.before,
+        after=no_zeros + windows.after,
     )

@@ -26,7 +26,7 @@ def _settings(model):
     """Return the settings that a trace depends on; compared by value."""
     return (
         len(model.trainable_variables),
-        *((one.trainable, find_rule(one)) for one in layers_of(model)),
+        *((layer.trainable, find_rule(layer)) for layer in layers_of(model)),
     )
 
 

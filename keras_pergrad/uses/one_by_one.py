@@ -35,58 +35,60 @@ from keras_pergrad.proof import messages
 
 
 class RowExchange:
-    """Tensors of the step, with the samples `places`, (n,), in their rows.
+    """Tensors of the step, with chosen samples in their rows.
 
     Lists that loops have kept are made anew, by running the loop once more.
 
     Args:
         use: the `Use` whose gradient holds the tensors.
-        places: the number of the sample for each row.
+        sample_indices: the sample for each row, (n,).
     """
 
-    def __init__(self, use, places):
-        self._use, self._places = use, places
-        self._known = {}
+    def __init__(self, use, sample_indices):
+        self._use, self._sample_indices = use, sample_indices
+        self._results = {}
 
     def all(self, tensors):
-        """Return the tensors with the exchanged rows.
+        """Return the tensors with the exchanged rows, or None.
 
-        None: it is not known of one where its samples are, or an op that made
-        it draws or assigns.
+        None: of one tensor it is not known where its samples are, or an op
+        that made it draws or assigns.
         """
-        exchanged = [self._of(t) for t in tensors]
-        return None if any(t is None for t in exchanged) else exchanged
+        results = [self._exchange(t) for t in tensors]
+        return None if any(t is None for t in results) else results
 
-    def _of(self, tensor):
-        # The tensor is kept, so that its id stays its own.
-        if id(tensor) not in self._known:
-            self._known[id(tensor)] = tensor, self._found(tensor)
-        return self._known[id(tensor)][1]
+    def _exchange(self, tensor):
+        # The tensor is kept alive: else a new one could get its id.
+        if id(tensor) not in self._results:
+            self._results[id(tensor)] = tensor, self._compute(tensor)
+        return self._results[id(tensor)][1]
 
-    def _found(self, tensor):
+    def _compute(self, tensor):
         if not tf.is_symbolic_tensor(tensor):
             # A value from outside of the step.
             return tensor
-        known = self._use.seen.samples_in(tensor)
-        if known and tensor.dtype != tf.variant:
-            layout = self._use.seen.layout_in(tensor)
+        has_samples = self._use.use_types.samples_in(tensor)
+        if has_samples and tensor.dtype != tf.variant:
+            layout = self._use.use_types.layout_in(tensor)
             if layout is None:
                 return None
-            return layout.taken(tensor, self._places, self._use.n)
-        if known is False or tensor.dtype == tf.resource:
+            return layout.take_samples(
+                tensor, self._sample_indices, self._use.n
+            )
+        if has_samples is False or tensor.dtype == tf.resource:
             return tensor
         # A list, or what the gradient has added to the forward pass.
-        given = list(tensor.op.inputs)
-        inputs = self.all(given)
-        if inputs is None:
+        inputs = list(tensor.op.inputs)
+        exchanged_inputs = self.all(inputs)
+        if exchanged_inputs is None:
             return None
-        if all(a is b for a, b in zip(given, inputs)):
+        if all(a is b for a, b in zip(inputs, exchanged_inputs)):
             return tensor
-        outputs = copy_of(tensor.op, inputs)
+        outputs = copy_of(tensor.op, exchanged_inputs)
         if outputs is None:
             return None
         for output, copy in zip(tensor.op.outputs, outputs):
-            self._known[id(output)] = output, copy
+            self._results[id(output)] = output, copy
         return outputs[tensor.value_index]
 
 
@@ -136,7 +138,7 @@ class OneByOne(SampleGradients):
         return self.loop.project(self.input_index, projection)
 
     def weighted_sum(self, weights):
-        return self.loop.weighted(weights)[self.input_index]
+        return self.loop.weighted_sums(weights)[self.input_index]
 
     def holders(self):
         return [self.loop]
@@ -162,31 +164,31 @@ class _Loop:
             if d is not None
         ]
         self.outputs = [t for t, _ in outputs]
-        _require_apart(use.op, self.outputs)
+        _require_independent(use.op, self.outputs)
         self._specs = [tf.TensorSpec(d.shape, d.dtype) for _, d in outputs]
         function = tf.function(self._gradients, autograph=False)
         self._function = function.get_concrete_function(*self._specs)
         # A factor for each sample, which `select` may blank.
-        self.keep = self._whole = tf.ones(
+        self.keep = self._all_kept = tf.ones(
             [use.n], use.dtype(self.input_indices[0]).real_dtype
         )
 
     def squares(self):
         """Return the squared norms, (n,), by input."""
 
-        def one(gradients):
+        def of_sample(gradients):
             return [
                 squares_by_sample(tf.reshape(wide(g), [1, -1]))[0]
                 for g in gradients
             ]
 
-        return self._held("squares", one, lambda _: [])
+        return self._cached("squares", of_sample, lambda _: [])
 
     def all(self):
         """Return all gradients, (n, *shape), by input."""
-        return self._held("all", lambda gradients: gradients, self._shape)
+        return self._cached("all", lambda gradients: gradients, self._shape)
 
-    def _held(self, name, one, shape):
+    def _cached(self, name, of_sample, shape):
         if name not in self._results:
             specs = []
             for k in self.input_indices:
@@ -194,99 +196,111 @@ class _Loop:
                 if name == "squares":
                     dtype = self._wide_type(k)
                 specs.append(tf.TensorSpec(shape(k), dtype))
-            results = self._over_samples(one, specs)
+            results = self._map_samples(of_sample, specs)
             self._results[name] = dict(zip(self.input_indices, results))
         return self._results[name]
 
     def dot(self, input_index, direction):
         """Return the inner product of each gradient of an input, (n,)."""
         direction = tf.convert_to_tensor(direction)
-        place = self.input_indices.index(input_index)
+        position = self.input_indices.index(input_index)
 
-        def one(gradients):
-            return [inner_products(gradients[place][None], direction)[0]]
+        def of_sample(gradients):
+            return [inner_products(gradients[position][None], direction)[0]]
 
         spec = tf.TensorSpec([], self._wide_type(input_index))
-        return self._over_samples(one, [spec])[0]
+        return self._map_samples(of_sample, [spec])[0]
 
     def project(self, input_index, projection):
         """Return the projection of each gradient of an input, (n, size)."""
-        place = self.input_indices.index(input_index)
+        position = self.input_indices.index(input_index)
 
-        def one(gradients):
-            return [projection.of_gradients(gradients[place][None])[0]]
+        def of_sample(gradients):
+            return [projection.of_gradients(gradients[position][None])[0]]
 
         dtype = self._wide_type(input_index)
         spec = tf.TensorSpec([projection.size], dtype)
-        return self._over_samples(one, [spec])[0]
+        return self._map_samples(of_sample, [spec])[0]
 
-    def _over_samples(self, one, specs):
-        """Return what `one` makes of each sample's gradients, stacked."""
+    def _map_samples(self, of_sample, specs):
+        """Return what `of_sample` makes of each sample's gradients, stacked."""
 
-        def over(alone):
+        def compute(exchange):
             return tf.map_fn(
-                lambda i: one(self._of_sample(i, alone)),
+                lambda i: of_sample(self._sample_gradients(i, exchange)),
                 tf.range(self.use.n),
                 fn_output_signature=specs,
             )
 
-        return self._if_finite(over)
+        return self._exchange_unless_finite(compute)
 
-    def _if_finite(self, made):
-        """Return the tensors `made(False)`, or `made(True)` if one is not."""
-        together, _ = made(False), self._exchanged
-        finite = [tf.reduce_all(tf.math.is_finite(_real(t))) for t in together]
+    def _exchange_unless_finite(self, compute):
+        """Return `compute(False)`, or `compute(True)` if that is not finite.
+
+        The argument says whether rows of other samples are exchanged.
+        """
+        # The function is built here: built in a branch, it would capture
+        # tensors of the branch's graph.
+        results, _ = compute(False), self._exchanged_gradients
+        finite = [tf.reduce_all(tf.math.is_finite(_real(t))) for t in results]
         return tf.nest.flatten(
             tf.cond(
                 tf.reduce_all(finite),
-                lambda: together,
-                lambda: made(True),
+                lambda: results,
+                lambda: compute(True),
             )
         )
 
     def sum_of_squares(self, input_index):
         """Return the sum of the squared gradients of an input."""
-        place = self.input_indices.index(input_index)
+        position = self.input_indices.index(input_index)
         dtype = self._wide_type(input_index)
-        nothing = tf.zeros(self._shape(input_index), dtype)
+        zeros = tf.zeros(self._shape(input_index), dtype)
 
-        def over(alone):
+        def compute(exchange):
             def add(i, total):
-                gradient = self._of_sample(i, alone)[place]
+                gradient = self._sample_gradients(i, exchange)[position]
                 return i + 1, total + squares(gradient[None])
 
-            end = lambda i, _: i < self.use.n  # noqa: E731
-            return [tf.while_loop(end, add, (0, nothing))[1]]
+            unfinished = lambda i, _: i < self.use.n  # noqa: E731
+            return [tf.while_loop(unfinished, add, (0, zeros))[1]]
 
-        return self._if_finite(over)[0]
+        return self._exchange_unless_finite(compute)[0]
 
     def _wide_type(self, input_index):
         dtype = self.use.dtype(input_index)
         return tf.float32 if dtype in HALF else dtype
 
-    def weighted(self, weights):
+    def weighted_sums(self, weights):
         """Return the sum of the gradients, each times its weight, by input."""
         keep = self.keep
         if weights is not None:
             keep = keep * tf.cast(weights, keep.dtype)
-        deltas = self._times(keep)
+        deltas = self._scaled_deltas(keep)
 
-        if self.keep is self._whole:
+        if self.keep is self._all_kept:
             gradients = self._function(*deltas)
         else:
-            numbers, exchanged = tf.range(self.use.n), self._exchanged
-            places = tf.where(self.keep > 0, numbers, self._first_kept())
+            indices, exchanged_gradients = (
+                tf.range(self.use.n),
+                self._exchanged_gradients,
+            )
+            sample_indices = tf.where(
+                self.keep > 0, indices, self._first_kept()
+            )
             gradients = tf.cond(
                 tf.reduce_all(self.keep > 0),
                 lambda: self._function(*deltas),
-                lambda: self._of_any(exchanged(places, *deltas)),
+                lambda: self._zeros_if_none_kept(
+                    exchanged_gradients(sample_indices, *deltas)
+                ),
             )
         return dict(zip(self.input_indices, tf.nest.flatten(gradients)))
 
-    def _of_any(self, gradients):
+    def _zeros_if_none_kept(self, gradients):
         """Return gradients, or zeros where no sample is kept."""
-        some = tf.reduce_any(self.keep > 0)
-        return [tf.where(some, g, tf.zeros_like(g)) for g in gradients]
+        any_kept = tf.reduce_any(self.keep > 0)
+        return [tf.where(any_kept, g, tf.zeros_like(g)) for g in gradients]
 
     def _shape(self, input_index):
         tensor = self.use.op.inputs[input_index]
@@ -295,56 +309,60 @@ class _Loop:
             return list(self.use.variables[k].shape)
         return tensor.shape
 
-    def _of_sample(self, i, alone):
-        one = tf.one_hot(i, self.use.n, dtype=self.keep.dtype)
-        deltas = self._times(one * self.keep)
-        if not alone:
+    def _sample_gradients(self, i, exchange):
+        mask = tf.one_hot(i, self.use.n, dtype=self.keep.dtype)
+        deltas = self._scaled_deltas(mask * self.keep)
+        if not exchange:
             return self._function(*deltas)
-        place = tf.where(self.keep[i] > 0, i, self._first_kept())
-        places = tf.fill([self.use.n], place)
-        return self._of_any(self._exchanged(places, *deltas))
+        sample_index = tf.where(self.keep[i] > 0, i, self._first_kept())
+        sample_indices = tf.fill([self.use.n], sample_index)
+        return self._zeros_if_none_kept(
+            self._exchanged_gradients(sample_indices, *deltas)
+        )
 
     def _first_kept(self):
         return tf.argmax(self.keep, output_type=tf.int32)
 
-    def _times(self, numbers):
+    def _scaled_deltas(self, scales):
         """Return the outputs' gradients, times a number for each sample."""
         use = self.use
+        # Zero times NaN is zero here, so that a blank sample is blank.
         return [
             tf.math.multiply_no_nan(
-                delta, use.layout_of(k).spread(numbers, delta, use.n)
+                delta, use.layout_of(k).spread(scales, delta, use.n)
             )
             for k, delta in enumerate(use.deltas)
             if delta is not None
         ]
 
     @functools.cached_property
-    def _exchanged(self):
-        """A function of places and the outputs' gradients.
+    def _exchanged_gradients(self):
+        """A function of sample indices and the outputs' gradients.
 
-        It gives the gradients of the inputs with the samples `places` in the
-        rows of what is held of the forward pass.
+        It gives the gradients of the inputs with these samples in the rows of
+        what the gradient holds of the forward pass.
         """
-        places = tf.TensorSpec([None], tf.int32)
+        sample_indices = tf.TensorSpec([None], tf.int32)
         # Called twice, and it seldom runs.
-        return kept_apart(self._of_places, places, *self._specs)
+        return kept_apart(self._run_exchanged, sample_indices, *self._specs)
 
-    def _of_places(self, places, *deltas):
+    def _run_exchanged(self, sample_indices, *deltas):
         function = self._function
-        held = list(function.captured_inputs)
-        given = RowExchange(self.use, places).all(held)
-        if given is None:
-            return self._refused(deltas)
-        function.set_external_captures(given)
+        captured = list(function.captured_inputs)
+        exchanged = RowExchange(self.use, sample_indices).all(captured)
+        if exchanged is None:
+            return self._not_finite_gradients(deltas)
+        function.set_external_captures(exchanged)
         try:
             return function(*deltas)
         finally:
-            function.set_external_captures(held)
+            function.set_external_captures(captured)
 
-    def _refused(self, deltas):
+    def _not_finite_gradients(self, deltas):
         """Return gradients that are not finite; XLA drops the assertion."""
         if is_adding_noise() and in_xla():
-            # All samples would be left out for one, which noise cannot hide.
+            # All samples would be left out because of one, which noise cannot
+            # hide.
             raise ValueError(messages.not_finite_without_check(self.use.op))
         check = tf.debugging.Assert(False, [messages.not_finite(self.use.op)])
         with tf.control_dependencies([] if check is None else [check]):
@@ -377,21 +395,21 @@ def _real(tensor):
     return tf.abs(tensor) if tensor.dtype.is_complex else tensor
 
 
-def _require_apart(op, outputs):
+def _require_independent(op, outputs):
     """Refuse outputs if one of them depends on another.
 
     The gradient of one output would then contain the gradient of the other,
     which would count twice.
     """
-    ends = {id(t) for t in outputs}
+    output_ids = {id(t) for t in outputs}
     for output in outputs:
-        seen, waiting = set(), list(output.op.inputs)
+        visited, pending = set(), list(output.op.inputs)
         if output.op is op:
             continue
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) in ends:
+        while pending:
+            tensor = pending.pop()
+            if id(tensor) in output_ids:
                 raise ValueError(messages.entangled(op))
-            if id(tensor) not in seen and tensor.op is not op:
-                seen.add(id(tensor))
-                waiting += tensor.op.inputs
+            if id(tensor) not in visited and tensor.op is not op:
+                visited.add(id(tensor))
+                pending += tensor.op.inputs

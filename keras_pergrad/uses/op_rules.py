@@ -25,7 +25,7 @@ class Use:
     Attributes:
         op, type: the op, and its type.
         candidate: its `Candidate`.
-        seen: its `UseTypes`.
+        use_types: its `UseTypes`.
         deltas: the gradients of the loss for the candidate's outputs, or None.
         n: the number of samples.
         scale: the factor by which the loss was multiplied, or None.
@@ -39,7 +39,7 @@ class Use:
     op: tf.Operation
     type: str
     candidate: Any
-    seen: Any
+    use_types: Any
     deltas: list
     n: Any
     scale: Any
@@ -67,7 +67,7 @@ class Use:
 
     def layout_of(self, k):
         """Return where the samples are in output k."""
-        layout = self.seen.layouts[k]
+        layout = self.use_types.layouts[k]
         if layout is None:
             raise ValueError(
                 messages.no_samples(self.candidate, self.uses, self.variables)
@@ -80,12 +80,12 @@ class Use:
         return unscaled(delta, dtype, self.scale)
 
     def unmoved_delta(self, dtype, k=0):
-        """Return the same without moving the samples."""
+        """Get the same gradient, with the samples where the output has them."""
         return unscaled(self.deltas[k], dtype, self.scale)
 
     def input_layout(self, input_index):
         """Return where the samples are in an input; None: nowhere."""
-        return self.seen.input_layouts.get(input_index)
+        return self.use_types.input_layouts.get(input_index)
 
     def is_complex(self, input_index):
         """Whether the input or an output is complex."""
@@ -112,22 +112,23 @@ def unscaled(gradient, dtype, scale):
 
 def op_rule(*names):
     """Decorate a function as the rule of ops; a name may hold several."""
-    return registered(_RULES, names)
+    return rule_registrar(_RULES, names)
 
 
-def registered(rules, names):
+def rule_registrar(rules, names):
     """Return a decorator that makes a function the rule of these ops."""
-    types = " ".join(names).split()
+    op_types = " ".join(names).split()
 
     def register(function):
-        for one in types:
-            if one in rules:
+        for op_type in op_types:
+            if op_type in rules:
                 raise ValueError(
-                    f"op {one} has a rule already: {rules[one].__name__} in "
-                    f"{rules[one].__module__}. Extend that one. "
+                    f"op {op_type} has a rule already: "
+                    f"{rules[op_type].__name__} in "
+                    f"{rules[op_type].__module__}. Extend that one. "
                     f"Received: {function.__name__}"
                 )
-        rules.update(dict.fromkeys(types, function))
+        rules.update(dict.fromkeys(op_types, function))
         return function
 
     return register
@@ -176,22 +177,26 @@ class Layout:
         the place of the former axis of the samples.
         """
         axis = self.axis
-        if not self.added:
-            return moved(tensor, axis, 0)
-        static = tensor.shape.as_list()
-        others = [k for k in range(len(static)) if k != axis]
-        shape = sizes_of(tensor, others)
+        if not self.added_axes:
+            return move_axis(tensor, axis, 0)
+        static_shape = tensor.shape.as_list()
+        other_axes = [k for k in range(len(static_shape)) if k != axis]
+        shape = sizes_of(tensor, other_axes)
         lead, _, rows = self._sizes(tensor, n)
         if all(isinstance(s, int) and s for s in (lead, rows, *shape)):
-            # A constant shape: fewer ops.
+            # -1 makes the shape a constant, which spares ops.
             n = -1
         parts = [] if self.lead == 1 else [lead]
         parts += [n] if self.rows == 1 else [n, rows]
-        known = [s if isinstance(s, int) and s >= 0 else None for s in parts]
+        static_parts = [
+            s if isinstance(s, int) and s >= 0 else None for s in parts
+        ]
         sizes = integers(*shape[:axis], *parts, *shape[axis:])
-        split = tf.reshape(tensor, sizes)
-        split.set_shape([*static[:axis], *known, *static[axis + 1 :]])
-        return moved(split, axis + (self.lead != 1), 0)
+        split_tensor = tf.reshape(tensor, sizes)
+        split_tensor.set_shape(
+            [*static_shape[:axis], *static_parts, *static_shape[axis + 1 :]]
+        )
+        return move_axis(split_tensor, axis + (self.lead != 1), 0)
 
     def labels(self, term):
         """Return the labels of `first`, of those of a tensor's axes.
@@ -199,7 +204,7 @@ class Layout:
         A merged axis gives others.
         """
         sample = term[self.axis]
-        return sample + term.replace(sample, "01"[: self.added])
+        return sample + term.replace(sample, "01"[: self.added_axes])
 
     def _sizes(self, tensor, n):
         """Return the sizes of (blocks, samples, entries of each)."""
@@ -211,49 +216,52 @@ class Layout:
         return lead, n, rows
 
     @property
-    def added(self):
+    def added_axes(self):
         """The number of axes that `first` adds."""
         return (self.rows != 1) + (self.lead != 1)
 
     @property
     def leads(self):
         """Whether the samples are on the first axis, not merged."""
-        return self.axis == 0 and not self.added
+        return self.axis == 0 and not self.added_axes
 
     def spread(self, numbers, tensor, n):
         """Return numbers (n,) for the samples, shaped to multiply a tensor."""
         lead, _, rows = self._sizes(tensor, n)
-        times: Any = [lead]
+        multiples: Any = [lead]
         if self.rows != 1:
             numbers = tf.repeat(numbers, rows)
         if self.lead != 1:
-            numbers = tf.tile(numbers, times)
+            numbers = tf.tile(numbers, multiples)
         shape = [1] * tensor.shape.rank
         shape[self.axis] = -1
         return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
 
-    def taken(self, tensor, places, n):
-        """Return the tensor with the samples `places`, (n,), in its rows."""
+    def take_samples(self, tensor, sample_indices, n):
+        """Return the tensor with these samples, (n,), in its rows."""
         lead, _, rows = self._sizes(tensor, n)
         if self.lead != 1:
-            places = tf.range(lead)[:, None] * n + places
+            sample_indices = tf.range(lead)[:, None] * n + sample_indices
         if self.rows != 1:
-            places = places[..., None] * rows + tf.range(rows)
-        places = tf.reshape(places, [-1])
-        return tf.gather(tensor, places, axis=self.axis)
+            sample_indices = sample_indices[..., None] * rows + tf.range(rows)
+        sample_indices = tf.reshape(sample_indices, [-1])
+        return tf.gather(tensor, sample_indices, axis=self.axis)
 
 
 def sizes_of(tensor, axes=None):
     """Get the sizes of a tensor's axes: numbers where known, else scalars."""
-    known = tensor.shape.as_list()
-    axes = range(len(known)) if axes is None else axes
-    dynamic = any(known[k] is None for k in axes)
+    static_shape = tensor.shape.as_list()
+    axes = range(len(static_shape)) if axes is None else axes
+    is_dynamic = any(static_shape[k] is None for k in axes)
     # One op gives them all.
-    sizes = tf.unstack(tf.shape(tensor)) if dynamic else known
-    return [sizes[k] if known[k] is None else known[k] for k in axes]
+    runtime_sizes = tf.unstack(tf.shape(tensor)) if is_dynamic else static_shape
+    return [
+        runtime_sizes[k] if static_shape[k] is None else static_shape[k]
+        for k in axes
+    ]
 
 
-def moved(tensor, source, target):
+def move_axis(tensor, source, target):
     """Return the tensor with one axis moved to another place."""
     if source == target:
         return tensor
@@ -283,17 +291,17 @@ def gather(use, input_index):
         return "the table has an axis for the samples"
     ids = layout.first(inputs[1], use.n)
     dz = use.delta(use.dtype(input_index))
-    columns = 1
+    width = 1
     for s in shape[1:]:
-        columns *= s
-    known = positions = ids.shape[1:].num_elements()
+        width *= s
+    static_count = positions = ids.shape[1:].num_elements()
     if positions is None:
         positions = tf.reduce_prod(tf.shape(ids)[1:])
     ids = tf.reshape(ids, [use.n, positions])
-    dz = tf.reshape(dz, [use.n, positions, columns])
-    dz.set_shape([None, known, columns])
-    ids.set_shape([None, known])
-    return Rows(ids, dz, [shape[0], columns], whole=shape)
+    dz = tf.reshape(dz, [use.n, positions, width])
+    dz.set_shape([None, static_count, width])
+    ids.set_shape([None, static_count])
+    return Rows(ids, dz, [shape[0], width], whole=shape)
 
 
 def _table_shape(use):
@@ -311,9 +319,9 @@ def bias(use, input_index):
     """Return the factor of a bias: Σ_T dz."""
     dz = use.delta(use.dtype(input_index))
     if use.attribute("data_format") == b"NCHW":
-        at = 1 + use.layout.added if use.layout.axis == 0 else 0
-        order = [k for k in range(dz.shape.rank) if k != at]
-        dz = tf.transpose(dz, [*order, at])
+        channel_axis = 1 + use.layout.added_axes if use.layout.axis == 0 else 0
+        order = [k for k in range(dz.shape.rank) if k != channel_axis]
+        dz = tf.transpose(dz, [*order, channel_axis])
     return Sum(dz, use.op.inputs[input_index].shape.as_list())
 
 
@@ -329,67 +337,78 @@ def broadcast(use, input_index):
     w, out = use.op.inputs[input_index], use.op.outputs[0]
     dtype = use.dtype(input_index)
     if use.type in _ADDS:
-        local = use.unmoved_delta(dtype)
+        gradient = use.unmoved_delta(dtype)
         if _ADDS[use.type][input_index] < 0:
-            local = -local
+            gradient = -gradient
     elif use.type == "Mul":
         other = tf.cast(use.op.inputs[1 - input_index], dtype)
-        local = use.unmoved_delta(dtype) * other
+        gradient = use.unmoved_delta(dtype) * other
     else:
-        spread = tf.broadcast_to(w, tf.shape(out))
-        spread.set_shape(out.shape)
+        broadcast_weight = tf.broadcast_to(w, tf.shape(out))
+        broadcast_weight.set_shape(out.shape)
         inputs = list(use.op.inputs)
-        inputs[input_index] = spread
-        copy = _copied(use.op, inputs)
+        inputs[input_index] = broadcast_weight
+        copy = _copy_op(use.op, inputs)
         delta = tf.cast(use.unmoved_delta(dtype), out.dtype)
-        (local,) = tf.gradients(copy, [spread], [delta])
-        local = tf.cast(local, dtype)
-    return spread_over(use, local, sizes_of(w))
+        (gradient,) = tf.gradients(copy, [broadcast_weight], [delta])
+        gradient = tf.cast(gradient, dtype)
+    return spread_over(use, gradient, sizes_of(w))
 
 
-def _copied(op, inputs):
+def _copy_op(op, inputs):
     """Return the output of the same op on other inputs."""
     graph = tf.compat.v1.get_default_graph()
     attributes = {name: value for name, value in op.node_def.attr.items()}
-    new = graph.create_op(
+    copy = graph.create_op(
         op.type, inputs, [t.dtype for t in op.outputs], attrs=attributes
     )
-    return new.outputs[0]
+    return copy.outputs[0]
 
 
-def spread_over(use, local, shape):
-    """Return the factor of a weight that was broadcast to `local`'s shape."""
-    if local.shape.rank is None:
+def spread_over(use, gradient, shape):
+    """Return the factor of a weight that was broadcast.
+
+    `gradient` has the shape of the output, `shape` is that of the weight.
+    """
+    if gradient.shape.rank is None:
         return "the rank of its output is not known"
     layout = use.layout
-    own = shape
-    shape = [1] * (local.shape.rank - len(shape)) + list(shape)
+    weight_shape = shape
+    shape = [1] * (gradient.shape.rank - len(shape)) + list(shape)
     if _is_not_one(shape[layout.axis]):
         return "the weight has an axis for the samples"
-    sizes = local.shape.as_list()
-    spread = [
+    sizes = gradient.shape.as_list()
+    broadcast_axes = [
         k
         for k, s in enumerate(shape)
         if not _is_not_one(s) and sizes[k] != 1 and k != layout.axis
     ]
-    rest = [s for k, s in enumerate(shape) if k != layout.axis]
-    places = [k - (k > layout.axis) + 1 for k in spread]
-    local = layout.first(local, use.n)
-    for at in range(layout.axis + 1, layout.axis + 1 + layout.added):
+    weight_sizes = [s for k, s in enumerate(shape) if k != layout.axis]
+    summed_axes = [k - (k > layout.axis) + 1 for k in broadcast_axes]
+    gradient = layout.first(gradient, use.n)
+    for merged_axis in range(
+        layout.axis + 1, layout.axis + 1 + layout.added_axes
+    ):
         # An axis that was merged with the samples comes in their place.
-        places = [k if k < at else k + 1 for k in places] + [at]
-        rest.insert(layout.axis, 1)
+        summed_axes = [k if k < merged_axis else k + 1 for k in summed_axes] + [
+            merged_axis
+        ]
+        weight_sizes.insert(layout.axis, 1)
     leading = 0
-    for s in rest:
+    for s in weight_sizes:
         if _is_not_one(s):
             break
         leading += 1
-    if all(k <= leading for k in places):
-        flat = rest[leading:]
-        local = _without(local, [k + 1 for k in range(leading)], places)
-        return _as_shape(Sum(local, flat), own)
-    local = tf.reduce_sum(local, places)
-    return Full(tf.reshape(local, [use.n, *own]))
+    # Axes in front of the weight's own become positions: a `Sum` adds them up
+    # only when it is asked.
+    if all(k <= leading for k in summed_axes):
+        vector_shape = weight_sizes[leading:]
+        gradient = _squeeze_axes(
+            gradient, [k + 1 for k in range(leading)], summed_axes
+        )
+        return _in_shape(Sum(gradient, vector_shape), weight_shape)
+    gradient = tf.reduce_sum(gradient, summed_axes)
+    return Full(tf.reshape(gradient, [use.n, *weight_shape]))
 
 
 def _is_not_one(size):
@@ -397,13 +416,15 @@ def _is_not_one(size):
     return tf.is_tensor(size) or size != 1
 
 
-def _without(local, axes, spread):
-    """Remove those of the axes that have size one and are no positions."""
-    gone = [k for k in axes if k not in spread and local.shape[k] == 1]
-    return tf.squeeze(local, gone) if gone else local
+def _squeeze_axes(gradient, axes, broadcast_axes):
+    """Remove those of the axes that have size one and are not summed."""
+    unit_axes = [
+        k for k in axes if k not in broadcast_axes and gradient.shape[k] == 1
+    ]
+    return tf.squeeze(gradient, unit_axes) if unit_axes else gradient
 
 
-def _as_shape(factor, shape):
+def _in_shape(factor, shape):
     if len(factor.shape) == len(shape):
         return factor
     if all(type(size) is int for size in shape):
@@ -431,20 +452,20 @@ def tile(use, input_index):
     sizes = tf.shape(dz)
     if layout.axis >= len(shape):
         return "the samples are on an axis of their own"
-    target, axes = [use.n], []
-    inner = layout.added
+    split_shape, repeat_axes = [use.n], []
+    merged_axes = layout.added_axes
     for k, s in enumerate(shape):
         if k == layout.axis:
-            if not inner:
+            if not merged_axes:
                 if s != 1:
                     return "the weight has an axis for the samples"
                 continue
             if layout.lead != 1:
                 return "the repetitions are inside the samples"
-            at = k + 1
+            axis = k + 1
         else:
-            at = k + 1 if inner or k < layout.axis else k
-        target += [sizes[at] // s, s]
-        axes.append(len(target) - 2)
-    dz = tf.reduce_sum(tf.reshape(dz, target), axes)
+            axis = k + 1 if merged_axes or k < layout.axis else k
+        split_shape += [sizes[axis] // s, s]
+        repeat_axes.append(len(split_shape) - 2)
+    dz = tf.reduce_sum(tf.reshape(dz, split_shape), repeat_axes)
     return Full(tf.reshape(dz, [use.n, *shape]))

@@ -107,16 +107,16 @@ class Replay:
         ]
 
     def _draw_rows(self, draw):
-        where = f"layer {self.recorded.layer.name!r}"
+        caller = f"layer {self.recorded.layer.name!r}"
         if draw.name == "shuffle":
             raise ValueError(
-                f"{where} calls keras.random.shuffle, which mixes the "
+                f"{caller} calls keras.random.shuffle, which mixes the "
                 "samples of a batch: a per-sample gradient is not defined. "
                 "Shuffle in the input pipeline instead."
             )
         if draw.graph is not draws_module.current_graph():
             raise ValueError(
-                f"{where} calls keras.random.{draw.name} inside a loop or a "
+                f"{caller} calls keras.random.{draw.name} inside a loop or a "
                 "condition, so that one sample's numbers cannot be told from "
                 "the batch's. Draw the numbers before the loop."
             )
@@ -126,7 +126,7 @@ class Replay:
         size = self.recorded.batch_axis
         if rows.shape[0] not in (None, 1, size):
             raise ValueError(
-                f"{where} calls keras.random.{draw.name} for an array of "
+                f"{caller} calls keras.random.{draw.name} for an array of "
                 f"shape {tuple(rows.shape)}, whose first axis is not the "
                 "batch. Draw one number, or numbers of shape (batch, ...) or "
                 "(1, ...)."
@@ -141,11 +141,11 @@ class Replay:
             return tensor
         if tensor.shape[0] != self.recorded.batch_axis:
             return tensor
-        taken = tf.gather(tensor, rows)
+        selected = tf.gather(tensor, rows)
         mask = mask_of(tensor)
         if mask is not None:
-            set_mask(taken, tf.gather(mask, rows))
-        return taken
+            set_mask(selected, tf.gather(mask, rows))
+        return selected
 
     def forward(self, rows):
         """Return the outputs and added losses of a batch of these rows."""
@@ -153,14 +153,14 @@ class Replay:
             lambda t: self._take(t, rows),
             (self.recorded.args, self.recorded.kwargs),
         )
-        drawn = [
+        drawn_rows = [
             r if r.shape.rank == 0 or r.shape[0] == 1 else tf.gather(r, rows)
             for r in self._rows
         ]
         scope = keras.StatelessScope(self._state, collect_losses=True)
         layer = self.recorded.layer
         context = _CallContext(lambda: layer(*args, **kwargs))
-        with scope, draws_module.replaying(drawn):
+        with scope, draws_module.replaying(drawn_rows):
             outputs = context(tf.zeros([]), training=self.recorded.training)
         return loss_tensors(outputs), scope.losses
 
@@ -185,13 +185,13 @@ class Replay:
                 targets.append(loss)
                 weights.append(tf.cast(weight, loss.dtype))
         result = tape.gradient(targets, self.values, output_gradients=weights)
-        right = self._reproduced(row, outputs, output_gradients)
+        is_reproduced = self._check_reproduced(row, outputs, output_gradients)
         return [
-            None if g is None else _poison_unless(right, g)
+            None if g is None else _nan_unless(is_reproduced, g)
             for g in map(_dense, result)
         ]
 
-    def _reproduced(self, row, outputs, output_gradients):
+    def _check_reproduced(self, row, outputs, output_gradients):
         """Return whether row i was reproduced; in graphs also assert it."""
         checks = []
         for single, batch, gradient, scale in zip(
@@ -204,14 +204,14 @@ class Replay:
                 continue
             if single.shape.rank != batch.shape.rank:
                 raise ValueError(self._message())
-            given = tf.gather(batch, row), scale, self.tolerance
-            checks.append(close(single, *given))
-        right = tf.reduce_all(checks) if checks else tf.constant(True)
-        check = tf.debugging.Assert(right, [self._message()])
+            reference = tf.gather(batch, row), scale, self.tolerance
+            checks.append(is_close(single, *reference))
+        is_reproduced = tf.reduce_all(checks) if checks else tf.constant(True)
+        check = tf.debugging.Assert(is_reproduced, [self._message()])
         if check is None:
-            return right
+            return is_reproduced
         with tf.control_dependencies([check]):
-            return tf.identity(right)
+            return tf.identity(is_reproduced)
 
     def _message(self):
         layer = self.recorded.layer
@@ -229,17 +229,17 @@ def _dense(gradient):
     return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _poison_unless(right, gradient):
+def _nan_unless(is_reproduced, gradient):
     """Return NaN if the check failed: XLA drops assertions, but not NaN."""
     nan = tf.constant(float("nan"), gradient.dtype)
-    return tf.where(right, gradient, nan)
+    return tf.where(is_reproduced, gradient, nan)
 
 
-def close(single, batch, scale=None, tolerance=None):
-    """Equal up to rounding (non-finite values count as reproduced).
+def is_close(single, batch, scale=None, tolerance=None):
+    """Whether both are equal up to rounding; NaN counts as reproduced.
 
-    `scale`, `tolerance`: how large outputs that are computed coarsely are, and
-    how far they may be off, relative to that.
+    For outputs that are computed coarsely, `scale` is how large they are, and
+    `tolerance` how far they may be off, relative to it.
     """
     if not single.dtype.is_floating:
         return tf.constant(True)
@@ -250,8 +250,8 @@ def close(single, batch, scale=None, tolerance=None):
     error = tf.reduce_max(tf.abs(single - batch))
     if scale is None:
         scale = tf.reduce_max(tf.abs(batch))
-    wrong = error > (tolerance or epsilon) * (scale + 1e-3)
-    return tf.logical_or(tf.logical_not(wrong), tf.math.is_nan(error))
+    differs = error > (tolerance or epsilon) * (scale + 1e-3)
+    return tf.logical_or(tf.logical_not(differs), tf.math.is_nan(error))
 
 
 def _is_coarse(layer):

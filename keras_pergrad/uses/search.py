@@ -36,7 +36,7 @@ _REPEATABLE = {"ReadVariableOp", "ResourceGather", "Placeholder"}
 
 
 @dataclasses.dataclass
-class Inlined:
+class InlinedCall:
     """A call, and the ops of its body in the graph of the call.
 
     Attributes:
@@ -44,7 +44,7 @@ class Inlined:
         body: the graph of the function.
         ops: the ops, in order.
         outputs: the outputs of these ops, equal to those of the call.
-        parent: the `Inlined` whose ops the call is among, or None.
+        parent: the `InlinedCall` whose ops the call is among, or None.
     """
 
     called: list
@@ -54,41 +54,44 @@ class Inlined:
     parent: object = None
 
 
-def inlined(call, parent=None):
-    """Put the body of a call beside it; None if that would change results."""
+def inline_call(call, parent=None):
+    """Put the ops of a call's body beside it.
+
+    None: that would change results.
+    """
     body = _body(call, call.graph if parent is None else parent.body)
     if body is None or not _is_pure(body) or _needs_xla(call, body):
         return None
-    # Taken now: differentiating the call gives it other outputs.
+    # Taken now: when the call is differentiated it gets other outputs.
     called = list(call.outputs)
     operations = body.get_operations()
-    made = {id(a): b for a, b in zip(body.inputs, call.inputs)}
-    first = len(call.graph.get_operations())
+    copies = {id(a): b for a, b in zip(body.inputs, call.inputs)}
+    op_count = len(call.graph.get_operations())
     with call.graph.as_default(), tf.control_dependencies(None):
         for op in operations:
             if op.type in ("Placeholder", "NoOp"):
                 continue
-            new = call.graph.create_op(
+            new_op = call.graph.create_op(
                 op.type,
-                [made[id(t)] for t in op.inputs],
+                [copies[id(t)] for t in op.inputs],
                 [t.dtype for t in op.outputs],
                 attrs=dict(op.node_def.attr.items()),
                 name=f"{call.name.rsplit('/', 1)[0]}/{op.name}",
             )
-            for known, copy in zip(op.outputs, new.outputs):
-                copy.set_shape(known.shape)
-                made[id(known)] = copy
-        outputs = [tf.identity(made[id(t)]) for t in body.outputs]
-    ops = call.graph.get_operations()[first:]
-    return Inlined(called, body, ops, outputs, parent)
+            for original, copy in zip(op.outputs, new_op.outputs):
+                copy.set_shape(original.shape)
+                copies[id(original)] = copy
+        outputs = [tf.identity(copies[id(t)]) for t in body.outputs]
+    ops = call.graph.get_operations()[op_count:]
+    return InlinedCall(called, body, ops, outputs, parent)
 
 
-def _body(call, owner):
+def _body(call, caller):
     """Return the graph of the called function, or None if not known."""
-    function = called_function(owner, call.get_attr("f").name)
+    function = called_function(caller, call.get_attr("f").name)
     graph = getattr(function, "graph", None)
-    known = graph is not None and len(graph.inputs) == len(call.inputs)
-    return graph if known else None
+    matches = graph is not None and len(graph.inputs) == len(call.inputs)
+    return graph if matches else None
 
 
 def _needs_xla(call, body):
@@ -101,8 +104,8 @@ def _needs_xla(call, body):
 
 
 def _channels(op):
-    first = op.get_attr("data_format").startswith(b"NC")
-    return op.inputs[0].shape[1 if first else -1]
+    channels_first = op.get_attr("data_format").startswith(b"NC")
+    return op.inputs[0].shape[1 if channels_first else -1]
 
 
 def _is_pure(graph):
@@ -111,8 +114,8 @@ def _is_pure(graph):
         if has_own_gradient(op.node_def.attr):
             return False
         if op.type in CALLS:
-            inside = _body(op, graph)
-            if inside is None or not _is_pure(inside):
+            body = _body(op, graph)
+            if body is None or not _is_pure(body):
                 return False
             continue
         if op.op_def.is_stateful and op.type not in _REPEATABLE:
@@ -131,7 +134,7 @@ def _is_pure(graph):
 
 
 #: Ops that repeat nothing: a weight behind them is as large as before.
-_ARRANGE = {
+_REARRANGING = {
     "Cast",
     "ExpandDims",
     "Identity",
@@ -154,7 +157,7 @@ class Candidate:
         outputs: its floating-point and complex outputs (of several, only
             those that some op takes), and the tensors that are taken from
             lists among its outputs. None where it can be no use.
-        within: the `Inlined` call that it is in, or None.
+        inlined_call: the `InlinedCall` that it is in, or None.
         repeated: the indices of weights that were repeated for each sample.
         variables: the index of an input of weights → those of its
             variables, in order.
@@ -164,7 +167,7 @@ class Candidate:
     weights: tuple
     by_value: bool
     outputs: list
-    within: Inlined | None = None
+    inlined_call: InlinedCall | None = None
     repeated: tuple = ()
     variables: dict = dataclasses.field(default_factory=dict)
 
@@ -189,29 +192,33 @@ class CandidateUses:
         self.claimed = {ops: set() for ops in claimed}
         self.before = len(graph.get_operations())
         self._of_weights = {}
-        self._values = {id(t) for t in data}
-        self._sizes = set()
+        self._data_dependent = {id(t) for t in data}
+        self._size_dependent = set()
         self._handles = _handles(graph, variables)
-        self._assigned = set()
+        self._assigned_handles = set()
         self._inlined = []
         # List (a variant tensor) to the candidates that it comes from.
-        self._lists = {}
+        self._list_candidates = {}
         for outer, inner in captures_of(graph):
-            if id(outer) in self._values:
-                self._values.add(id(inner))
-        owner = {op: ops for ops in claimed for op in ops}
+            if id(outer) in self._data_dependent:
+                self._data_dependent.add(id(inner))
+        claimed_by = {op: ops for ops in claimed for op in ops}
         for op in operations:
-            self._look(op, self.claimed.get(owner.get(op)))
-        self._drop_what_leads_nowhere()
+            self._visit(op, self.claimed.get(claimed_by.get(op)))
+        self._drop_unused()
 
-    def _drop_what_leads_nowhere(self):
+    def _drop_unused(self):
         """Drop ops on weights that never meet data: ops of regularisers."""
-        needed, kept = set(), []
-        for one in reversed(self.candidates):
-            if one.by_value or any(id(t) in needed for t in one.op.outputs):
-                kept.append(one)
-                needed.update(id(one.op.inputs[k]) for k in one.weights)
-        self.candidates = kept[::-1]
+        needed, used = set(), []
+        for candidate in reversed(self.candidates):
+            if candidate.by_value or any(
+                id(t) in needed for t in candidate.op.outputs
+            ):
+                used.append(candidate)
+                needed.update(
+                    id(candidate.op.inputs[k]) for k in candidate.weights
+                )
+        self.candidates = used[::-1]
 
     def gradients(self, loss, others=()):
         """Return the gradients at the candidates' outputs, and of others.
@@ -220,27 +227,33 @@ class CandidateUses:
         """
         by_tensor = {}
         self.before = len(self._graph.get_operations())
-        for within in (None, *self._inlined):
-            targets = list(others) if within is None else []
-            for one in self.candidates:
-                targets += one.outputs if one.within is within else []
-            for one in self._inlined:
-                if one.parent is within:
-                    targets += one.called
-            sources, given = [loss], None
+        # A call comes before the calls in it: the gradients at its outputs
+        # begin the backward pass of its ops.
+        for call in (None, *self._inlined):
+            targets = list(others) if call is None else []
+            for candidate in self.candidates:
+                targets += (
+                    candidate.outputs if candidate.inlined_call is call else []
+                )
+            for inner_call in self._inlined:
+                if inner_call.parent is call:
+                    targets += inner_call.called
+            sources, output_gradients = [loss], None
             operations = self._graph.get_operations()
-            if within is not None:
-                operations = within.ops
+            if call is not None:
+                operations = call.ops
                 pairs = [
                     (t, by_tensor[id(c)])
-                    for t, c in zip(within.outputs, within.called)
+                    for t, c in zip(call.outputs, call.called)
                     if by_tensor[id(c)] is not None
                 ]
                 sources = [t for t, _ in pairs]
-                given = [g for _, g in pairs]
+                output_gradients = [g for _, g in pairs]
             deltas = [None] * len(targets)
             if sources and targets:
-                deltas = gradients_at(sources, targets, operations, given)
+                deltas = gradients_at(
+                    sources, targets, operations, output_gradients
+                )
             by_tensor.update(
                 (id(t), _dense(g)) for t, g in zip(targets, deltas)
             )
@@ -259,29 +272,33 @@ class CandidateUses:
         """Whether it is the handle of a trainable variable."""
         return id(tensor) in self._handles
 
-    def _look(self, op, claimed, within=None):
+    def _visit(self, op, claimed, parent=None):
         inputs, outputs = list(op.inputs), op.outputs
         if op.type in ASSIGN:
-            if any(id(t) in self._values for t in inputs[1:]):
-                self._assigned.add(id(inputs[0]))
+            if any(id(t) in self._data_dependent for t in inputs[1:]):
+                self._assigned_handles.add(id(inputs[0]))
             return
         if op.type == "ReadVariableOp":
-            self._read(inputs[0], outputs[0], claimed)
+            self._visit_read(inputs[0], outputs[0], claimed)
             return
         if op.type in SIZES:
+            # A shape depends on the batch's size, not on its values. It is
+            # followed for itself: a weight may be repeated for each sample.
             if any(
-                id(t) in self._values or id(t) in self._sizes for t in inputs
+                id(t) in self._data_dependent or id(t) in self._size_dependent
+                for t in inputs
             ):
-                self._sizes.update(map(id, outputs))
+                self._size_dependent.update(map(id, outputs))
             return
         by_value = any(
-            id(t) in self._values or id(t) in self._assigned for t in inputs
+            id(t) in self._data_dependent or id(t) in self._assigned_handles
+            for t in inputs
         )
-        by_size = any(id(t) in self._sizes for t in inputs)
+        by_size = any(id(t) in self._size_dependent for t in inputs)
         if by_value:
-            self._values.update(map(id, outputs))
+            self._data_dependent.update(map(id, outputs))
         if by_size:
-            self._sizes.update(map(id, outputs))
+            self._size_dependent.update(map(id, outputs))
         if claimed is not None:
             claimed.update(
                 self._handles[id(t)] for t in inputs if id(t) in self._handles
@@ -289,18 +306,24 @@ class CandidateUses:
             return
         if op.type in ENDS:
             return
-        makers = {id(c): c for t in inputs for c in self._lists.get(id(t), ())}
-        behind = {k: self.variables_in(t) for k, t in enumerate(inputs)}
-        weights = tuple(k for k, found in behind.items() if found)
-        if weights and by_value and op.type in CALLS and self._may_repeat(op):
-            inside = inlined(op, within)
-            if inside is not None:
-                self._inlined.append(inside)
-                self._operations.update(inside.ops)
-                for one in inside.ops:
-                    self._look(one, None, inside)
+        candidates = {
+            id(c): c
+            for t in inputs
+            for c in self._list_candidates.get(id(t), ())
+        }
+        variables_behind = {
+            k: self.variables_in(t) for k, t in enumerate(inputs)
+        }
+        weights = tuple(k for k, indices in variables_behind.items() if indices)
+        if weights and by_value and op.type in CALLS and self._can_inline(op):
+            call = inline_call(op, parent)
+            if call is not None:
+                self._inlined.append(call)
+                self._operations.update(call.ops)
+                for inner_op in call.ops:
+                    self._visit(inner_op, None, call)
                 return
-        floats = [
+        differentiable = [
             t
             for t in outputs
             if _has_gradients(t.dtype)
@@ -311,51 +334,58 @@ class CandidateUses:
             )
         ]
         if weights:
-            repeated = tuple(k for k in weights if id(inputs[k]) in self._sizes)
+            repeated = tuple(
+                k for k in weights if id(inputs[k]) in self._size_dependent
+            )
             # Without samples it is no use, and its gradient is not needed.
-            plain = op.type in _ARRANGE and not by_value and not repeated
-            targets = [] if plain else list(floats)
-            made = Candidate(
+            is_rearranging = (
+                op.type in _REARRANGING and not by_value and not repeated
+            )
+            targets = [] if is_rearranging else list(differentiable)
+            candidate = Candidate(
                 op,
                 weights,
                 by_value,
                 targets,
-                within,
+                parent,
                 repeated,
-                {k: sorted(behind[k]) for k in weights},
+                {k: sorted(variables_behind[k]) for k in weights},
             )
-            self.candidates.append(made)
-            makers[id(made)] = made
-        if by_value and makers:
-            for maker in makers.values():
+            self.candidates.append(candidate)
+            candidates[id(candidate)] = candidate
+        if by_value and candidates:
+            for maker in candidates.values():
                 if maker.op is not op:
-                    maker.outputs += floats
+                    maker.outputs += differentiable
             for t in outputs:
                 if t.dtype == tf.variant:
-                    self._lists[id(t)] = list(makers.values())
+                    self._list_candidates[id(t)] = list(candidates.values())
         if by_value or not weights:
             return
-        variables = frozenset().union(*behind.values())
+        variables = frozenset().union(*variables_behind.values())
         for t in outputs:
             if _has_gradients(t.dtype) or t.dtype in (tf.variant, tf.resource):
                 self._of_weights[id(t)] = variables
 
-    def _may_repeat(self, call):
+    def _can_inline(self, call):
         """Whether the variables that a call reads are as it has read them.
 
         They are not if the step assigns one of them: the ops beside the call
         would read what was assigned after it.
         """
-        return not any(id(t) in self._written for t in call.inputs)
+        return not any(id(t) in self._written_handles for t in call.inputs)
 
     @functools.cached_property
-    def _written(self):
+    def _written_handles(self):
         """The ids of the handles of all variables that the step assigns."""
         return {id(t) for t in assigned_inputs(self._graph)}
 
-    def _read(self, handle, value, claimed):
-        if id(handle) in self._assigned or id(handle) in self._values:
-            self._values.add(id(value))
+    def _visit_read(self, handle, value, claimed):
+        if (
+            id(handle) in self._assigned_handles
+            or id(handle) in self._data_dependent
+        ):
+            self._data_dependent.add(id(value))
         index = self._handles.get(id(handle))
         if index is None:
             return
@@ -377,14 +407,14 @@ def _dense(gradient):
 
 def _handles(graph, variables):
     """Return id of a handle in a graph → index of its variable."""
-    places = {
+    variable_indices = {
         id(part.handle): index
         for index, variable in enumerate(variables)
         for part in components(variable)
     }
-    inside = {
-        key: places[id(handle)]
+    captured = {
+        key: variable_indices[id(handle)]
         for key, handle in captured_from(graph).items()
-        if id(handle) in places
+        if id(handle) in variable_indices
     }
-    return {**places, **inside}
+    return {**variable_indices, **captured}

@@ -38,7 +38,7 @@ from keras_pergrad.uses import weight_paths
 from keras_pergrad.uses.layer_rules.registry import find_rule
 from keras_pergrad.uses.op_rules import Use, factor_of, sizes_of, unscaled
 from keras_pergrad.uses.search import CandidateUses
-from keras_pergrad.uses.weight_paths import merged
+from keras_pergrad.uses.weight_paths import merge_parts
 
 # Calls of layers that have a rule of their own, as recurrent layers do.
 
@@ -62,7 +62,7 @@ class RuleCall:
     watched: list
 
 
-def factors_of(call, traced, deltas, layouts, n, scale, uses):
+def layer_factors(call, traced, deltas, layouts, n, scale, uses):
     """Yield (index of the variable, factor) by the rule of a call's layer."""
     if all(d is None for d in deltas):
         return
@@ -73,30 +73,30 @@ def factors_of(call, traced, deltas, layouts, n, scale, uses):
     ]
     inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
     # A tensor without a layout has no samples, nor has its gradient.
-    layout, *others = set(layouts) - {None} or {None}
-    if others or layout is None or not layout.leads:
-        merged = layout is not None and not layout.axis
-        if others or not merged or not call.rule.by_position:
+    layout, *other_layouts = set(layouts) - {None} or {None}
+    if other_layouts or layout is None or not layout.leads:
+        is_merged = layout is not None and not layout.axis
+        if other_layouts or not is_merged or not call.rule.by_position:
             error = ValueError(messages.misplaced(call.layer))
             traced.refuse(call.layer, error)
             return
         inputs, deltas = tf.nest.map_structure(
-            lambda t: _beside(t, layout, n), (inputs, deltas)
+            lambda t: _merge_positions(t, layout, n), (inputs, deltas)
         )
-    known = {id(v): k for k, v in enumerate(traced.variables)}
-    served = set()
+    variable_indices = {id(v): k for k, v in enumerate(traced.variables)}
+    seen_indices = set()
     for variable, factor in call.rule.gradients(
         call.layer, inputs, deltas[0] if len(deltas) == 1 else deltas
     ):
-        k = known.get(id(variable))
+        k = variable_indices.get(id(variable))
         if k is not None:
-            served.add(k)
+            seen_indices.add(k)
             yield k, factor
-    left = uses.claimed.get(call.ops, set()) - served
-    if left:
-        paths = sorted(repr(traced.variables[k].path) for k in left)
-        text = messages.incomplete_rule(call.layer, ", ".join(paths))
-        raise ValueError(text)
+    missing = uses.claimed.get(call.ops, set()) - seen_indices
+    if missing:
+        paths = sorted(repr(traced.variables[k].path) for k in missing)
+        message = messages.incomplete_rule(call.layer, ", ".join(paths))
+        raise ValueError(message)
 
 
 def _cast(tensor, dtype):
@@ -105,20 +105,23 @@ def _cast(tensor, dtype):
     return tensor
 
 
-def _beside(tensor, layout, n):
-    """Return (n · positions, T, …) as (n, positions · T, …)."""
+def _merge_positions(tensor, layout, n):
+    """Return (n · positions, T, ...) as (n, positions · T, ...)."""
     if not tf.is_tensor(tensor):
         return tensor
-    first = layout.first(tensor, n)
-    added, rest = layout.added, sizes_of(first)[2 + layout.added :]
-    positions = sizes_of(first)[1 : 2 + added]
+    samples_first = layout.first(tensor, n)
+    added_axes, trailing = (
+        layout.added_axes,
+        sizes_of(samples_first)[2 + layout.added_axes :],
+    )
+    positions = sizes_of(samples_first)[1 : 2 + added_axes]
     if all(isinstance(size, int) for size in positions):
         count = math.prod(positions)
     else:
         count = tf.reduce_prod(tf.stack(positions))
-    merged = tf.reshape(first, [n, count, *rest])
-    known = count if isinstance(count, int) else None
-    merged.set_shape([None, known, *tensor.shape[2:]])
+    merged = tf.reshape(samples_first, [n, count, *trailing])
+    static_count = count if isinstance(count, int) else None
+    merged.set_shape([None, static_count, *tensor.shape[2:]])
     return merged
 
 
@@ -145,7 +148,7 @@ class Forward:
         self.graph, self.start, self.stop = None, 0, 0
         self.outputs = None
         self.calls = []
-        self._muted = False
+        self._in_rule_call = False
 
     def __call__(self, x):
         self.graph = tf.compat.v1.get_default_graph()
@@ -159,7 +162,7 @@ class Forward:
             for layer in layers:
                 rule = find_rule(layer) if layer.trainable_variables else None
                 if rule is not None:
-                    call = self._wrapped(layer, rule)
+                    call = self._wrap_call(layer, rule)
                     stack.enter_context(attribute(layer, "call", call))
             if takes_training(self.model):
                 self.outputs = self.model(x, training=self.training)
@@ -168,24 +171,26 @@ class Forward:
         self.stop = len(self.graph.get_operations())
         return self.outputs
 
-    def _wrapped(self, layer, rule):
+    def _wrap_call(self, layer, rule):
         original = layer.call
 
         @functools.wraps(original)
         def call(*args, **kwargs):
-            inside = tf.compat.v1.get_default_graph() is not self.graph
-            if self._muted or inside:
+            in_inner_graph = tf.compat.v1.get_default_graph() is not self.graph
+            # Inside another rule's call, or in the body of a loop, the ops are
+            # served by that rule, or one by one.
+            if self._in_rule_call or in_inner_graph:
                 return original(*args, **kwargs)
-            args, kwargs = _first_by_place(original, args, kwargs)
+            args, kwargs = _first_positional(original, args, kwargs)
             if rule.reason_against(layer, *args, **kwargs) is not None:
                 return original(*args, **kwargs)
-            return self._follow(layer, rule, original, args, kwargs)
+            return self._record_call(layer, rule, original, args, kwargs)
 
         call.rule = rule
         return call
 
-    def _follow(self, layer, rule, original, args, kwargs):
-        first = len(self.graph.get_operations())
+    def _record_call(self, layer, rule, original, args, kwargs):
+        op_count = len(self.graph.get_operations())
         watched = []
 
         def watch(tensor):
@@ -193,7 +198,7 @@ class Forward:
             watched.append(tf.identity(tensor))
             return watched[-1]
 
-        self._muted = True
+        self._in_rule_call = True
         try:
             if rule.forward is None:
                 outputs, inputs = _linear(layer, original, args, kwargs, watch)
@@ -202,8 +207,8 @@ class Forward:
                     layer, original, watch, *args, **kwargs
                 )
         finally:
-            self._muted = False
-        ops = tuple(self.graph.get_operations()[first:])
+            self._in_rule_call = False
+        ops = tuple(self.graph.get_operations()[op_count:])
         self.calls.append(RuleCall(layer, rule, ops, inputs, watched))
         if rule.forward is None:
             # Not among `ops`: the activation may be a layer with weights.
@@ -222,7 +227,7 @@ def _linear(layer, original, args, kwargs, watch):
     return outputs, args[0] if args else next(iter(kwargs.values()))
 
 
-def _first_by_place(call, args, kwargs):
+def _first_positional(call, args, kwargs):
     """Return the arguments, the first one positional, as rules expect it."""
     name = next(iter(inspect.signature(call).parameters), None)
     if args or name not in kwargs:
@@ -355,7 +360,9 @@ class TracedStep:
         by_variable = [[] for _ in self.variables]
         for k, factor, _ in self.parts(loss, scale):
             by_variable[k].append(factor)
-        factors = [_joined(parts) if parts else None for parts in by_variable]
+        factors = [
+            _join_uses(parts) if parts else None for parts in by_variable
+        ]
         return [
             None if f is None else widened(f, v.value.dtype)
             for v, f in zip(self.variables, factors)
@@ -365,42 +372,46 @@ class TracedStep:
         """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
         uses = self.uses()
         watched = [t for call in self.calls for t in call.watched]
-        gradients = at_ops, at_rules = uses.gradients(loss, watched)
+        gradients = op_deltas, rule_deltas = uses.gradients(loss, watched)
         self.proof = proof = StepProof(self, uses, gradients, loss)
         for layer, error in proof.refusals:
             self.refuse(layer, error)
-        at_ops = {id(c): d for c, d in zip(uses.candidates, at_ops)}
-        at_rules = iter(at_rules)
+        op_deltas = {id(c): d for c, d in zip(uses.candidates, op_deltas)}
+        rule_deltas = iter(rule_deltas)
         n = self.number
         if n is None:
             n = sample_count(self.batch[0])
         for call in self.calls:
-            deltas = [next(at_rules) for _ in call.watched]
+            deltas = [next(rule_deltas) for _ in call.watched]
             layouts = proof.watched_layouts(call)
-            given = self, deltas, layouts, n, scale, uses
-            for k, factor in factors_of(call, *given):
+            arguments = self, deltas, layouts, n, scale, uses
+            for k, factor in layer_factors(call, *arguments):
                 yield k, factor, call
-        for candidate, seen in proof.choose_uses():
-            deltas = at_ops[id(candidate)]
+        for candidate, use_types in proof.choose_uses():
+            deltas = op_deltas[id(candidate)]
             if all(d is None for d in deltas):
                 continue
             op = candidate.op
-            given = deltas, n, scale, uses, self.variables
-            use = Use(op, op.type, candidate, seen, *given)
+            arguments = deltas, n, scale, uses, self.variables
+            use = Use(op, op.type, candidate, use_types, *arguments)
             try:
-                yield from self._by_op(use)
+                yield from self._op_factors(use)
             except ValueError as error:
                 self.refuse(None, error)
 
-    def _by_op(self, use):
+    def _op_factors(self, use):
         for input_index in use.candidate.weights:
             factor, group = factor_of(use, input_index), []
-            direct = use.is_variable(input_index)
+            is_variable = use.is_variable(input_index)
             for k in use.candidate.variables[input_index]:
-                given = factor, use, input_index, k, group
-                pulled = factor if direct else weight_paths.to_variable(*given)
-                if pulled is not None:
-                    yield k, pulled, use
+                arguments = factor, use, input_index, k, group
+                variable_factor = (
+                    factor
+                    if is_variable
+                    else weight_paths.to_variable(*arguments)
+                )
+                if variable_factor is not None:
+                    yield k, variable_factor, use
 
 
 def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
@@ -415,9 +426,9 @@ def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
     )
 
 
-def _joined(parts):
+def _join_uses(parts):
     """Return the factor of a variable's only use, or of all its uses."""
-    return parts[0] if len(parts) == 1 else join(merged(parts))
+    return parts[0] if len(parts) == 1 else join(merge_parts(parts))
 
 
 def _raise(layer, error):

@@ -3,12 +3,16 @@
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import in_type, squares_by_sample, weighted
+from keras_pergrad.factors.base import (
+    in_type,
+    squares_by_sample,
+    weighted_total,
+)
 from keras_pergrad.keras_internals.graphs.gradients import op_gradients
 from keras_pergrad.uses.op_rules import sizes_of
 
 
-class Pulled(SampleGradients):
+class PulledBack(SampleGradients):
     """A factor of a tensor, pulled back to the sources of the tensor.
 
     Args:
@@ -26,7 +30,7 @@ class Pulled(SampleGradients):
         self.factor, self.tensor, self.sources = factor, tensor, sources
         self.keeps_norms = keeps_norms
         self.shape = list(sources[0].shape)
-        self._gradients, self._sums = None, {}
+        self._gradients, self._cached_sum = None, {}
         self._group = [] if group is None else group
         self._group.append(self)
 
@@ -51,47 +55,48 @@ class Pulled(SampleGradients):
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
-            return weighted(self._gradients, weights)
-        if weights is not self._sums.get("weights", self):
-            summed = tf.convert_to_tensor(self.factor.weighted_sum(weights))
-            summed = tf.reshape(summed, sizes_of(self.tensor))
-            for one, total in zip(self._group, self._pulled(summed)):
-                one._sums = {"weights": weights, "total": total}
-        return self._sums["total"]
+            return weighted_total(self._gradients, weights)
+        if weights is not self._cached_sum.get("weights", self):
+            tensor_sum = tf.convert_to_tensor(self.factor.weighted_sum(weights))
+            tensor_sum = tf.reshape(tensor_sum, sizes_of(self.tensor))
+            for member, total in zip(self._group, self._pull_back(tensor_sum)):
+                member._cached_sum = {"weights": weights, "total": total}
+        return self._cached_sum["total"]
 
     def materialize(self):
         if self._gradients is None:
             materialized = self.factor.materialize()
-            each = tf.map_fn(
-                self._pulled,
+            by_member = tf.map_fn(
+                self._pull_back,
                 tf.reshape(
                     materialized,
                     [tf.shape(materialized)[0], *sizes_of(self.tensor)],
                 ),
                 fn_output_signature=[
-                    tf.TensorSpec(one.shape, one._dtype_for(materialized))
-                    for one in self._group
+                    tf.TensorSpec(member.shape, member._dtype_for(materialized))
+                    for member in self._group
                 ],
             )
-            for one, gradients in zip(self._group, each):
-                one._gradients = gradients
+            for member, gradients in zip(self._group, by_member):
+                member._gradients = gradients
         return self._gradients
 
     def dot(self, direction):
         if not self._moves_entries():
             return super().dot(direction)
-        # The other way: from the sources to the tensor.
-        start = tf.zeros(sizes_of(self.tensor), self.tensor.dtype)
-        (pulled,) = self._pulled(start)
-        direction = in_type(direction, pulled.dtype)
-        (direction,) = tf.gradients(pulled, start, direction)
+        # The other way, from the sources to the tensor. `_pull_back` is linear:
+        # the gradient of its result is the transposed map, at any point.
+        zeros = tf.zeros(sizes_of(self.tensor), self.tensor.dtype)
+        (source_gradient,) = self._pull_back(zeros)
+        direction = in_type(direction, source_gradient.dtype)
+        (direction,) = tf.gradients(source_gradient, zeros, direction)
         return self.factor.dot(direction)
 
     def sum_of_squares(self):
         if not self._moves_entries():
             return super().sum_of_squares()
         total = tf.convert_to_tensor(self.factor.sum_of_squares())
-        (total,) = self._pulled(tf.reshape(total, sizes_of(self.tensor)))
+        (total,) = self._pull_back(tf.reshape(total, sizes_of(self.tensor)))
         return total
 
     def gram(self, other=None):
@@ -104,23 +109,25 @@ class Pulled(SampleGradients):
         precise = self.tensor.dtype in (tf.float32, tf.float64)
         return self.keeps_norms and precise and self._gradients is None
 
-    def _pulled(self, gradient):
+    def _pull_back(self, gradient):
         """Return the gradients at the sources of all in the group."""
         tensor, group = self.tensor, self._group
         gradients = iter(
             op_gradients(
                 [tensor],
-                [source for one in group for source in one.sources],
+                [source for member in group for source in member.sources],
                 [tf.cast(gradient, tensor.dtype)],
                 tensor.graph,
             )
         )
         return [
-            one._total([next(gradients) for _ in one.sources], gradient)
-            for one in group
+            member._add_sources(
+                [next(gradients) for _ in member.sources], gradient
+            )
+            for member in group
         ]
 
-    def _total(self, parts, gradient):
+    def _add_sources(self, parts, gradient):
         dtype = self._dtype_for(gradient)
         parts = [
             tf.cast(tf.convert_to_tensor(g), dtype)
@@ -138,10 +145,10 @@ class Pulled(SampleGradients):
         return gradient.dtype.real_dtype
 
 
-class Reshaped(Pulled):
-    """A factor of a tensor that has the entries of its source in order."""
+class Reshaped(PulledBack):
+    """A factor of a reshaped tensor: its source has the same entries."""
 
-    # They are those of `Pulled`, unless both have the same last axis.
+    # Where the last axis stays, both are one matrix, and `factor` answers.
     def project(self, projection):
         if self._gradients is not None or not self._is_same_matrix():
             return super().project(projection)
@@ -157,8 +164,8 @@ class Reshaped(Pulled):
     def axes(self):
         sizes, axes = self.tensor.shape.as_list(), self.factor.axes()
         rows = [k for k, size in enumerate(sizes[:-1]) if size != 1]
-        left = [k for k in axes if sizes[k] != 1]
-        if not self._is_same_matrix() or left != rows or not axes:
+        factor_axes = [k for k in axes if sizes[k] != 1]
+        if not self._is_same_matrix() or factor_axes != rows or not axes:
             return ()
         return tuple(range(len(self.shape) - 1))
 
@@ -175,13 +182,18 @@ class Reshaped(Pulled):
 
     def _blanked(self):
         """Return `factor` without the samples that `select` has blanked."""
-        kept = self._kept
-        return self.factor if kept is None else self.factor.select(kept)
+        keep = self._keep
+        return self.factor if keep is None else self.factor.select(keep)
 
     def _is_same_matrix(self):
         """Whether both are one matrix, of all axes but the last by this."""
-        own, others = self.tensor.shape.as_list(), self.shape
+        tensor_shape, source_shape = self.tensor.shape.as_list(), self.shape
         precise = self.tensor.dtype in (tf.float32, tf.float64)
-        if not precise or not all(type(k) is int for k in (*own, *others)):
+        if not precise or not all(
+            type(k) is int for k in (*tensor_shape, *source_shape)
+        ):
             return False
-        return len(own) > 1 < len(others) and own[-1] == others[-1]
+        return (
+            len(tensor_shape) > 1 < len(source_shape)
+            and tensor_shape[-1] == source_shape[-1]
+        )

@@ -8,8 +8,8 @@ the op only arranges numbers, the factor keeps its kind.
 import tensorflow as tf
 
 from keras_pergrad.factors import Adapted, Full, Outer, Rows, Sum, join
-from keras_pergrad.uses.op_rules import registered, sizes_of
-from keras_pergrad.uses.weight_factors import Pulled, Reshaped
+from keras_pergrad.uses.op_rules import rule_registrar, sizes_of
+from keras_pergrad.uses.weight_factors import PulledBack, Reshaped
 
 _RULES = {}
 
@@ -22,26 +22,27 @@ def to_variable(factor, use, input_index, k, group=None):
     gradient flows.
     """
     tensor = use.op.inputs[input_index]
-    ops = _line(tensor, use.uses, k)
+    ops = _single_path(tensor, use.uses, k)
     if ops is None or any(op.outputs[j].dtype.is_complex for op, _, j in ops):
         # All ops between tensor and variable, for each sample.
-        return Pulled(factor, tensor, use.uses.reads[k], group=group)
-    numbers = []
+        return PulledBack(factor, tensor, use.uses.reads[k], group=group)
+    scales = []
     for op, source, target in ops:
         rule = _RULES.get(op.type, by_gradient)
         factor = rule(factor, op, source, target)
         if factor is None:
             return None
         if isinstance(factor, Scaled):
-            # All rules are linear.
-            numbers.append(factor.number)
+            # All rules are linear: the scale may wait until the end, so that
+            # the next rule sees a factor of a kind that it knows.
+            scales.append(factor.number)
             factor = factor.factor
-    for number in numbers:
-        factor = Scaled(factor, number)
+    for scale in scales:
+        factor = Scaled(factor, scale)
     return factor
 
 
-def _line(tensor, uses, k):
+def _single_path(tensor, uses, k):
     """Return the ops from a tensor back to the read of a variable, or None.
 
     Each is (op, index of the input, index of the output). None: there are
@@ -64,7 +65,7 @@ def _line(tensor, uses, k):
 
 def by_gradient(factor, op, source, target):
     """Return the factor of an input, found by the op's own gradient."""
-    return Pulled(factor, op.outputs[target], [op.inputs[source]])
+    return PulledBack(factor, op.outputs[target], [op.inputs[source]])
 
 
 class Scaled(Adapted):
@@ -100,9 +101,9 @@ class Scaled(Adapted):
         return self.factor.axes()
 
     def kronecker(self):
-        found = self.factor.kronecker()
-        outputs = self.change(self.change(found.outputs))
-        return found._replace(outputs=outputs)
+        product = self.factor.kronecker()
+        outputs = self.change(self.change(product.outputs))
+        return product._replace(outputs=outputs)
 
     def rotated(self, inputs=None, outputs=None):
         return Scaled(self.factor.rotated(inputs, outputs), self.number)
@@ -115,16 +116,16 @@ def path_rule(*names):
     which it is pulled back, and the index of the output. It returns the factor
     of the input, or None for an input that has no gradient (a shape, say).
     """
-    return registered(_RULES, names)
+    return rule_registrar(_RULES, names)
 
 
 @path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")
-def _same(factor, op, source, target):
+def _identity(factor, op, source, target):
     return factor
 
 
 @path_rule("Reshape", "ExpandDims", "Squeeze")
-def _reshaped(factor, op, source, target):
+def _reshape(factor, op, source, target):
     if source:
         return None
     return _with_shape(factor, op, sizes_of(op.inputs[0]))
@@ -154,12 +155,12 @@ def _with_shape(factor, op, shape):
 
 
 @path_rule("Transpose")
-def _transposed(factor, op, source, target):
+def _transpose(factor, op, source, target):
     perm = tf.get_static_value(op.inputs[1])
     if perm is None or source:
         return by_gradient(factor, op, source, target)
     perm = [int(p) for p in perm]
-    back = [perm.index(k) for k in range(len(perm))]
+    inverse = [perm.index(k) for k in range(len(perm))]
     if type(factor) is Outer and factor.perm is None:
         shape = op.inputs[0].shape.as_list()
         if perm == [1, 0] and factor.shape == [
@@ -167,21 +168,23 @@ def _transposed(factor, op, source, target):
             factor.dz.shape[-1],
         ]:
             return Outer(factor.dz, factor.x, method=factor.method)
-        out = op.outputs[0].shape.as_list()
-        return Outer(factor.x, factor.dz, shape, back, out, factor.method)
+        output_shape = op.outputs[0].shape.as_list()
+        return Outer(
+            factor.x, factor.dz, shape, inverse, output_shape, factor.method
+        )
     if isinstance(factor, Full):
         gradients = factor.gradients
-        return Full(tf.transpose(gradients, [0, *(k + 1 for k in back)]))
-    return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
+        return Full(tf.transpose(gradients, [0, *(k + 1 for k in inverse)]))
+    return PulledBack(factor, op.outputs[0], [op.inputs[0]], True)
 
 
 @path_rule("Neg")
-def _negative(factor, op, source, target):
+def _negate(factor, op, source, target):
     return Scaled(factor, -1)
 
 
 @path_rule("AddV2", "Add", "Sub", "AddN")
-def _added(factor, op, source, target):
+def _add(factor, op, source, target):
     if op.inputs[source].shape != op.outputs[0].shape:
         return by_gradient(factor, op, source, target)
     if op.type == "Sub" and source == 1:
@@ -190,9 +193,9 @@ def _added(factor, op, source, target):
 
 
 @path_rule("Mul", "RealDiv", "Div")
-def _multiplied(factor, op, source, target):
-    same = op.inputs[source].shape == op.outputs[0].shape
-    if not same or (op.type != "Mul" and source == 1):
+def _multiply(factor, op, source, target):
+    is_same_shape = op.inputs[source].shape == op.outputs[0].shape
+    if not is_same_shape or (op.type != "Mul" and source == 1):
         return by_gradient(factor, op, source, target)
     other = op.inputs[1 - source]
     number = other if op.type == "Mul" else tf.math.reciprocal(other)
@@ -205,53 +208,59 @@ def _multiplied(factor, op, source, target):
 
 
 @path_rule("ConcatV2")
-def _side_by_side(factor, op, source, target):
+def _concat(factor, op, source, target):
     """Return the columns or rows that belong to one concatenated tensor."""
     axis = tf.get_static_value(op.inputs[-1])
     shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
-    known = all(None not in shape for shape in shapes)
-    if axis is None or source >= len(shapes) or not known:
+    is_static = all(None not in shape for shape in shapes)
+    if axis is None or source >= len(shapes) or not is_static:
         return by_gradient(factor, op, source, target)
     axis = int(axis) % len(shapes[0])
     start = sum(s[axis] for s in shapes[:source])
-    part = slice(start, start + shapes[source][axis])
+    index_range = slice(start, start + shapes[source][axis])
     if isinstance(factor, Full):
         index = (slice(None),) * (axis + 1)
-        return Full(factor.gradients[(*index, part)])
-    matrix = type(factor) is Outer and factor.perm is None
-    if matrix and len(shapes[0]) == 2:
+        return Full(factor.gradients[(*index, index_range)])
+    is_matrix = type(factor) is Outer and factor.perm is None
+    if is_matrix and len(shapes[0]) == 2:
         if axis == 1:
             return Outer(
-                factor.x, _columns(factor.dz, part), method=factor.method
+                factor.x,
+                _slice_columns(factor.dz, index_range),
+                method=factor.method,
             )
-        return Outer(_columns(factor.x, part), factor.dz, method=factor.method)
+        return Outer(
+            _slice_columns(factor.x, index_range),
+            factor.dz,
+            method=factor.method,
+        )
     return by_gradient(factor, op, source, target)
 
 
-def _columns(tensor, part):
-    return tensor[(slice(None),) * (tensor.shape.rank - 1) + (part,)]
+def _slice_columns(tensor, index_range):
+    return tensor[(slice(None),) * (tensor.shape.rank - 1) + (index_range,)]
 
 
 @path_rule("GatherV2")
-def _looked_up(factor, op, source, target):
+def _gather(factor, op, source, target):
     """Return a factor for rows of a table, the same rows for all samples."""
     axis = tf.get_static_value(op.inputs[2])
     shape = op.inputs[0].shape.as_list()
-    known = source == 0 and axis == 0 and not op.get_attr("batch_dims")
-    if not known or not isinstance(factor, Full) or None in shape:
+    is_supported = source == 0 and axis == 0 and not op.get_attr("batch_dims")
+    if not is_supported or not isinstance(factor, Full) or None in shape:
         return by_gradient(factor, op, source, target)
     ids, columns = op.inputs[1], 1
-    for s in shape[1:]:
-        columns *= s
+    for size in shape[1:]:
+        columns *= size
     dz = factor.gradients
     n = tf.shape(dz)[0]
-    known = ids.shape.num_elements()
-    positions = tf.size(ids) if known is None else known
+    static_count = ids.shape.num_elements()
+    positions = tf.size(ids) if static_count is None else static_count
     ids = tf.reshape(ids, [1, positions])
     dz = tf.reshape(dz, [n, positions, columns])
     ids = tf.tile(ids, tf.stack([n, 1]))
-    ids.set_shape([None, known])
-    dz.set_shape([None, known, columns])
+    ids.set_shape([None, static_count])
+    dz.set_shape([None, static_count, columns])
     return Rows(ids, dz, [shape[0], columns], whole=shape)
 
 
@@ -270,7 +279,7 @@ def part(factor, op, source, target):
     return Part(factor, op, source, target)
 
 
-class Part(Pulled):
+class Part(PulledBack):
     """A factor of a part of a tensor, pulled back to the whole of it.
 
     Attributes:
@@ -279,55 +288,68 @@ class Part(Pulled):
     """
 
     def __init__(self, factor, op, source, target):
-        whole, own = op.inputs[source], op.outputs[target]
-        super().__init__(factor, own, [whole], True)
-        others = [
+        full_tensor, part = op.inputs[source], op.outputs[target]
+        super().__init__(factor, part, [full_tensor], True)
+        parameters = [
             tf.get_static_value(t)
             for k, t in enumerate(op.inputs)
             if k != source
         ]
-        self.key = self._place = None
-        known = whole.shape.is_fully_defined() and own.shape.is_fully_defined()
-        if not known or any(value is None for value in others):
+        self.key = self._offsets = None
+        is_static = (
+            full_tensor.shape.is_fully_defined()
+            and part.shape.is_fully_defined()
+        )
+        if not is_static or any(value is None for value in parameters):
             return
         attributes = sorted(
             (name, value.SerializeToString(deterministic=True))
             for name, value in op.node_def.attr.items()
         )
-        values = tuple(value.tobytes() for value in others)
-        shape = tuple(whole.shape)
+        values = tuple(value.tobytes() for value in parameters)
+        shape = tuple(full_tensor.shape)
         self.key = op.type, target, shape, values, tuple(attributes)
-        self._place = _place(op, target, others, own.shape.as_list())
+        self._offsets = _part_offsets(
+            op, target, parameters, part.shape.as_list()
+        )
 
-    # They are those of `Pulled`, although it materialises with fewer ops.
-    dot, sum_of_squares = Pulled.dot, Pulled.sum_of_squares
-    gram, project, kronecker = Pulled.gram, Pulled.project, Pulled.kronecker
-    axes, rotated = Pulled.axes, Pulled.rotated
+    # `SampleGradients` drops a base's answers where a class materialises
+    # differently. These hold: the gradients are the same, with fewer ops.
+    dot, sum_of_squares = PulledBack.dot, PulledBack.sum_of_squares
+    gram, project, kronecker = (
+        PulledBack.gram,
+        PulledBack.project,
+        PulledBack.kronecker,
+    )
+    axes, rotated = PulledBack.axes, PulledBack.rotated
 
     def materialize(self):
-        if self._gradients is None and self._place is not None:
-            starts, sizes = self._place
+        if self._gradients is None and self._offsets is not None:
+            starts, sizes = self._offsets
             gradients = self.factor.materialize()
             gradients = tf.reshape(gradients, [tf.shape(gradients)[0], *sizes])
             zeros = [
-                (start, whole - start - size)
-                for start, size, whole in zip(starts, sizes, self.shape)
+                (start, full_size - start - size)
+                for start, size, full_size in zip(starts, sizes, self.shape)
             ]
             self._gradients = tf.pad(gradients, [(0, 0), *zeros])
         return super().materialize()
 
 
-def _place(op, target, others, sizes):
-    """Return where a part begins in the whole, and its sizes, or None."""
+def _part_offsets(op, target, parameters, sizes):
+    """Return where a part begins in the whole, and its sizes.
+
+    None: it is not known.
+    """
     if op.type == "Slice":
-        return [int(k) for k in others[0]], sizes
+        return [int(k) for k in parameters[0]], sizes
     starts = [0] * len(sizes)
     if op.type == "Split":
-        starts[int(others[0])] = target * sizes[int(others[0])]
+        starts[int(parameters[0])] = target * sizes[int(parameters[0])]
     elif op.type == "SplitV":
-        if -1 in others[0]:  # what is left over
+        if -1 in parameters[0]:  # what is left over
             return None
-        starts[int(others[1])] = int(sum(others[0][:target]))
+        starts[int(parameters[1])] = int(sum(parameters[0][:target]))
     elif op.type == "Unpack":
         axis = op.get_attr("axis") % (len(sizes) + 1)
         starts.insert(axis, target)
@@ -337,18 +359,18 @@ def _place(op, target, others, sizes):
     return starts, sizes
 
 
-def merged(factors):
-    """Return a variable's factors, those of the same part of it as one."""
-    groups, fewer = {}, []
+def merge_parts(factors):
+    """Return a variable's factors, with one factor for equal parts of it."""
+    groups, remaining = {}, []
     for factor in factors:
         key = factor.key if type(factor) is Part else None
         if key is None:
-            fewer.append(factor)
+            remaining.append(factor)
         else:
             groups.setdefault(key, []).append(factor)
     for group in groups.values():
         first = group[0]
         if len(group) > 1:
-            first.factor = join(merged([one.factor for one in group]))
-        fewer.append(first)
-    return fewer
+            first.factor = join(merge_parts([part.factor for part in group]))
+        remaining.append(first)
+    return remaining

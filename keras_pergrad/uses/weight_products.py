@@ -13,9 +13,9 @@ import tensorflow as tf
 from keras_pergrad.factors import Full, Outer, Rows
 from keras_pergrad.uses.contraction_rules import (
     CONTRACTIONS,
-    arranged,
-    in_order,
+    arrange_axes,
     labelled,
+    permutation_to,
 )
 from keras_pergrad.uses.op_rules import sizes_of
 from keras_pergrad.uses.weight_paths import by_gradient, path_rule
@@ -27,9 +27,9 @@ def product(factor, op, source, target):
     rules = {Outer: _outer, Full: _full, Rows: _rows}
     term = _Product.of(op, source)
     if term is not None and type(factor) in rules:
-        pulled = rules[type(factor)](factor, term)
-        if pulled is not None:
-            return pulled
+        input_factor = rules[type(factor)](factor, term)
+        if input_factor is not None:
+            return input_factor
     return by_gradient(factor, op, source, target)
 
 
@@ -37,17 +37,17 @@ class _Product:
     """A product as an einsum.
 
     Attributes:
-        own: the labels of the factor whose gradient is wanted.
+        target: the labels of the factor whose gradient is wanted.
         other: the labels of the other factor.
         out: the labels of the product.
         sizes: label to size.
-        spare: labels that are not in use.
+        unused_labels: labels that are not in use.
     """
 
-    def __init__(self, own, other, out, sizes, tensor):
-        self.own, self.other, self.out = own, other, out
+    def __init__(self, target, other, out, sizes, tensor):
+        self.target, self.other, self.out = target, other, out
         self.sizes, self._tensor = sizes, tensor
-        self.spare = [c for c in string.ascii_letters if c not in sizes]
+        self.unused_labels = [c for c in string.ascii_letters if c not in sizes]
 
     @classmethod
     def of(cls, op, source):
@@ -61,60 +61,64 @@ class _Product:
             for c, size in zip(term, tensor.shape.as_list()):
                 if size is None or sizes.setdefault(c, size) != size:
                     return None
-        own, other = labels[source], labels[1 - source]
-        if set(own) - set(other) - set(out):
+        target, other = labels[source], labels[1 - source]
+        if set(target) - set(other) - set(out):
             return None
-        return cls(own, other, out, sizes, op.inputs[1 - source])
+        return cls(target, other, out, sizes, op.inputs[1 - source])
 
-    def refined(self, sizes):
+    def split_output(self, sizes):
         """Return the product with axes of `out` split to fit other sizes.
 
         Also return the labels that make up each of these sizes. None: the axes
         cannot be split to fit.
         """
+        # Sizes take whole axes from the left; an axis that is larger than what
+        # is left of a size is split in two.
         term, parts = self, []
-        rest = [(c, self.sizes[c]) for c in self.out]
-        for wanted in sizes:
+        axes = [(c, self.sizes[c]) for c in self.out]
+        for remaining in sizes:
             parts.append([])
-            while wanted > 1 and rest:
-                c, size = rest.pop(0)
-                if size > wanted:
-                    if size % wanted:
+            while remaining > 1 and axes:
+                c, size = axes.pop(0)
+                if size > remaining:
+                    if size % remaining:
                         return None
-                    new = term.spare[0]
-                    term = term._split(c, new, wanted, size // wanted)
-                    rest.insert(0, (new, size // wanted))
-                    size = wanted
-                if wanted % size:
+                    new = term.unused_labels[0]
+                    term = term._split_axis(
+                        c, new, remaining, size // remaining
+                    )
+                    axes.insert(0, (new, size // remaining))
+                    size = remaining
+                if remaining % size:
                     return None
-                wanted //= size
+                remaining //= size
                 parts[-1].append(c)
         # The axes that are left have one element.
-        parts[-1] += [c for c, _ in rest]
+        parts[-1] += [c for c, _ in axes]
         return term, parts
 
-    def _split(self, c, new, first, second):
-        own, other, out = (
+    def _split_axis(self, c, new, first, second):
+        target, other, out = (
             labels.replace(c, c + new)
-            for labels in (self.own, self.other, self.out)
+            for labels in (self.target, self.other, self.out)
         )
         sizes = {**self.sizes, c: first, new: second}
         tensor = tf.reshape(self._tensor, [sizes[label] for label in other])
-        return _Product(own, other, out, sizes, tensor)
+        return _Product(target, other, out, sizes, tensor)
 
-    def times(self, tensor, labels, wanted):
+    def multiply(self, tensor, labels, output_labels):
         """Return the einsum of a tensor with the other factor."""
         other = tf.cast(self._tensor, tensor.dtype)
-        equation = f"{''.join(labels)},{self.other}->{''.join(wanted)}"
+        equation = f"{''.join(labels)},{self.other}->{''.join(output_labels)}"
         return tf.einsum(equation, tensor, other)
 
-    def rows(self, ids, axis):
+    def gather_rows(self, ids, axis):
         """Return the other factor, its axis first, at indices of this axis."""
-        rest = self.other.replace(axis, "")
-        table = tf.einsum(f"{self.other}->{axis}{rest}", self._tensor)
-        return tf.gather(table, ids), rest
+        other_labels = self.other.replace(axis, "")
+        table = tf.einsum(f"{self.other}->{axis}{other_labels}", self._tensor)
+        return tf.gather(table, ids), other_labels
 
-    def apart(self, tensor, labels):
+    def split_features(self, tensor, labels):
         """Return a tensor (n, T, features) with labelled axes for features."""
         shape = [*sizes_of(tensor)[:2], *self.shape(labels)]
         return tf.reshape(tensor, shape)
@@ -129,9 +133,9 @@ class _Product:
 
 
 def _full(factor, term):
-    n = term.spare[0]
+    n = term.unused_labels[0]
     gradients = factor.gradients
-    return Full(term.times(gradients, n + term.out, n + term.own))
+    return Full(term.multiply(gradients, n + term.out, n + term.target))
 
 
 def _rows(factor, term):
@@ -139,52 +143,77 @@ def _rows(factor, term):
         return None
     row, column = term.out
     if row in term.other:
-        if row in term.own or column not in term.own or len(term.own) != 2:
+        if (
+            row in term.target
+            or column not in term.target
+            or len(term.target) != 2
+        ):
             return None
-        x, rest = term.rows(factor.ids, row)
-        if column in rest or len(rest) != 1:
+        x, other_labels = term.gather_rows(factor.ids, row)
+        if column in other_labels or len(other_labels) != 1:
             return None
-        turned = in_order([*rest, column], term.own, term.sizes)
+        permutation = permutation_to(
+            [*other_labels, column], term.target, term.sizes
+        )
         x = tf.cast(x, factor.dz.dtype)
-        return Outer(x, factor.dz, term.shape(term.own), *turned)
-    n, t = term.spare[:2]
-    if term.own[0] != row or len(term.own) != 2:
+        return Outer(x, factor.dz, term.shape(term.target), *permutation)
+    n, t = term.unused_labels[:2]
+    if term.target[0] != row or len(term.target) != 2:
         return None
-    dz = term.times(factor.dz, [n, t, column], [n, t, term.own[1]])
-    return Rows(factor.ids, dz, term.shape(term.own), factor.method)
+    dz = term.multiply(factor.dz, [n, t, column], [n, t, term.target[1]])
+    return Rows(factor.ids, dz, term.shape(term.target), factor.method)
 
 
 def _outer(factor, term):
     if list(factor.shape) != term.shape(term.out):
         return None
-    shape = term.shape(term.own)
-    separated = _sides(factor, term)
-    if separated is None:
+    shape = term.shape(term.target)
+    split = _sides(factor, term)
+    if split is None:
         return None
-    term, sides = separated
+    term, sides = split
     # The other factor is multiplied to the side for which fewer entries of its
     # axes become positions.
     options = []
     for side in (0, 1):
-        beside = [c for c in sides[1 - side][1] if c in term.other]
-        if not any(c in term.own for c in beside):
-            options.append((term.count(beside), side, beside))
+        position_labels = [c for c in sides[1 - side][1] if c in term.other]
+        if not any(c in term.target for c in position_labels):
+            options.append((term.count(position_labels), side, position_labels))
     if not options:
         return None
-    _, side, beside = min(options)
-    both = term.spare[:2]  # samples and positions
-    (made, its), (still, labels) = sides[side], sides[1 - side]
-    kept = [c for c in labels if c in term.own]
-    new = [c for c in term.own if c not in kept]
-    positions, order = [both[1], *beside], [*both, *beside, *new]
-    made = term.times(term.apart(made, its), [*both, *its], order)
-    made = arranged(made, order, [], positions, new, term.sizes)
-    still = term.apart(still, labels)
-    still = arranged(still, [*both, *labels], [], positions, kept, term.sizes)
-    pair = [(made, new), (still, kept)]
+    _, side, position_labels = min(options)
+    batch_labels = term.unused_labels[:2]  # samples and positions
+    (multiplied, multiplied_labels), (unchanged, unchanged_labels) = (
+        sides[side],
+        sides[1 - side],
+    )
+    kept_labels = [c for c in unchanged_labels if c in term.target]
+    new_labels = [c for c in term.target if c not in kept_labels]
+    positions, order = (
+        [batch_labels[1], *position_labels],
+        [*batch_labels, *position_labels, *new_labels],
+    )
+    multiplied = term.multiply(
+        term.split_features(multiplied, multiplied_labels),
+        [*batch_labels, *multiplied_labels],
+        order,
+    )
+    multiplied = arrange_axes(
+        multiplied, order, [], positions, new_labels, term.sizes
+    )
+    unchanged = term.split_features(unchanged, unchanged_labels)
+    unchanged = arrange_axes(
+        unchanged,
+        [*batch_labels, *unchanged_labels],
+        [],
+        positions,
+        kept_labels,
+        term.sizes,
+    )
+    pair = [(multiplied, new_labels), (unchanged, kept_labels)]
     (x, left), (dz, right) = pair[::-1] if side else pair
-    turned = in_order([*left, *right], term.own, term.sizes)
-    return Outer(x, dz, shape, *turned, factor.method)
+    permutation = permutation_to([*left, *right], term.target, term.sizes)
+    return Outer(x, dz, shape, *permutation, factor.method)
 
 
 def _sides(factor, term):
@@ -196,15 +225,20 @@ def _sides(factor, term):
     sizes = widths
     if factor.perm is not None:
         sizes = [factor.unpermuted[k] for k in factor.perm]
-    refined = term.refined(sizes)
+    refined = term.split_output(sizes)
     if refined is None:
         return None
-    term, parts = refined
+    term, axis_labels = refined
     if factor.perm is not None:
-        parts = [parts[factor.perm.index(k)] for k in range(len(parts))]
-    left, right = [], [c for part in parts for c in part]
-    while right and term.count(left) < widths[0]:
-        left.append(right.pop(0))
-    if [term.count(left), term.count(right)] != widths:
+        axis_labels = [
+            axis_labels[factor.perm.index(k)] for k in range(len(axis_labels))
+        ]
+    left_labels, right_labels = (
+        [],
+        [c for labels in axis_labels for c in labels],
+    )
+    while right_labels and term.count(left_labels) < widths[0]:
+        left_labels.append(right_labels.pop(0))
+    if [term.count(left_labels), term.count(right_labels)] != widths:
         return None
-    return term, [(factor.x, left), (factor.dz, right)]
+    return term, [(factor.x, left_labels), (factor.dz, right_labels)]

@@ -227,7 +227,7 @@ def test_an_op_adds_the_zeros_of_same_itself(kernel, stride, groups):
     padded = Windows.of(
         windows.padded_sizes, kernel, (stride,) * 2, (1, 1), "valid"
     )
-    assert windows.are_same
+    assert windows.has_same_padding
     rng = np.random.default_rng(0)
     big = tf.constant(rng.normal(size=(3, 7, 8, 2)))
     small = tf.constant(rng.normal(size=(3, windows.count, 4)))

@@ -66,7 +66,7 @@ def test_it_is_the_same_on_every_machine():
     np.testing.assert_array_equal(matrix(again), matrix(projection))
     places, signs = factors.Projection(
         (3000,), 7, (3, 1)
-    ).inputs._random_places()
+    ).inputs._random_buckets()
     assert places[:8].tolist() == [5, 2, 5, 4, 0, 4, 4, 3]
     assert signs[:8].tolist() == [-1, -1, 1, 1, -1, -1, -1, -1]
     other = factors.Projection((6, 5), 12, seed=(3, 2))

@@ -131,7 +131,7 @@ ENGINE_FAULTS = [
     ),
     Fault(
         "weights behind weights summed without the clipping weights",
-        weight_paths.Pulled,
+        weight_paths.PulledBack,
         "weighted_sum",
         _unweighted,
     ),

@@ -22,8 +22,8 @@ soft_shrink hard_shrink tanh_shrink threshold sparse_plus sparse_sigmoid
 def is_elementwise(activation):
     """Whether each output is known to depend on its own input alone."""
     names = _ELEMENTWISE.split()
-    known = [getattr(keras.activations, name, None) for name in names]
-    return any(activation is function for function in known if function)
+    elementwise = [getattr(keras.activations, name, None) for name in names]
+    return any(activation is function for function in elementwise if function)
 
 
 def _activate(activation, z):
@@ -32,6 +32,7 @@ def _activate(activation, z):
         tape.watch(z)
         y = activation(z)
 
+    # An elementwise function: this product is the derivative of each entry.
     def times_slope(factor):
         zero = tf.UnconnectedGradients.ZERO
         return tape.gradient(y, z, factor, unconnected_gradients=zero)
@@ -54,24 +55,24 @@ class Cell:
     def activations(self):
         return [self.cell.activation]
 
-    def inward(self, tensor):
-        """Return a tensor with samples with its channels on the last axis."""
+    def to_channels_last(self, tensor):
+        """Return a tensor of the layer with its channels on the last axis."""
         return tensor
 
-    def outward(self, tensor):
-        """Return it as the layer has it."""
+    def from_channels_last(self, tensor):
+        """Return a channels-last tensor in the layer's own data format."""
         return tensor
 
-    def of_state(self, h):
+    def state_product(self, h):
         """Return what the state adds to a step."""
         return tf.matmul(h, self.kernel)
 
-    def to_state(self, dz):
-        """Return the gradient of the state for that of `of_state`."""
+    def state_gradient(self, dz):
+        """Return the gradient of the state for that of `state_product`."""
         return tf.matmul(dz, self.transposed)
 
-    def met(self, inputs, hidden):
-        """Return what meets the kernel, and the recurrent kernel."""
+    def kernel_inputs(self, inputs, hidden):
+        """Return the inputs of the kernel and of the recurrent kernel."""
         return inputs, hidden
 
     def project(self, inputs):
@@ -82,8 +83,8 @@ class Cell:
         bias = self.input_bias()
         if bias is not None:
             z += self._value(bias)
-        static = inputs.shape[1]
-        steps = tf.shape(inputs)[1] if static is None else static
+        static_steps = inputs.shape[1]
+        steps = tf.shape(inputs)[1] if static_steps is None else static_steps
         z = tf.reshape(z, [-1, steps, kernel.shape[-1]])
         return tf.ensure_shape(z, [*inputs.shape[:2], kernel.shape[-1]])
 
@@ -110,12 +111,14 @@ class Simple(Cell):
     """h' = activation(z + h·U)."""
 
     def forward(self, z, states):
-        y, slope = _activate(self.cell.activation, z + self.of_state(states[0]))
+        y, slope = _activate(
+            self.cell.activation, z + self.state_product(states[0])
+        )
         return [y], [slope(tf.ones_like(y))], []
 
     def backward(self, saved, d_states):
         dz = d_states[0] * saved[0]
-        return dz, [self.to_state(dz)]
+        return dz, [self.state_gradient(dz)]
 
 
 class Lstm(Cell):
@@ -127,7 +130,7 @@ class Lstm(Cell):
     def forward(self, z, states):
         h, c = states
         main, gate = self.activations()
-        i, f, g, o = tf.split(z + self.of_state(h), 4, -1)
+        i, f, g, o = tf.split(z + self.state_product(h), 4, -1)
         (i, di), (f, df), (o, do) = (_activate(gate, v) for v in (i, f, o))
         g, dg = _activate(main, g)
         carry = f * c + i * g
@@ -140,7 +143,7 @@ class Lstm(Cell):
         dh, dc = d_states
         dc += dh * to_c
         dz = tf.concat([dc * to_i, dc * to_f, dc * to_g, dh * to_o], -1)
-        return dz, [self.to_state(dz), dc * f]
+        return dz, [self.state_gradient(dz), dc * f]
 
 
 class Gru(Cell):
@@ -162,7 +165,7 @@ class Gru(Cell):
         (h,) = states
         main, gate = self.activations()
         x_z, x_r, x_h = tf.split(z, 3, 1)
-        inner = self.of_state(h)
+        inner = self.state_product(h)
         if self.bias is not None:
             inner += self.bias
         h_z, h_r, h_h = tf.split(inner, 3, 1)
@@ -184,8 +187,8 @@ class Gru(Cell):
         d_new = dh * to_h
         d_gates = [dh * to_z, d_new * to_r]
         inner = tf.concat([*d_gates, d_new * reset], 1)
-        back = dh * update + self.to_state(inner)
-        return tf.concat([*d_gates, d_new], 1), [back]
+        d_state = dh * update + self.state_gradient(inner)
+        return tf.concat([*d_gates, d_new], 1), [d_state]
 
     def gradients(self, inputs, hidden, extras, dz):
         units = hidden.shape[-1]
@@ -208,14 +211,14 @@ class GruResetBefore(Cell):
     def __init__(self, cell):
         super().__init__(cell)
         units = cell.units
-        self.gates = self.kernel[:, : 2 * units]
+        self.gate_kernel = self.kernel[:, : 2 * units]
         self.new = self.kernel[:, 2 * units :]
 
     def forward(self, z, states):
         (h,) = states
         main, gate = self.activations()
         x_z, x_r, x_h = tf.split(z, 3, 1)
-        h_z, h_r = tf.split(tf.matmul(h, self.gates), 2, 1)
+        h_z, h_r = tf.split(tf.matmul(h, self.gate_kernel), 2, 1)
         update, d_update = _activate(gate, x_z + h_z)
         reset, d_reset = _activate(gate, x_r + h_r)
         reset_h = reset * h
@@ -235,9 +238,9 @@ class GruResetBefore(Cell):
         d_new = dh * to_h
         d_reset_h = tf.matmul(d_new, self.new, transpose_b=True)
         d_gates = tf.concat([dh * to_z, d_reset_h * to_r], 1)
-        back = dh * update + d_reset_h * reset
-        back += tf.matmul(d_gates, self.gates, transpose_b=True)
-        return tf.concat([d_gates, d_new], 1), [back]
+        d_state = dh * update + d_reset_h * reset
+        d_state += tf.matmul(d_gates, self.gate_kernel, transpose_b=True)
+        return tf.concat([d_gates, d_new], 1), [d_state]
 
     def gradients(self, inputs, hidden, extras, dz):
         units = hidden.shape[-1]
@@ -271,9 +274,9 @@ class ConvLstm(Lstm):
             self.state_masks = self._masks(masks)
 
     def _masks(self, masks):
-        return [self.inward(mask) for mask in masks]
+        return [self.to_channels_last(mask) for mask in masks]
 
-    def inward(self, tensor):
+    def to_channels_last(self, tensor):
         if self.cell.data_format == "channels_last":
             return tensor
         channels = tensor.shape.rank - self.cell.rank - 1
@@ -281,7 +284,7 @@ class ConvLstm(Lstm):
         order.append(order.pop(channels))
         return tf.transpose(tensor, order)
 
-    def outward(self, tensor):
+    def from_channels_last(self, tensor):
         if self.cell.data_format == "channels_last":
             return tensor
         order = list(range(tensor.shape.rank))
@@ -289,8 +292,10 @@ class ConvLstm(Lstm):
         return tf.transpose(tensor, order)
 
     def project(self, inputs):
-        frames = [_dropped(inputs, mask) for mask in self.input_masks or [None]]
-        z = self._convolved(
+        frames = [
+            _apply_mask(inputs, mask) for mask in self.input_masks or [None]
+        ]
+        z = self._convolve(
             [tf.reshape(t, [-1, *t.shape[2:]]) for t in frames],
             self._value(self.cell.kernel),
             strides=self.cell.strides,
@@ -304,33 +309,33 @@ class ConvLstm(Lstm):
         z = tf.reshape(z, [-1, steps, *z.shape[1:]])
         return tf.ensure_shape(z, [*inputs.shape[:2], *z.shape[2:]])
 
-    def of_state(self, h):
-        met = [_dropped(h, mask) for mask in self.state_masks or [None]]
-        return self._convolved(met, self.kernel, padding="SAME")
+    def state_product(self, h):
+        masked = [_apply_mask(h, mask) for mask in self.state_masks or [None]]
+        return self._convolve(masked, self.kernel, padding="SAME")
 
-    def to_state(self, dz):
+    def state_gradient(self, dz):
         masks = self.state_masks or [None]
         parts = zip(*(tf.split(t, len(masks), -1) for t in (dz, self.kernel)))
         shape = tf.stack([*sizes_of(dz)[:-1], self.cell.filters])
         gradients = [
-            _dropped(
+            _apply_mask(
                 tf.nn.conv_transpose(d, kernel, shape, 1, padding="SAME"), mask
             )
             for (d, kernel), mask in zip(parts, masks)
         ]
         return tf.add_n(gradients)
 
-    def _convolved(self, tensors, kernel, **kwargs):
+    def _convolve(self, tensors, kernel, **kwargs):
         kernels = tf.split(kernel, len(tensors), -1)
         outputs = [
             tf.nn.convolution(t, k, **kwargs) for t, k in zip(tensors, kernels)
         ]
         return tf.concat(outputs, -1)
 
-    def met(self, inputs, hidden):
-        """Return them for all gates, or for each by itself."""
+    def kernel_inputs(self, inputs, hidden):
+        """Return both as lists: one for all gates, or one for each gate."""
         return tuple(
-            [_dropped(t, mask) for mask in masks or [None]]
+            [_apply_mask(t, mask) for mask in masks or [None]]
             for t, masks in (
                 (inputs, self.input_masks),
                 (hidden, self.state_masks),
@@ -339,18 +344,20 @@ class ConvLstm(Lstm):
 
     def gradients(self, inputs, hidden, extras, dz):
         cell = self.cell
-        own = cell.strides, cell.dilation_rate, cell.padding
+        geometry = cell.strides, cell.dilation_rate, cell.padding
         ones = (1,) * cell.rank
-        yield cell.kernel, _factor(inputs, dz, cell.kernel, *own)
+        yield cell.kernel, _kernel_factor(inputs, dz, cell.kernel, *geometry)
         yield (
             cell.recurrent_kernel,
-            _factor(hidden, dz, cell.recurrent_kernel, ones, ones, "same"),
+            _kernel_factor(
+                hidden, dz, cell.recurrent_kernel, ones, ones, "same"
+            ),
         )
         if cell.use_bias:
             yield cell.bias, Sum(dz)
 
 
-def _dropped(tensor, mask):
+def _apply_mask(tensor, mask):
     """Return a tensor times a mask (n, p, u), the same for all steps."""
     if mask is None:
         return tensor
@@ -359,7 +366,7 @@ def _dropped(tensor, mask):
     return tensor * tf.cast(mask, tensor.dtype)
 
 
-def _factor(inputs, dz, kernel, strides, dilation, padding):
+def _kernel_factor(inputs, dz, kernel, strides, dilation, padding):
     """Return the factor of a kernel; steps are one more dimension."""
     count = len(inputs)
     shape = [*kernel.shape[:-1], kernel.shape[-1] // count]

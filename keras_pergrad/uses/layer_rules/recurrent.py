@@ -49,13 +49,13 @@ class Scan:
         """Return a tensor (n, t, ...) as a sequence."""
         if self.unroll:
             return tf.unstack(tensor, axis=1)
-        return _Steps(_swapped(tensor))
+        return _Steps(_swap_time(tensor))
 
     def join(self, sequence):
         """Return a sequence as (n, t, ...)."""
         if self.unroll:
             return tf.stack(sequence, axis=1)
-        return _swapped(sequence.stack())
+        return _swap_time(sequence.stack())
 
     def run(self, step, carry, sequences, reverse=False):
         """Run `carry, outputs = step(carry, items)` for each step.
@@ -63,10 +63,10 @@ class Scan:
         Return the last carry, and a list of sequences of the outputs.
         """
         if self.unroll:
-            return self._unrolled(step, carry, sequences, reverse)
-        return self._looped(step, carry, sequences, reverse)
+            return self._run_unrolled(step, carry, sequences, reverse)
+        return self._run_loop(step, carry, sequences, reverse)
 
-    def _unrolled(self, step, carry, sequences, reverse):
+    def _run_unrolled(self, step, carry, sequences, reverse):
         by_step = []
         times = range(self.length)
         for t in reversed(times) if reverse else times:
@@ -76,7 +76,7 @@ class Scan:
             by_step.reverse()
         return carry, [list(column) for column in zip(*by_step)]
 
-    def _looped(self, step, carry, sequences, reverse):
+    def _run_loop(self, step, carry, sequences, reverse):
         last = self.length - 1
         carry = list(carry)
         first = [s.read(last if reverse else 0) for s in sequences]
@@ -94,11 +94,11 @@ class Scan:
             arrays = [a.write(t, o) for a, o in zip(arrays, outputs)]
             return t - 1 if reverse else t + 1, list(carry), arrays
 
-        def going(t, carry, arrays):
+        def unfinished(t, carry, arrays):
             return t >= 0 if reverse else t < self.length
 
         _, carry, arrays = tf.while_loop(
-            going,
+            unfinished,
             body,
             [last if reverse else 0, carry, arrays],
             maximum_iterations=self.length,
@@ -116,7 +116,7 @@ class _Steps:
         return self.tensor[t]
 
 
-def _swapped(tensor):
+def _swap_time(tensor):
     axes = [1, 0, *range(2, tensor.shape.rank)]
     return tf.transpose(tensor, axes)
 
@@ -149,13 +149,13 @@ _LAYERS = (
 )
 
 
-def _cell(layer, training=False):
-    make = _CELLS[type(layer.cell)]
-    if make is ConvLstm:
+def _make_cell(layer, training=False):
+    cell_class = _CELLS[type(layer.cell)]
+    if cell_class is ConvLstm:
         return ConvLstm(layer.cell, training)
-    if make is cells.Gru and not layer.cell.reset_after:
-        make = cells.GruResetBefore
-    return make(layer.cell)
+    if cell_class is cells.Gru and not layer.cell.reset_after:
+        cell_class = cells.GruResetBefore
+    return cell_class(layer.cell)
 
 
 def _unsupported(layer, *args, training=None, **kwargs):
@@ -167,108 +167,128 @@ def _unsupported(layer, *args, training=None, **kwargs):
     dropout = cell.dropout or cell.recurrent_dropout
     if training and dropout and type(cell) is not ConvLSTMCell:
         return "dropout inside the recurrence"
-    used = [cell.activation]
-    used += [getattr(cell, "recurrent_activation", cell.activation)]
-    if not all(map(cells.is_elementwise, used)):
+    activations = [cell.activation]
+    activations += [getattr(cell, "recurrent_activation", cell.activation)]
+    if not all(map(cells.is_elementwise, activations)):
         return "its activation is not known to be elementwise"
     return None
 
 
 def _forward(layer, call, watch, *args, **kwargs):
-    kept = {}
+    recorded = {}
 
     def inner_loop(sequences, initial_state, mask, training=False):
         mask = tf.nest.flatten(mask)[0] if mask is not None else None
         if mask is not None:
             mask = tf.cast(mask, tf.bool)
             mask = mask[..., 0] if mask.shape.rank == 3 else mask
-        cell = _cell(layer, training)
-        inputs = cell.inward(tf.cast(sequences, layer.cell.compute_dtype))
+        cell = _make_cell(layer, training)
+        inputs = cell.to_channels_last(
+            tf.cast(sequences, layer.cell.compute_dtype)
+        )
         if layer.go_backwards:
             inputs = tf.reverse(inputs, [1])
             mask = None if mask is None else tf.reverse(mask, [1])
         z = watch(cell.project(inputs))
-        initial = [cell.inward(state) for state in initial_state]
-        whole, states, (hidden, *rest) = _recurrence(
+        initial = [cell.to_channels_last(state) for state in initial_state]
+        sequence, states, (hidden, *extras) = _recurrence(
             cell, z, initial, mask, layer.return_sequences
         )
-        kept["inputs"] = (*cell.met(inputs, hidden), *rest)
+        recorded["inputs"] = (*cell.kernel_inputs(inputs, hidden), *extras)
         last = states[0]
         if mask is not None:
-            shown = _shown(mask, layer.zero_output_for_mask)
-            last = _where(shown[:, -1], last)
-            whole = None if whole is None else _where(shown, whole)
-        whole = last if whole is None else whole
-        states = [cell.outward(state) for state in states]
-        return cell.outward(last), cell.outward(whole), states
+            output_mask = _output_mask(mask, layer.zero_output_for_mask)
+            last = _zeros_unless(output_mask[:, -1], last)
+            sequence = (
+                None
+                if sequence is None
+                else _zeros_unless(output_mask, sequence)
+            )
+        sequence = last if sequence is None else sequence
+        states = [cell.from_channels_last(state) for state in states]
+        return (
+            cell.from_channels_last(last),
+            cell.from_channels_last(sequence),
+            states,
+        )
 
     with attribute(layer, "inner_loop", inner_loop):
         outputs = call(*args, **kwargs)
-    return outputs, kept["inputs"]
+    return outputs, recorded["inputs"]
 
 
-def _shown(mask, zero_output_for_mask):
-    """Return where the output is the state, not zero: at masked steps Keras
-    gives zeros or repeats the last output, which is zero at first."""
+def _output_mask(mask, zero_output_for_mask):
+    """Return where the output is the state, not zero.
+
+    At masked steps Keras gives zeros, or repeats the last output, which is
+    zero at first.
+    """
     if zero_output_for_mask:
         return mask
     return tf.cumsum(tf.cast(mask, tf.int32), 1) > 0
 
 
-def _where(condition, tensor):
-    condition = _spread(condition, tensor)
+def _zeros_unless(condition, tensor):
+    condition = _expand_mask(condition, tensor)
     return tf.where(condition, tensor, tf.zeros([], tensor.dtype))
 
 
-def _spread(mask, tensor):
-    """Return a mask with an axis of one entry for each other of a tensor."""
-    more = [None] * (tensor.shape.rank - mask.shape.rank)
-    return mask[(..., *more)]
+def _expand_mask(mask, tensor):
+    """Return a mask with axes of size one for a tensor's other axes."""
+    new_axes = [None] * (tensor.shape.rank - mask.shape.rank)
+    return mask[(..., *new_axes)]
 
 
-def _recurrence(cell, z, initial_state, mask, sequence):
+def _recurrence(cell, z, initial_state, mask, return_sequence):
     """Run all steps, with gradients only for `z` and the initial state.
 
-    Return h of all steps (n, t, ..., u) if `sequence`, else None; the last
-    states; h before each step, and the other tensors for the cell's gradients.
+    Return three things: h of all steps, (n, t, ..., u), if `return_sequence`,
+    else None; the last states; h before each step with the other tensors that
+    the cell's gradients need.
     """
     steps = z.shape[1]
     scan = Scan(tf.shape(z)[1] if steps is None else steps)
-    masks = [] if mask is None else [scan.split(_spread(mask, z))]
-    kept = {}
+    masks = [] if mask is None else [scan.split(_expand_mask(mask, z))]
+    recorded = {}
 
     def forward(states, items):
-        new, saved, extras = cell.forward(items[0], states)
+        new_states, saved, extras = cell.forward(items[0], states)
         if masks:
-            new = [tf.where(items[1], a, b) for a, b in zip(new, states)]
-        kept["saved"], kept["extras"] = len(saved), len(extras)
-        return new, [new[0], states[0], *extras, *saved]
+            new_states = [
+                tf.where(items[1], a, b) for a, b in zip(new_states, states)
+            ]
+        recorded["saved"], recorded["extras"] = len(saved), len(extras)
+        return new_states, [new_states[0], states[0], *extras, *saved]
 
     def backward(states, items):
-        saved, items = items[: kept["saved"]], items[kept["saved"] :]
-        if sequence:
+        saved, items = items[: recorded["saved"]], items[recorded["saved"] :]
+        if return_sequence:
             states = [states[0] + items[0], *states[1:]]
-        dz, back = cell.backward(saved, states)
+        dz, d_previous = cell.backward(saved, states)
         if masks:
+            # A masked step keeps the states: their gradients pass it as they
+            # are.
             dz = tf.where(items[-1], dz, tf.zeros_like(dz))
-            back = [tf.where(items[-1], a, b) for a, b in zip(back, states)]
-        return back, [dz]
+            d_previous = [
+                tf.where(items[-1], a, b) for a, b in zip(d_previous, states)
+            ]
+        return d_previous, [dz]
 
     @tf.custom_gradient
     def run(z, *states):
         states, columns = scan.run(
             forward, list(states), [scan.split(z), *masks]
         )
-        count = 2 + kept["extras"]
-        kept["rest"] = [scan.join(c) for c in columns[1:count]]
-        outputs = [scan.join(columns[0])] if sequence else []
+        count = 2 + recorded["extras"]
+        recorded["rest"] = [scan.join(c) for c in columns[1:count]]
+        outputs = [scan.join(columns[0])] if return_sequence else []
 
         def gradient(*upstream):
-            given = [scan.split(d) for d in upstream[: len(outputs)]]
+            d_outputs = [scan.split(d) for d in upstream[: len(outputs)]]
             d_states, d_inputs = scan.run(
                 backward,
                 list(upstream[len(outputs) :]),
-                [*columns[count:], *given, *masks],
+                [*columns[count:], *d_outputs, *masks],
                 reverse=True,
             )
             return scan.join(d_inputs[0]), *d_states
@@ -276,16 +296,16 @@ def _recurrence(cell, z, initial_state, mask, sequence):
         return (*outputs, *states), gradient
 
     outputs = run(z, *initial_state)
-    rest = [tf.stop_gradient(t) for t in kept["rest"]]
-    if sequence:
-        return outputs[0], list(outputs[1:]), rest
-    return None, list(outputs), rest
+    intermediates = [tf.stop_gradient(t) for t in recorded["rest"]]
+    if return_sequence:
+        return outputs[0], list(outputs[1:]), intermediates
+    return None, list(outputs), intermediates
 
 
 def _gradients(layer, inputs, dz):
     """Yield the factors of kernel, recurrent kernel and bias."""
     inputs, hidden, *extras = inputs
-    yield from _cell(layer).gradients(inputs, hidden, extras, dz)
+    yield from _make_cell(layer).gradients(inputs, hidden, extras, dz)
 
 
 for _layer in _LAYERS:

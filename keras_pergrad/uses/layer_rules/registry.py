@@ -41,26 +41,28 @@ def own_method(layer, base):
 
     None: there is none, but for those that do not compute outputs.
     """
-    own = type(layer)
-    for name in _overridden(own, base):
+    layer_type = type(layer)
+    for name in _overridden(layer_type, base):
         return name
     classes = base.__mro__[: base.__mro__.index(keras.layers.Layer)]
     for name in vars(layer):
-        shared = next((vars(c)[name] for c in classes if name in vars(c)), None)
-        if inspect.isroutine(shared) and name not in (*_HARMLESS, "call"):
+        inherited = next(
+            (vars(c)[name] for c in classes if name in vars(c)), None
+        )
+        if inspect.isroutine(inherited) and name not in (*_HARMLESS, "call"):
             return name
     return None
 
 
-def _overridden(own, base):
-    """Yield names of methods and properties that classes before `base` have."""
-    for one in own.__mro__[: own.__mro__.index(base)]:
-        for name, value in vars(one).items():
+def _overridden(layer_type, base):
+    """Yield the methods and properties that subclasses of `base` define."""
+    for cls in layer_type.__mro__[: layer_type.__mro__.index(base)]:
+        for name, value in vars(cls).items():
             if name in _HARMLESS or not hasattr(value, "__get__"):
                 continue
             # A property may stand before an attribute of the instance.
-            known = not inspect.isroutine(value) or hasattr(base, name)
-            if known and name not in ("__dict__", "__weakref__"):
+            overrides = not inspect.isroutine(value) or hasattr(base, name)
+            if overrides and name not in ("__dict__", "__weakref__"):
                 yield name
 
 
@@ -77,7 +79,7 @@ def treats_each_alone(layer, classes):
     """Whether a layer of one of these classes treats each sample by itself."""
     if not any(is_exactly(layer, base) for base in classes):
         return False
-    return not isinstance(layer, _Text) or _texts_apart(layer)
+    return not isinstance(layer, _Text) or _texts_are_independent(layer)
 
 
 def pads_to_longest(layer):
@@ -89,7 +91,7 @@ def pads_to_longest(layer):
     return of_words and config["output_sequence_length"] is None
 
 
-def _texts_apart(layer):
+def _texts_are_independent(layer):
     config = _Text.get_config(layer)
     lookup = lookup_of(layer)
     return (
@@ -130,13 +132,13 @@ class Rule:
 
     def reason_against(self, layer, *args, **kwargs):
         """Return why the generic fallback must serve this call, or None."""
-        reason = _changed(layer, self.layer_class)
+        reason = _override_reason(layer, self.layer_class)
         if reason is None and self.unsupported is not None:
             reason = self.unsupported(layer, *args, **kwargs)
         return reason
 
 
-def _changed(layer, base):
+def _override_reason(layer, base):
     """Return why the rule of `base` does not fit a layer with its `call`."""
     name = own_method(layer, base)
     if name is None:
@@ -207,11 +209,12 @@ def register_rule(
         )
 
     def register(function):
-        known = _RULES.get(layer_class)
-        if known is not None and not replace:
+        existing = _RULES.get(layer_class)
+        if existing is not None and not replace:
             raise ValueError(
                 f"{layer_class.__name__} has a rule already "
-                f"({known.gradients.__module__}.{known.gradients.__name__}). "
+                f"({existing.gradients.__module__}."
+                f"{existing.gradients.__name__}). "
                 "Pass replace=True to replace it."
             )
         _RULES[layer_class] = Rule(
@@ -231,9 +234,13 @@ def find_rule(layer):
     """
     if "call" in vars(layer):
         return getattr(layer.call, "rule", None)
-    own = type(layer)
-    for base in own.__mro__:
+    layer_type = type(layer)
+    for base in layer_type.__mro__:
         rule = _RULES.get(base)
         if rule is not None:
-            return rule if own is base or own.call is base.call else None
+            return (
+                rule
+                if layer_type is base or layer_type.call is base.call
+                else None
+            )
     return None
