@@ -13,11 +13,11 @@ def node(op, **types):
 
 
 def test_kernels_of_this_process():
-    assert kernels.serving(node("MatMul", T=tf.float32), "CPU") == "device"
-    assert kernels.serving(node("MatMul", T=tf.string), "CPU") == "none"
-    assert kernels.serving(node("MatMul", T=tf.float32), "NONE") == "none"
+    assert kernels.kernel_kind(node("MatMul", T=tf.float32), "CPU") == "device"
+    assert kernels.kernel_kind(node("MatMul", T=tf.string), "CPU") == "none"
+    assert kernels.kernel_kind(node("MatMul", T=tf.float32), "NONE") == "none"
     read = node("ReadVariableOp", dtype=tf.float32)
-    assert kernels.serving(read, "METAL") == "generic"
+    assert kernels.kernel_kind(read, "METAL") == "generic"
 
 
 def test_reasons():
@@ -40,16 +40,16 @@ def test_a_kernel_that_is_not_used_is_said():
 def test_metals_table():
     table = kernels.metal()
     assert table.version == "tensorflow-metal 1.2.0"
-    assert table.serving(node("MatMul", T=tf.float32)) == "device"
-    assert table.serving(node("MatMul", T=tf.float64)) == "none"
-    assert table.serving(node("AddV2", T=tf.int32)) == "generic"
-    assert table.serving(node("AddV2", T=tf.int64)) == "none"
+    assert table.kernel_kind(node("MatMul", T=tf.float32)) == "device"
+    assert table.kernel_kind(node("MatMul", T=tf.float64)) == "none"
+    assert table.kernel_kind(node("AddV2", T=tf.int32)) == "generic"
+    assert table.kernel_kind(node("AddV2", T=tf.int64)) == "none"
     cast = node("Cast", SrcT=tf.float32, DstT=tf.int64)
-    assert table.serving(cast) == "device"
+    assert table.kernel_kind(cast) == "device"
     wide = node("Cast", SrcT=tf.float64, DstT=tf.float32)
-    assert table.serving(wide) == "none"
+    assert table.kernel_kind(wide) == "none"
     draw = node("RandomUniform", T=tf.int32, dtype=tf.float32)
-    assert table.serving(draw) == "device"
+    assert table.kernel_kind(draw) == "device"
     assert len(table.kernels) == 184
 
 
