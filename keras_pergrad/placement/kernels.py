@@ -182,7 +182,7 @@ class Table:
     kernels: dict
     generic: dict
 
-    def kernel_kind(self, definition, op=None):
+    def serving(self, definition, op=None):
         """Return what would run a node: `"device"`, `"generic"` or `"none"`."""
         op = op or definition.op
         types, dtype = self.kernels.get(op), data_type(definition)

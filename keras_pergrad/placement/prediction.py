@@ -219,7 +219,7 @@ def _place_nodes(nodes, table):
         if node.op in graph.PLUMBING or node.opaque_kind:
             continue
         for op in _ONEDNN_MERGED.get(node.op, (node.op,)):
-            kind = table.kernel_kind(node.definition, op)
+            kind = table.serving(node.definition, op)
             if kernels.is_host_op(op, node.dtypes):
                 kind = "cpu"
             elif kind == kernels.NONE:

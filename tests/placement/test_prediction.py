@@ -23,11 +23,11 @@ _DESCRIBING = {
 @pytest.fixture(scope="module")
 def lookups():
     """model → the prediction, and the kernels that it counted on."""
-    kernel_kind = kernels.Table.kernel_kind
+    serving = kernels.Table.serving
     counted_on = set()
 
     def noted(table, definition, op=None):
-        kind = kernel_kind(table, definition, op)
+        kind = serving(table, definition, op)
         if kind == kernels.DEVICE:
             name = op or definition.op
             dtype = kernels.data_type(definition)
@@ -36,7 +36,7 @@ def lookups():
 
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels.Table, "kernel_kind", noted)
+        patch.setattr(kernels.Table, "serving", noted)
         for name in models.BENCHMARKS:
             counted_on.clear()
             model, x, y = models.make(name)
@@ -136,9 +136,9 @@ def test_an_op_without_kernel_on_a_variable_is_an_error():
 def test_a_table_of_ones_own_decides_for_tile_too():
     definition = node_def_pb2.NodeDef(op="Tile")
     definition.attr["T"].type = types_pb2.DT_FLOAT
-    assert kernels.metal().kernel_kind(definition) == "device"
+    assert kernels.metal().serving(definition) == "device"
     own = kernels.metal({"Tile": ["float16"]})
-    assert own.kernel_kind(definition) == "none"
+    assert own.serving(definition) == "none"
 
 
 def test_hazards_of_the_step():
