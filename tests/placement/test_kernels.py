@@ -40,16 +40,16 @@ def test_a_kernel_that_is_not_used_is_said():
 def test_metals_table():
     table = kernels.metal()
     assert table.version == "tensorflow-metal 1.2.0"
-    assert table.kernel_kind(node("MatMul", T=tf.float32)) == "device"
-    assert table.kernel_kind(node("MatMul", T=tf.float64)) == "none"
-    assert table.kernel_kind(node("AddV2", T=tf.int32)) == "generic"
-    assert table.kernel_kind(node("AddV2", T=tf.int64)) == "none"
+    assert table.serving(node("MatMul", T=tf.float32)) == "device"
+    assert table.serving(node("MatMul", T=tf.float64)) == "none"
+    assert table.serving(node("AddV2", T=tf.int32)) == "generic"
+    assert table.serving(node("AddV2", T=tf.int64)) == "none"
     cast = node("Cast", SrcT=tf.float32, DstT=tf.int64)
-    assert table.kernel_kind(cast) == "device"
+    assert table.serving(cast) == "device"
     wide = node("Cast", SrcT=tf.float64, DstT=tf.float32)
-    assert table.kernel_kind(wide) == "none"
+    assert table.serving(wide) == "none"
     draw = node("RandomUniform", T=tf.int32, dtype=tf.float32)
-    assert table.kernel_kind(draw) == "device"
+    assert table.serving(draw) == "device"
     assert len(table.kernels) == 184
 
 
