@@ -221,8 +221,7 @@ def _loop_lines(operations):
         layers = list(dict.fromkeys(filter(None, looped_layers)))
         yield (
             f"  in a loop or branch: {len(looped_layers)} of them, which a "
-            "step may "
-            f"run any number of times{_layer_list(layers)}"
+            f"step may run any number of times{_layer_list(layers)}"
         )
 
 

@@ -50,8 +50,7 @@ def verdict(report, facts):
             )
         return (
             f"not the bottleneck: {stall_share:.1%} of the time goes by "
-            "waiting for "
-            f"data, {wait:.2g} ms a batch"
+            f"waiting for data, {wait:.2g} ms a batch"
         )
     pipeline_ms = facts.pipeline_ms
     if pipeline_ms > 1.1 * step:

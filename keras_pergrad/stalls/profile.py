@@ -345,8 +345,7 @@ def _verdict(profile):
     if stall_share <= SMALL_SHARE or wait < SMALL_WAIT_MS:
         return (
             f"not the bottleneck: the pipeline gives {_ratio_text(ratio)} "
-            "what the "
-            "model takes"
+            "what the model takes"
         )
     otherwise = f", the pipeline gives {_ratio_text(ratio)} what it takes"
     return (
@@ -385,8 +384,7 @@ def _contradictions(profile):
         if limit and faster[name] > (1 + NOISE) * limit:
             sentences.append(
                 f"`{name}` gives {short_number(faster[name])} batches/s, more "
-                "than "
-                f"{part} ({short_number(limit)}), which cannot be. "
+                f"than {part} ({short_number(limit)}), which cannot be. "
                 "Differences of "
                 f"{faster[name] / limit - 1:.0%} mean nothing here: measure "
                 "again on a quiet machine, with more `batches`."
