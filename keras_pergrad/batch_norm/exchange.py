@@ -40,7 +40,7 @@ def exchanged(layers, by, groups):
                 undo.callback(_restore, layer, *_state(layer))
                 _turn_in_place(layer, _replacement(layer, by, groups))
         yield
-        undo.pop_all()
+        undo.pop_all()  # no error: the exchange stays
 
 
 def _state(layer):
@@ -49,6 +49,7 @@ def _state(layer):
 
 
 def _restore(layer, cls, attributes, call_arguments):
+    # Not by `setattr`: Keras would track the attributes anew.
     object.__setattr__(layer, "__class__", cls)
     object.__setattr__(layer, "__dict__", attributes)
     for node, kwargs in zip(calls_of(layer), call_arguments):
@@ -178,7 +179,10 @@ def norms(layer):
 
 
 def made_by_own_code(model):
-    """Return the outermost layers that make batch normalisation, with it."""
+    """Return (layer, batch normalisation in it) for layers that make some.
+
+    Of nested layers only the outermost counts.
+    """
     # Layers are in another order here than among all of the model.
     norms_by_layer = [(layer, norms(layer)) for layer in _with_own_code(model)]
     return [
@@ -187,7 +191,7 @@ def made_by_own_code(model):
 
 
 def save_as_exchanged(own_code_layers):
-    """Let layers of `made_by_own_code` be saved with what was exchanged."""
+    """Make layers of `made_by_own_code` save the layers exchanged in them."""
     norm = keras.layers.BatchNormalization
     for layer, norms_before in own_code_layers:
         exchanged = {
@@ -224,7 +228,7 @@ class _Exchanged:
 
 
 class _SavingFront:
-    """What comes before a layer's own methods."""
+    """Methods that stand before a layer's own: it is saved as exchanged."""
 
     _exchanged = _Exchanged({})
     _awaited = None

@@ -194,7 +194,7 @@ def _own_mode_notes(modes, rows):
 
 
 def _left_out_notes(apart):
-    """Return notes on the variables whose "gradient" is their next value."""
+    """Return a note on variables whose "gradient" is their next value."""
     if not apart.variables:
         return []
     first, *others = apart.variables
@@ -371,7 +371,8 @@ class _Check:
         return self._same_draws[place]
 
     def _require_numbers(self, label, repeats):
-        """Refuse NaN of a mode that refused before: XLA drops assertions."""
+        """Refuse NaN of a mode that another setting refused."""
+        # XLA drops the assertions by which modes refuse a batch.
         arrays = (g for repeat in repeats for g in repeat if g is not None)
         finite = all(np.isfinite(array).all() for array in arrays)
         if not finite and label in self._refused:

@@ -247,6 +247,7 @@ def _blame_sentence(rows):
         ("setting", "A kernel or fusion under {} is wrong"),
         ("mode", "What computes it in mode {} is wrong"),
     ):
+        # Each wrong row has a right one that differs in this part alone.
         if all(_has_twin(row, right, part) for row in wrong):
             names = ", ".join(dict.fromkeys(getattr(w, part) for w in wrong))
             return f"{text.format(names)}{variables}."

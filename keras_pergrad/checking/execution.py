@@ -68,6 +68,7 @@ class TracedMode:
         settings = self._compute, self.data, self.traced, device, setting, state
         self._restart()
         with _make_runner(*settings) as (make_ready, run_once):
+            # The first run traces and warms up, and does not count.
             for _ in range(repeats + 1):
                 make_ready()
                 self._restart()
@@ -78,7 +79,8 @@ class TracedMode:
         return runs[1:], sorted(times[1:])[repeats // 2] * 1e3
 
     def _restart(self):
-        """Set the numbers that the aggregation keeps back to the first step."""
+        """Reset what the aggregation keeps between steps to its first "
+        "values."""
         for variable, value in self._state_values:
             variable.assign(value)
 

@@ -1,4 +1,4 @@
-"""The gradient to judge by: one sample after the other, on the CPU."""
+"""The reference gradient: one sample after the other, on the CPU."""
 
 import dataclasses
 
@@ -135,7 +135,7 @@ def _make_perturbation(size):
 
 
 class _Coupled(Exception):
-    """The batch is not the sum of its samples."""
+    """Raised where the batch's gradient is not a sum over its samples."""
 
 
 def _require_repeatable(model, first, second):
@@ -158,7 +158,7 @@ def _require_samples(model, plain):
 
 
 def _check_gap(gap, reference):
-    """Take note of samples whose outputs depend on their batch."""
+    """Refuse or note samples whose outputs depend on their batch."""
     if gap <= _MAX_GAP[reference.dtype]:
         return
     what = "a sample alone gives other outputs than in its batch"
@@ -187,6 +187,7 @@ def _sum_over_samples(plain, values, x, aggregations, reference):
         _check_gap(float(gap), reference)
         parts = _arrays(parts)
         squares = [0.0 if g is None else np.sum(np.square(g)) for g in parts]
+        # A sample's gradient is n times its part of the batch's gradient.
         norm = rows * np.sqrt(sum(squares))
         if not np.isfinite(norm):
             raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))

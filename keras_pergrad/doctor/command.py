@@ -123,6 +123,7 @@ def examine():
     findings = versions.check(installed)
     facts = {}
     if installed["tensorflow"] is not None:
+        # Both run at once, since each imports TensorFlow, which takes seconds.
         probe, matmul = _start_probe(), _start_probe("matmul")
         facts, probe_findings = _probe_findings(probe)
         matmul_finding = _matmul_finding(matmul)
@@ -280,7 +281,7 @@ def _matmul_finding(process):
 
 
 def explain(output, code):
-    """Return why an import failed, the fix, and the telling line."""
+    """Return why an import failed, the fix, and the line that tells it."""
     for pattern, why, fix in _KNOWN_FAILURES:
         if re.search(pattern, output):
             return why, fix, _telling_line(output, pattern)
@@ -316,7 +317,7 @@ def without_paths(text):
 
 
 def _user_names():
-    """Return this user's home, if known, and the names of home and user."""
+    """Return the user's home folder, if known, and names that tell the user."""
     home, names = "", set()
     with contextlib.suppress(RuntimeError):
         folder = pathlib.Path.home()

@@ -137,6 +137,6 @@ def _kernel_finding(card, wheel_kernels):
 
 
 def _version_of(kernel):
-    """`"sm_90"` → (9, 0); `"compute_120"` → (12, 0)."""
+    """Turn `"sm_90"` into (9, 0), and `"compute_120"` into (12, 0)."""
     digits = re.search(r"_(\d+)", kernel).group(1)
     return int(digits[:-1]), int(digits[-1])

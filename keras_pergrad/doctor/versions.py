@@ -45,7 +45,7 @@ class Finding:
 
 
 def installed():
-    """package → version or `None`; `"tensorflow"` for any of its wheels."""
+    """Return package → version or `None`; all wheels count as "tensorflow"."""
     versions = {package: _version(package) for package in PACKAGES}
     wheel_versions = filter(None, map(_version, _WHEELS))
     return {**versions, "tensorflow": next(wheel_versions, None)}
@@ -59,7 +59,7 @@ def _version(name):
 
 
 def numbers(version):
-    """`"2.18.0rc1"` → `(2, 18, 0)`."""
+    """Turn `"2.18.0rc1"` into `(2, 18, 0)`."""
     parts = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(p) for p in parts.group().split(".")) if parts else ()
 

@@ -212,7 +212,7 @@ class Explanation:
         )
 
     def _notes(self):
-        """Yield what is split, and one note for each reason of layers."""
+        """Yield the notes: the split, the products, and the layers' reasons."""
         if self.split:
             yield self.split
         if self.products:

@@ -142,7 +142,7 @@ def _batch_split(model, batch_size):
 
 
 def _lost_precision(model):
-    """Say what TensorFloat-32 takes of this model; None: nothing."""
+    """Say how TensorFloat-32 shortens this model's products; None: not."""
     if precision(model) != "float32" or not settings.may_act():
         return None
     aggregation = step_memory.mode_of(model).aggregation
@@ -236,7 +236,7 @@ def _layer_rows(model, uses, refused, vouched, n):
 
 
 def _how_served(model, uses):
-    """Return what serves the uses of a layer's variables, and why or None."""
+    """Return what serves the uses of a layer's variables, and a reason."""
     if not uses:
         has_own_loss = _has_own_loss(model)
         return (

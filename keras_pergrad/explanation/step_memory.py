@@ -189,6 +189,7 @@ class SavedModel:
             env={
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 **os.environ,
+                # The process imports the modules that define the model.
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "CUDA_VISIBLE_DEVICES": "-1",
             },

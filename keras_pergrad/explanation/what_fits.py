@@ -180,6 +180,7 @@ def _largest(measure_size, single_step, available, at_most):
         largest_step.rise < _FULL_SHARE * available
         and smallest_misfit - largest_size > 1 + largest_size // _PRECISION
     ):
+        # Sizes are halved by their ratio, as they may range over magnitudes.
         size = max(largest_size + 1, math.isqrt(largest_size * smallest_misfit))
         if smallest_misfit > at_most:
             size = min(_MAX_GROWTH * largest_size, at_most)

@@ -1,4 +1,5 @@
-"""Devices against each other: the same gradients, and how fast they are."""
+"""The comparison of devices: whether gradients are the same, and their "
+"speed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -229,6 +230,8 @@ def _find_suspect(model, x, y, device):
             ):
                 continue
             first_wrong = first_wrong or op.name
+            # Fed with the CPU's numbers, an op that is still wrong is a cause;
+            # one that is right then only passed on an earlier difference.
             feeds = {
                 t: cpu_values[t.name] for t in op.inputs if t.name in cpu_values
             }

@@ -114,6 +114,7 @@ class DevicePlacement(keras.callbacks.Callback):
             )
         self._train_function = wrapped
         at_end_of_fit(self.model, callback_list, wrapped.restore)
+        # Whether to place the function anew, in the first step and the second.
         self._attempts = [graph.was_traced(wrapped.function), True]
 
     def on_train_batch_begin(self, batch, logs=None):

@@ -1,10 +1,11 @@
 """Partition graphs as one graph: nodes, edges, layers, loops and branches.
 
 Partition graphs are what TensorFlow hands to each device's executor. They show
-the true placement: they exist after the placer, grappler and the partitioner.
-A node keeps TensorFlow's `NodeDef`; what is added is the device's short name,
-who feeds it, which send belongs to which receive, and whether it stands for a
-function that TensorFlow did not inline: to count that as one op would be wrong.
+the true placement, as they are made after the placer, grappler and the
+partitioner. A node keeps TensorFlow's `NodeDef`. Added are the short name of
+its device, the nodes that feed it, the receive that belongs to a send, and
+whether it stands for a function that TensorFlow did not inline: to count that
+as one op would be wrong.
 """
 
 import dataclasses
@@ -111,7 +112,7 @@ def type_names(definition):
 
 
 def read(partitions):
-    """Join a list of `GraphDef`, one a device, into linked nodes."""
+    """Join the `GraphDef`s of all devices into one list of linked nodes."""
     nodes, by_name, transfers = [], {}, {}
     for part, graph in enumerate(partitions):
         functions = {f.signature.name for f in graph.library.function}
@@ -129,6 +130,7 @@ def read(partitions):
             elif producer is not None:
                 node.inputs.append((producer, int(slot or 0)))
         if node.op in SENDS + RECEIVES:
+            # Both ends of a copy name the same tensor and the same sender.
             key = node.attr["tensor_name"].s, node.attr["send_device"].s
             transfers.setdefault(key, []).append(node)
     for ends in transfers.values():
@@ -224,7 +226,8 @@ class RunCounts:
 
 
 def _producers_first(nodes):
-    """Put feeders first; a NextIteration closes a ring and may be late."""
+    """Return the nodes, producers first, but for the rings of loops."""
+    # A NextIteration closes a ring, and so may follow what it feeds.
     done, order = set(), []
     for root in nodes:
         stack = [(root, False)]
@@ -305,7 +308,10 @@ class Layers:
         self._marked = numbered_count > plain_count
 
     def __call__(self, name):
-        """Return a layer's path, "optimizer", "loss", the model's name, ""."""
+        """Return where a node of this name comes from.
+
+        A layer's path, "optimizer", "loss", the model's name, or "" if none.
+        """
         parts = name.split("/")
         layers = [self._layer(part) for part in parts]
         if any(layers):

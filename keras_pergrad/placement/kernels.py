@@ -1,11 +1,11 @@
-"""The kernel that serves a node on a device, or the reason why none does.
+"""The kernel that runs a node on a device, or the reason why none does.
 
-Kernels of this process are in TensorFlow's registry, those of a Mac in tables
-that ship with the package. `tensorflow_metal_1_2_0_kernels.json` was extracted
-from the plugin's binary: op → types (`"from->to"` for Cast, `"any"` where
-nothing is constrained). `tensorflow_generic_kernels.json` holds what TensorFlow
-registers by itself for any pluggable device, in a wheel without CUDA: op → a
-list of type constraints. Its kernels are host code.
+The kernels of this process are in TensorFlow's registry, those of a Mac in
+tables that ship with the package. `tensorflow_metal_1_2_0_kernels.json` was
+extracted from the plugin's binary: op → types (`"from->to"` for Cast, `"any"`
+where nothing is constrained). `tensorflow_generic_kernels.json` holds what
+TensorFlow registers by itself for any pluggable device, in a wheel without
+CUDA: op → a list of type constraints. Its kernels are host code.
 """
 
 import dataclasses
@@ -149,6 +149,7 @@ def _refused_types(definition, kernels):
             for constraint in kernel.constraint
             if constraint.name == attr
         ]
+        # A kernel without a constraint on this attribute takes every type.
         is_free = len(allowed) < len(kernels)
         accepted = {t for types in allowed for t in types}
         if not is_free and value.type and value.type not in accepted:

@@ -62,7 +62,7 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedStep:
-    """What is known of one step that was placed."""
+    """A placed step: its ops, its copies, and what TensorFlow does not show."""
 
     operations: list
     opaque: list  # (name, device, "XLA" or "call")
@@ -82,7 +82,7 @@ def read(partitions, model, device=None):
 
 
 def _step_operations(nodes, run_counts, layer_of, device):
-    """Return the `Operation`s, and what hides others: (name, device, how)."""
+    """Return the `Operation`s, and the opaque parts: (name, device, kind)."""
     nodes = [node for node in nodes if node.op not in graph.PLUMBING]
     opaque = [(n.name, n.device, n.opaque_kind) for n in nodes if n.opaque_kind]
     operations = [
@@ -119,7 +119,7 @@ def _in_host_memory(node):
 
 
 def _tensor_count(node):
-    """Return how many tensors a variant carries; each is copied by itself."""
+    """Return how many tensors a variant carries; each is a copy of its own."""
     if node.op == "OptionalFromValue":
         return len(node.inputs)
     if node.op == "IteratorGetNextAsOptional":
@@ -134,6 +134,7 @@ def direction(send):
     if send.op not in graph.SENDS or send.partner is None or not send.inputs:
         return None
     source, target = _in_host_memory(send), _in_host_memory(send.partner)
+    # A control edge is sent as a dummy tensor, which is no copy.
     if source == target or "/ctrl/" in send.inputs[0][0].name:
         return None
     return TO_DEVICE if source else TO_HOST

@@ -93,6 +93,7 @@ def analyse(metadata, step_ms, cpu_ms):
         device = short_name(stats.device)
         for stat in stats.node_stats:
             op = ops.get(stat.node_name) or _op_in_label(stat.timeline_label)
+            # A send copies another op's output: keep the size of each.
             for output in stat.output:
                 memory = output.tensor_description.allocation_description
                 key = stat.node_name, output.slot

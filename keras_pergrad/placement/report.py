@@ -1,4 +1,4 @@
-"""The report of a placement: what was found, and its text."""
+"""The report of a placement, as data and as text."""
 
 import collections
 import dataclasses

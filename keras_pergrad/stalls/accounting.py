@@ -1,4 +1,4 @@
-"""One epoch's report, made of its timed calls."""
+"""The report of one epoch, made from its timed calls."""
 
 import dataclasses
 import math
@@ -94,6 +94,8 @@ class StallReport:
     @property
     def first_batch_fraction(self):
         """Share of the epoch, without tracing, before its first batch."""
+        # The time after the first batch follows from the stall and its share;
+        # without a stall it is that of the steps.
         if self.first_batch_s is None or not self.data_stall_fraction:
             steady = (self.steps or 0) * (self.step_ms or 0.0) / 1e3
         else:
@@ -154,9 +156,9 @@ def copy_times(rows):
 
 
 class EpochTimer:
-    """Sums up the calls of one epoch that `began` at a `time.time()`.
+    """Adds up the timed calls of one epoch, which `began` at a `time.time()`.
 
-    The caller adds to `lost` how many rows are missing.
+    The caller adds to `lost_rows` how many rows are missing.
     """
 
     def __init__(self, began):
@@ -172,6 +174,8 @@ class EpochTimer:
         self.cpu = 0.0
         self.cpu_steps = 0
         self.timed_steps = 0
+        # From the arrival of the first batch to the end of the last step. Calls
+        # that trace are in between, and are taken out again.
         self.steady_begin = None
         self.steady_end = None
         self.unsteady_seconds = 0.0
@@ -198,6 +202,7 @@ class EpochTimer:
         """Add many calls at once: one by one costs 15 us each (measured)."""
         if not pairs:
             return
+        # All rows in one array, and for each row the number of its call.
         rows = np.concatenate([rows for _, rows in pairs])
         call_numbers = np.repeat(
             np.arange(len(pairs)), [len(r) for _, r in pairs]
@@ -342,6 +347,7 @@ class WaitHistogram:
         rank = max(1, math.ceil(self.total * percent / 100))
         bin_number = int(np.searchsorted(np.cumsum(self.counts), rank))
         middle = SHORTEST_WAIT * BIN_RATIO ** (bin_number + 0.5)
+        # The first bin has all waits that are too short to measure.
         return 0.0 if bin_number == 0 else float(min(middle, self.longest))
 
 

@@ -1,4 +1,4 @@
-"""The wait of training for its data, and the reasons."""
+"""The callback that measures how long training waits for its data, and why."""
 
 import functools
 import numbers
@@ -326,7 +326,7 @@ class DataStall(keras.callbacks.Callback):
         self.reports.append(report)
 
     def _prints_verdict(self):
-        """Whether the verdict stands out where all prints, in no message."""
+        """Whether to print the verdict: `fit` prints, and no message had it."""
         prints = self.verbose and (self.params or {}).get("verbose", 0)
         return bool(prints and self.verdict and not self._has_spoken)
 
@@ -345,7 +345,7 @@ class DataStall(keras.callbacks.Callback):
             report.stall_transform_fraction = stall_share * transform
 
     def _make_end_hook(self):
-        """Return a function that leaves this `fit`, and no later one."""
+        """Return a function that ends this `fit`, but no later one."""
         self._run_token = token = object()
 
         def end_run():
@@ -362,7 +362,7 @@ class DataStall(keras.callbacks.Callback):
 
 
 def _log_values(report):
-    """Return the values of a `StallReport` for the logs, without None."""
+    """Return those values of a `StallReport` that go to the logs."""
     values = {
         name: getattr(report, name) for name in (*SHOWN_LOGS, *HIDDEN_LOGS)
     }

@@ -21,7 +21,7 @@ NO_ADVICE = (
 
 
 def short_number(number):
-    """Return a number's first three digits or more, with no power of ten."""
+    """Return a number with three digits or more, and no power of ten."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
@@ -53,6 +53,7 @@ def verdict(report, facts):
             f"waiting for data, {wait:.2g} ms a batch"
         )
     pipeline_ms = facts.pipeline_ms
+    # Two times that differ by less are equal, as far as was measured.
     if pipeline_ms > 1.1 * step:
         return (
             "the bottleneck: the pipeline must give "
@@ -68,10 +69,10 @@ def verdict(report, facts):
 
 
 def diagnose(report, facts, warn_above, with_advice=True):
-    """Return the message and its `Advice`; None where nothing is worth it.
+    """Return the message and its `Advice`; None if there is nothing to say.
 
-    It speaks of a stall above the threshold, of one mistake and of a late
-    start; `with_advice`: whether to say why, and what to change.
+    The message names a stall above the threshold, a mistake or a late start.
+    With `with_advice` it says why, and what to change.
     """
     if report.not_recorded:
         return (

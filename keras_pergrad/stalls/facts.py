@@ -1,4 +1,4 @@
-"""Facts about an epoch and its data, for advice and verdicts."""
+"""The facts about an epoch and its data, for advice and verdicts."""
 
 import dataclasses
 import math
@@ -101,6 +101,7 @@ class Facts:
         if self.running:
             return _ends_in_prefetch(stage.name for stage in self.running)
         if self.kind == "dataset":
+            # TensorFlow adds a prefetch, unless one of these options is off.
             options = self.data.options()
             is_off = options.autotune.enabled is False
             injects = options.experimental_optimization.inject_prefetch

@@ -85,7 +85,7 @@ class _Listener:
 
 
 def measure(data, batches, step=FETCH_CALL, stopwatch=None):
-    """Time whole calls of a step, for at least `batches` after the first one.
+    """Time whole calls of a step: `batches` or more after the first batch.
 
     Measurements with one `stopwatch` share their traces.
     """
@@ -160,8 +160,8 @@ def _proportional_bytes(pid):
 def temporary_step(model, batches):
     """Yield a model's `IteratorCall` of at most `batches`; restore the model.
 
-    This restores its weights and seeds, the optimizer, the sums and noise
-    state of its gradient mode, and Keras's own seed. Metrics start afresh.
+    Restored are its weights and seeds, the optimizer, the sums and the noise
+    state of its gradient mode, and Keras's own seed. Metrics are reset.
     """
     if not model.built:
         raise ValueError(
@@ -229,7 +229,10 @@ def has_workers(kind):
 
 
 def try_workers(data, kind, counts, measure_changed):
-    """Return a `WorkerTrial` for each number; `measure_changed`: of a copy."""
+    """Return a `WorkerTrial` for each number of workers.
+
+    `measure_changed` measures a copy of the data with that number.
+    """
     return [
         _try_count(
             _WITH_WORKERS[kind](data, count, by == PROCESSES),
@@ -239,7 +242,8 @@ def try_workers(data, kind, counts, measure_changed):
         )
         for by in (THREADS, PROCESSES)
         for count in counts
-        # No worker is one way, and a torch DataLoader has no threads.
+        # Without workers there is one way to load. A torch DataLoader has no
+        # threads.
         if (by == THREADS and (kind == "pydataset" or not count))
         or (by == PROCESSES and count)
     ]

@@ -106,6 +106,7 @@ def _make_stage(node):
     parameters = {p.name: p for p in node.parameters}
     calls, buffer = parameters.get(PARALLELISM), parameters.get(BUFFER)
     tunable = [p for p in (calls, buffer) if p is not None and p.tunable]
+    # TensorFlow adds up the times of parallel calls, in nanoseconds.
     parallel = max(calls.value, 1.0) if calls is not None else 1.0
     return RunningStage(
         name=_plain_name(node.name),
@@ -137,6 +138,7 @@ def _nested_seconds(model, node, keys):
             )
             elements += model.nodes[key].num_elements
     calls = [p.value for p in node.parameters if p.name == PARALLELISM]
+    # (The second 1.0 is for `max`, which refuses a single number.)
     return seconds / elements / max(*calls, 1.0, 1.0) if elements else 0.0
 
 
@@ -156,7 +158,10 @@ class PipelineSamples:
             self._samples.append(sample)
 
     def summary(self, iterator):
-        """Return it as it ran recently with its fullest buffers, or None."""
+        """Return the pipeline as it ran last, with its fullest buffers.
+
+        None if no sample was taken.
+        """
         last = running_pipeline(iterator)
         samples = [*self._samples, last] if last is not None else self._samples
         if not samples:

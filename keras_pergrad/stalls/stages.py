@@ -64,7 +64,10 @@ class Stage:
 
 
 def written_stages(dataset):
-    """Return the stages, last first, along the first input of each."""
+    """Return the stages of a data set as written, the last one first.
+
+    Of several inputs (as of `zip`) only the first is followed.
+    """
     chain = []
     while dataset is not None:
         kind = type(dataset).__name__.strip("_").replace("Dataset", "")
@@ -73,6 +76,7 @@ def written_stages(dataset):
         if kind != "Options":
             chain.append(_make_stage(kind, dataset, graphs, function))
             if chain[-1].is_generator:
+                # What comes before was made by `from_generator` itself.
                 break
         dataset = inputs[0] if inputs else None
     return chain
@@ -200,7 +204,7 @@ def work_shares(rows):
 
 
 def _stage_names(data, kind, written, running):
-    """Return running stages' names, and places of maps that read files."""
+    """Return the names of the running stages, and which maps read files."""
     if kind in LOADER_KINDS:
         return [_loader_name(data, stage) for stage in running], set()
     labels = _numbered_labels(written)
@@ -218,7 +222,9 @@ def _stage_names(data, kind, written, running):
 
 
 def match_stages(written, running):
-    """Return the places of the written stages in each running one."""
+    """Return, for each running stage, the places of those written for it."""
+    # Both run from the last stage to the source, so each search goes on where
+    # the one before has ended.
     places, at = [], 0
     for stage in running:
         written_places = []
@@ -232,7 +238,7 @@ def match_stages(written, running):
 
 
 def _numbered_labels(written):
-    """Return labels of the stages; equal ones are counted from the source."""
+    """Return the stages' labels; equal ones get numbers, from the source."""
     labels = [stage.label for stage in written]
     counts = {label: labels.count(label) for label in labels}
     numbered = list(labels)
@@ -246,6 +252,8 @@ def _numbered_labels(written):
 
 
 def _find_written(name, written, start):
+    # A generator and a file reader run as a flat_map: of a range of one, and of
+    # the names of the files.
     kind = name.removeprefix("Parallel")
     for place in range(start, len(written)):
         stage = written[place]

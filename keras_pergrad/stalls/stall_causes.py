@@ -44,7 +44,7 @@ dataset = dataset.with_options(options)"""
 
 
 def _optional_values(stage, **more):
-    """Return a stage's values for the texts, and more; None without one."""
+    """Return the values of a stage for the texts; None without a stage."""
     return None if stage is None else _stage_values(stage, **more)
 
 
@@ -55,7 +55,7 @@ def _stage_values(stage, **more):
 
 
 def _first(stages, condition):
-    """Return the first stage, from the last one on, for which this holds."""
+    """Return the stage nearest to the end that meets a condition, or None."""
     return next((stage for stage in stages if condition(stage)), None)
 
 
@@ -64,7 +64,7 @@ def _places(facts, *kinds):
 
 
 def _parallel_calls(facts, waits):
-    """Return the parallel calls to write: more than cores where they wait."""
+    """Return how many parallel calls to write: many where they wait."""
     if not waits:
         return {"calls": "tf.data.AUTOTUNE", "pool": ""}
     threads = facts.threads_to_hide
@@ -72,7 +72,7 @@ def _parallel_calls(facts, waits):
 
 
 def _is_large_part(facts):
-    """Return a test whether a stage does a large part of the work."""
+    """Return a function: whether a stage does a large part of the work."""
     return lambda stage: facts.share_of(stage) >= LARGE_SHARE
 
 

@@ -114,6 +114,7 @@ class Stopwatch:
             self._call_count <= CPU_FIRST_CALLS
             or self._call_count % CPU_INTERVAL == 0
         )
+        # A larger log has another key, and so the function is traced again.
         if fresh or self._specs[slot].log_key != self._log.key:
             self._specs[slot] = timed_spec(iterator, self._log)
         timed_iterator = TimedIterator(iterator, self._specs[slot])
@@ -126,7 +127,7 @@ class Stopwatch:
             finished = True
             return result
         except (StopIteration, tf.errors.OutOfRangeError):
-            raise
+            raise  # the data has ended, which is no failure
         except BaseException:
             failed = True
             raise
@@ -165,6 +166,7 @@ class Stopwatch:
             return
         if not calls:
             return
+        # The rows from the begin of a call up to the next belong to that call.
         edges = np.searchsorted(rows[:, 0], [c.began for c in calls])
         rows = np.split(rows, edges)[1:]
         for listener in list(self.listeners):
@@ -176,13 +178,16 @@ def _no_iterator():
 
 
 class TraceCounter:
-    """Counts the fetches traced so far, to tell a tracing call."""
+    """Counts the fetches traced so far; a call that adds to it has traced."""
 
     count = 0
 
 
 class TimedIterator(StandIn):
-    """Stands in for an iterator and logs its fetches; `spec`: `timed_spec`."""
+    """Stands in for an iterator and logs its fetches.
+
+    Its `spec` comes from `timed_spec`.
+    """
 
     def get_next(self):
         return self._fetch(self.iterator.get_next, lambda batch: True)
@@ -229,7 +234,7 @@ def _pass_on(part):
 
 
 def _row_with_step_end(log):
-    """Take a row; note the end of a step that runs beside the fetch."""
+    """Take a row, and record the end of a step that runs beside the fetch."""
     # In Keras's loop the fetch is a branch of a condition in the loop's body,
     # and the step is an earlier op of that body.
     graph = tf.compat.v1.get_default_graph()

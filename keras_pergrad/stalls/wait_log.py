@@ -115,6 +115,7 @@ class WaitLog:
             lost = written - self._rows_read - new_count
             rows = np.zeros((new_count, COLUMNS + 2))
             if new_count:
+                # `next_row` counts before it reads, so rows begin at 1.
                 places = np.arange(written - new_count, written) + 1
                 places %= self.capacity
                 rows[:, :COLUMNS] = _read_and_clear(
