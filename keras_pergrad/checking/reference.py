@@ -74,29 +74,29 @@ def _find_in(model, batch, aggregations, dtype, compute_dtype, recorded_draws):
     x, y, sample_weight = batch
     # Draws are handed out in order, which a loop in a graph does only once.
     eager = bool(recorded_draws) or model.run_eagerly
-    plain = PlainTape(
+    tape = PlainTape(
         model, y, sample_weight, compute_dtype, recorded_draws, eager
     )
-    values, x = plain.values(), cast(x, compute_dtype)
-    full_outputs = plain.forward(values, x)
-    _require_repeatable(model, full_outputs, plain.forward(values, x))
+    values, x = tape.values(), cast(x, compute_dtype)
+    full_outputs = tape.forward(values, x)
+    _require_repeatable(model, full_outputs, tape.forward(values, x))
     is_plain_format = dtype in ("float32", "float64")
     own_dtype = dtype if is_plain_format else keras.config.floatx()
     result = Reference(compute_dtype or own_dtype, "loop", [], [], [], [])
     compute, options = _sum_over_samples, (aggregations, result)
     try:
-        _require_samples(model, plain)
-        base_gradients = compute(plain, values, x, *options)
+        _require_samples(model, tape)
+        base_gradients = compute(tape, values, x, *options)
     except _Coupled as cause:
         result.how, compute, options = "batch", _batch_as_one, ()
         result.notes.append(
             f"no sample has a gradient of its own ({cause}): the reference "
             f"is the batch's gradient in {result.dtype}"
         )
-        base_gradients = compute(plain, values, x)
+        base_gradients = compute(tape, values, x)
     result.gradients, result.magnitudes = map(list, zip(*base_gradients))
     result.sensitivities = [
-        np.zeros(len(plain.trainable)) for _ in base_gradients
+        np.zeros(len(tape.trainable)) for _ in base_gradients
     ]
     # Off by a few roundings of the model's format; and of the wide one, which
     # shows in small the noise of a gradient that is zero by cancellation. The
@@ -110,7 +110,7 @@ def _find_in(model, batch, aggregations, dtype, compute_dtype, recorded_draws):
         perturb = _make_perturbation(size)
         shifted = list(map(perturb, values))
         shifted_x = tf.nest.map_structure(perturb, x) if inputs else x
-        perturbed = compute(plain, shifted, shifted_x, *options)
+        perturbed = compute(tape, shifted, shifted_x, *options)
         for change, (old_gradients, _), (new_gradients, _) in zip(
             result.sensitivities, base_gradients, perturbed
         ):
@@ -150,9 +150,9 @@ def _require_repeatable(model, first, second):
             )
 
 
-def _require_samples(model, plain):
-    if plain.coupling_reasons:
-        raise _Coupled(plain.coupling_reasons[0].split(", so that")[0])
+def _require_samples(model, tape):
+    if tape.coupling_reasons:
+        raise _Coupled(tape.coupling_reasons[0].split(", so that")[0])
     if type(model).compute_loss is not keras.Model.compute_loss:
         raise _Coupled(f"{type(model).__name__} overrides compute_loss")
 
@@ -169,26 +169,26 @@ def _check_gap(gap, reference):
         reference.notes.append(note)
 
 
-def _sum_over_samples(plain, values, x, aggregations, reference):
+def _sum_over_samples(tape, values, x, aggregations, reference):
     """Return (gradients, sizes of the summed terms) for each aggregation."""
-    full_outputs = plain.forward(values, x)
-    rows = len(tf.nest.flatten(x)[0])
-    factors = _added_loss_factors(plain, values, x, full_outputs, rows)
+    full_outputs = tape.forward(values, x)
+    n = len(tf.nest.flatten(x)[0])
+    factors = _added_loss_factors(tape, values, x, full_outputs, n)
     needs_gramian = [
         a is not None and a.needs == "gramian" for a in aggregations
     ]
     kept_parts = []
-    totals: list = [[None] * len(plain.trainable) for _ in aggregations]
-    sizes = [np.zeros(len(plain.trainable)) for _ in aggregations]
-    for row in range(rows):
-        parts, gap = plain.sample(
+    totals: list = [[None] * len(tape.trainable) for _ in aggregations]
+    sizes = [np.zeros(len(tape.trainable)) for _ in aggregations]
+    for row in range(n):
+        parts, gap = tape.sample(
             values, x, tf.constant(row), full_outputs, factors
         )
         _check_gap(float(gap), reference)
         parts = _arrays(parts)
         squares = [0.0 if g is None else np.sum(np.square(g)) for g in parts]
         # A sample's gradient is n times its part of the batch's gradient.
-        norm = rows * np.sqrt(sum(squares))
+        norm = n * np.sqrt(sum(squares))
         if not np.isfinite(norm):
             raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))
         if any(needs_gramian):
@@ -199,7 +199,7 @@ def _sum_over_samples(plain, values, x, aggregations, reference):
             weights = np.ones(len(parts))
             if aggregation is not None:
                 weights = _sample_weights(
-                    aggregation, plain.trainable, squares, rows
+                    aggregation, tape.trainable, squares, n
                 )
             _add_weighted(totals[k], sizes[k], weights, parts)
     for k, aggregation in enumerate(aggregations):
@@ -208,9 +208,9 @@ def _sum_over_samples(plain, values, x, aggregations, reference):
                 _gramian_weights(aggregation, kept_parts), kept_parts
             ):
                 _add_weighted(totals[k], sizes[k], [weight] * len(parts), parts)
-    penalties = plain.penalties(values)
+    penalties = tape.penalties(values)
     return [
-        (_finish_total(total, aggregation, penalties, rows), size)
+        (_finish_total(total, aggregation, penalties, n), size)
         for total, size, aggregation in zip(totals, sizes, aggregations)
     ]
 
@@ -231,12 +231,14 @@ def _gramian_weights(aggregation, kept_parts):
         np.concatenate([g.ravel() for g in parts if g is not None])
         for parts in kept_parts
     ]
-    rows = len(kept_parts) * np.stack(flat_gradients)
-    weights, _ = aggregation.mean_weights(tf.constant(rows @ rows.T))
+    gradient_rows = len(kept_parts) * np.stack(flat_gradients)
+    weights, _ = aggregation.mean_weights(
+        tf.constant(gradient_rows @ gradient_rows.T)
+    )
     return weights.numpy()
 
 
-def _sample_weights(aggregation, variables, squares, rows):
+def _sample_weights(aggregation, variables, squares, n):
     """Return the weight of one sample for each variable."""
     aggregation = aggregation.at(aggregation.make_state())
     groups = aggregation.groups(variables)
@@ -244,17 +246,17 @@ def _sample_weights(aggregation, variables, squares, rows):
         norms = [np.sqrt(sum(squares))]
     else:
         norms = np.sqrt(np.bincount(groups, squares))[None]
-    norms = tf.constant(rows * np.asarray(norms), tf.float64)
+    norms = tf.constant(n * np.asarray(norms), tf.float64)
     weights = aggregation.weights(norms)
     indices = range(len(squares))
     return [float(weight_of(weights, groups, k)[0]) for k in indices]
 
 
-def _finish_total(total, aggregation, penalties, rows):
+def _finish_total(total, aggregation, penalties, n):
     if aggregation is not None:
         tensors = [None if t is None else tf.constant(t) for t in total]
         state = aggregation.make_state()
-        total = aggregation.at(state).finish(tensors, rows, state)
+        total = aggregation.at(state).finish(tensors, n, state)
         total = [None if t is None else np.asarray(t) for t in total]
     return [
         t if p is None else np.asarray(p, float) + (0.0 if t is None else t)
@@ -262,31 +264,31 @@ def _finish_total(total, aggregation, penalties, rows):
     ]
 
 
-def _added_loss_factors(plain, values, x, full_outputs, rows):
+def _added_loss_factors(tape, values, x, full_outputs, n):
     """Return for each added loss 1 if it sums over the samples, else 1/n."""
     added_losses = [tf.reduce_sum(a) for a in full_outputs[3]]
     if not added_losses:
         return []
     totals = [0.0] * len(added_losses)
-    for row in range(rows):
-        sample_losses = plain.added(values, x, tf.constant(row))
+    for row in range(n):
+        sample_losses = tape.added(values, x, tf.constant(row))
         totals = [t + float(s) for t, s in zip(totals, sample_losses)]
     factors = []
     for loss, sample_sum in zip(added_losses, totals):
         gap_to_sum = abs(float(loss) - sample_sum)
-        gap_to_mean = abs(float(loss) - sample_sum / rows)
+        gap_to_mean = abs(float(loss) - sample_sum / n)
         if min(gap_to_sum, gap_to_mean) > 1e-3 * (abs(float(loss)) + 1e-6):
             raise _Coupled(
                 "a loss given to add_loss is neither a sum nor a mean over "
                 "the samples"
             )
-        factor = 1.0 if gap_to_sum < gap_to_mean else 1.0 / rows
+        factor = 1.0 if gap_to_sum < gap_to_mean else 1.0 / n
         factors.append(tf.constant(factor, loss.dtype))
     return factors
 
 
-def _batch_as_one(plain, values, x):
-    gradients = _arrays(plain.batch(values, x))
+def _batch_as_one(tape, values, x):
+    gradients = _arrays(tape.batch(values, x))
     sizes = [
         0.0 if g is None else np.max(np.abs(g), initial=0) for g in gradients
     ]

@@ -152,9 +152,9 @@ class DevicePlacement(keras.callbacks.Callback):
             self._batches = [unnumbered(batch) for batch in batches or ()]
             spec = unnumbered(iterator.element_spec)
             self._spec = spec if batches else None
-        with placed_graphs(places_again) as metadata:
+        with placed_graphs(places_again) as run_metadata:
             result = function(iterator)
-        partitions = graph.step_partitions(metadata[0])
+        partitions = graph.step_partitions(run_metadata[0])
         if not partitions and not places_again:
             return result  # placed before: ask once more
         placed_step = operations.read(partitions, self.model, self._device)

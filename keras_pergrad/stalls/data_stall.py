@@ -256,13 +256,13 @@ class DataStall(keras.callbacks.Callback):
         self._stopwatch.listeners.add(self)
         running = running_fit(self.model)
         self._data = running.data
-        self._callbacks, siblings = _no_callbacks, running.callback_list
-        if siblings is not None:
-            self._callbacks = weakref.ref(siblings)
-        at_end_of_fit(self.model, siblings, self._make_end_hook())
-        callback_list.go_before_readers(self, siblings)
+        self._callbacks, callbacks = _no_callbacks, running.callback_list
+        if callbacks is not None:
+            self._callbacks = weakref.ref(callbacks)
+        at_end_of_fit(self.model, callbacks, self._make_end_hook())
+        callback_list.go_before_readers(self, callbacks)
         progress_bar.leave_out(
-            self, siblings, lambda name, _: name in HIDDEN_LOGS
+            self, callbacks, lambda name, _: name in HIDDEN_LOGS
         )
 
     def _arm(self, slot):
@@ -279,10 +279,10 @@ class DataStall(keras.callbacks.Callback):
     def _open_timer(self, slot):
         self._timers[slot] = EpochTimer(time.time())
         self._samples, self._calls = PipelineSamples(), 0
-        self._last_hook, siblings = None, self._callbacks()
-        if siblings is not None and not callback_list.is_last(self, siblings):
+        self._last_hook, callbacks = None, self._callbacks()
+        if callbacks is not None and not callback_list.is_last(self, callbacks):
             arm = functools.partial(self._stopwatch.arm, self.model, slot)
-            self._last_hook = callback_list.CalledLast(siblings, arm)
+            self._last_hook = callback_list.CalledLast(callbacks, arm)
 
     def _is_validation(self):
         fit_callbacks = self._fit_callbacks()
