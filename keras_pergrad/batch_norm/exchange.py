@@ -24,8 +24,8 @@ from keras_pergrad.keras_internals.models.sharing import (
 )
 
 #: As published with group normalisation (Wu and He, arXiv 1803.08494).
-_MOST_GROUPS = 32
-_LEAST_VALUES = 16
+_MAX_GROUPS = 32
+_MIN_VALUES = 16
 
 
 @contextlib.contextmanager
@@ -38,20 +38,21 @@ def exchanged(layers, by, groups):
                 layer.trainable = False
             else:
                 undo.callback(_restore, layer, *_state(layer))
-                _become(layer, _replacement(layer, by, groups))
+                _turn_in_place(layer, _replacement(layer, by, groups))
         yield
-        undo.pop_all()
+        undo.pop_all()  # no error: the exchange stays
 
 
 def _state(layer):
-    masks = [dict(node.arguments.kwargs) for node in calls_of(layer)]
-    return type(layer), vars(layer), masks
+    call_arguments = [dict(node.arguments.kwargs) for node in calls_of(layer)]
+    return type(layer), vars(layer), call_arguments
 
 
-def _restore(layer, cls, attributes, masks):
+def _restore(layer, cls, attributes, call_arguments):
+    # Not by `setattr`: Keras would track the attributes anew.
     object.__setattr__(layer, "__class__", cls)
     object.__setattr__(layer, "__dict__", attributes)
-    for node, kwargs in zip(calls_of(layer), masks):
+    for node, kwargs in zip(calls_of(layer), call_arguments):
         node.arguments.kwargs.update(kwargs)
 
 
@@ -99,33 +100,43 @@ def _axis(layer):
 def _positions(layer):
     """Return the fewest values of a channel in a sample, None if unknown."""
     calls = (node.input_tensors[0].shape for node in calls_of(layer))
-    inner = [
+    position_sizes = [
         [s for i, s in enumerate(shape) if i not in (0, _axis(layer))]
         for shape in (_shape(layer), *calls)
     ]
-    known = all(None not in sizes for sizes in inner)
-    return min(map(math.prod, inner)) if known else None
+    is_known = all(None not in sizes for sizes in position_sizes)
+    return min(map(math.prod, position_sizes)) if is_known else None
 
 
-def groups_for(channels, positions, most):
+def groups_for(channels, positions, max_groups):
     """Get the largest fitting number of groups (see `replace_batch_norm`)."""
     least_channels, least_values = 1, 2
-    if most is None:
-        most, least_channels, least_values = _MOST_GROUPS, 2, _LEAST_VALUES
-    least = max(least_channels, least_values / (positions or 1))
-    numbers = range(1, min(channels, most) + 1)
-    fitting = [n for n in numbers if not channels % n and channels / n >= least]
-    return max(fitting, default=1)
+    if max_groups is None:
+        max_groups, least_channels, least_values = (
+            _MAX_GROUPS,
+            2,
+            _MIN_VALUES,
+        )
+    min_channels = max(least_channels, least_values / (positions or 1))
+    candidates = range(1, min(channels, max_groups) + 1)
+    divisors = [
+        n
+        for n in candidates
+        if not channels % n and channels / n >= min_channels
+    ]
+    return max(divisors, default=1)
 
 
 def _replacement(layer, by, groups):
     """Return a built layer with settings and weights of the old one."""
     shape, axis = _shape(layer), _axis(layer)
     config = layer.get_config()
-    kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
-    parts = ("initializer", "regularizer", "constraint")
-    kept += tuple(f"{w}_{p}" for w in ("gamma", "beta") for p in parts)
-    settings = {key: config[key] for key in kept}
+    kept_keys = ("name", "trainable", "dtype", "epsilon", "center", "scale")
+    setting_kinds = ("initializer", "regularizer", "constraint")
+    kept_keys += tuple(
+        f"{w}_{p}" for w in ("gamma", "beta") for p in setting_kinds
+    )
+    settings = {key: config[key] for key in kept_keys}
     # Both new kinds work best with -1; BatchNormalization takes any axis.
     settings["axis"] = -1 if axis == len(shape) - 1 else axis
     if by == "layer":
@@ -144,13 +155,13 @@ def _replacement(layer, by, groups):
 def _built_like(new, layer):
     """Build a layer for the inputs, and under the path, of another one."""
     with contextlib.ExitStack() as scopes:
-        for part in layer.path.split("/")[:-1]:
-            scopes.enter_context(keras.name_scope(part))
+        for scope_name in layer.path.split("/")[:-1]:
+            scopes.enter_context(keras.name_scope(scope_name))
         new.build(_shape(layer))
     return new
 
 
-def _become(layer, new):
+def _turn_in_place(layer, new):
     """Turn a normalisation layer into another one, in its place."""
     for node in calls_of(layer):
         # Only BatchNormalization takes a mask.
@@ -168,19 +179,24 @@ def norms(layer):
 
 
 def made_by_own_code(model):
-    """Return the outermost layers that make batch normalisation, with it."""
+    """Return (layer, batch normalisation in it) for layers that make some.
+
+    Of nested layers only the outermost counts.
+    """
     # Layers are in another order here than among all of the model.
-    own = [(layer, norms(layer)) for layer in _with_own_code(model)]
-    return [(layer, inner) for layer, inner in own if inner != [layer]]
+    norms_by_layer = [(layer, norms(layer)) for layer in _with_own_code(model)]
+    return [
+        (layer, inner) for layer, inner in norms_by_layer if inner != [layer]
+    ]
 
 
-def save_as_exchanged(made):
-    """Let layers of `made_by_own_code` be saved with what was exchanged."""
+def save_as_exchanged(own_code_layers):
+    """Make layers of `made_by_own_code` save the layers exchanged in them."""
     norm = keras.layers.BatchNormalization
-    for layer, before in made:
+    for layer, norms_before in own_code_layers:
         exchanged = {
             place: new
-            for place, new in enumerate(before)
+            for place, new in enumerate(norms_before)
             if not isinstance(new, norm) or not new.trainable
         }
         if exchanged:
@@ -198,7 +214,7 @@ def _with_own_code(layer):
 
 def _change_class(layer, exchanged):
     presets = hasattr(layer, "save_to_preset")
-    cls = derived_class(type(layer), _WithPresets if presets else _Front)
+    cls = derived_class(type(layer), _WithPresets if presets else _SavingFront)
     saved_as(cls, WithoutBatchNorm)
     object.__setattr__(layer, "__class__", cls)
     object.__setattr__(layer, "_exchanged", _Exchanged(exchanged))
@@ -211,18 +227,20 @@ class _Exchanged:
         self.layers = layers
 
 
-class _Front:
-    """What comes before a layer's own methods."""
+class _SavingFront:
+    """Methods that stand before a layer's own: it is saved as exchanged."""
 
     _exchanged = _Exchanged({})
     _awaited = None
 
     def get_config(self):
         with as_original(self):
-            config = _saved(self, "compile_config")
+            config = _serialized(self, "compile_config")
         layers = self._exchanged.layers.items()
         # They are built for the layers that they take the place of.
-        new = {str(k): _saved(layer, "build_config") for k, layer in layers}
+        new = {
+            str(k): _serialized(layer, "build_config") for k, layer in layers
+        }
         return {"layer": config, "exchanged": new}
 
     @classmethod
@@ -236,13 +254,13 @@ class _Front:
             _exchange_again(self, self._awaited)
 
 
-def _saved(layer, without):
+def _serialized(layer, without):
     config: Any = keras.saving.serialize_keras_object(layer)
     config.pop(without, None)
     return config
 
 
-class _WithPresets(_Front):
+class _WithPresets(_SavingFront):
     """For models of keras-hub."""
 
     def save_to_preset(self, *args, **kwargs):
@@ -279,8 +297,10 @@ saved_as(WithoutBatchNorm, WithoutBatchNorm)
 def _exchange_again(layer, new):
     """Exchange the layers of a layer that was made by its own code."""
     object.__setattr__(layer, "_awaited", None)
-    made = norms(layer)
-    if len(made) <= max(new) or not all(made[k].built for k in new):
+    layer_norms = norms(layer)
+    if len(layer_norms) <= max(new) or not all(
+        layer_norms[k].built for k in new
+    ):
         raise ValueError(
             f"Layer {layer.name!r} was saved with other normalisation than it "
             "makes, and the layers to be exchanged are not there when it is "
@@ -288,9 +308,9 @@ def _exchange_again(layer, new):
             "by code, call replace_batch_norm on it and load_weights()."
         )
     for place, other in new.items():
-        old = made[place]
+        old = layer_norms[place]
         if isinstance(other, keras.layers.BatchNormalization):
             old.trainable = False
         else:
-            _become(old, _built_like(other, old))
-    _change_class(layer, {place: made[place] for place in new})
+            _turn_in_place(old, _built_like(other, old))
+    _change_class(layer, {place: layer_norms[place] for place in new})

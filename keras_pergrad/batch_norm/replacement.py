@@ -27,7 +27,7 @@ from keras_pergrad.keras_internals.models.parts import (
     symbolic_inputs,
 )
 
-_WAYS = ("group", "layer", "frozen")
+_KINDS = ("group", "layer", "frozen")
 
 
 def replace_batch_norm(
@@ -109,22 +109,22 @@ def replace_batch_norm(
     _check_arguments(model, by, groups)
     for layer in _trained_norms(model):
         check_exchange(layer, by)
-    inputs = _refuse_out_of_sight(model)
+    inputs = _refuse_hidden_norms(model)
     new = model if in_place else _copy_model(model)
-    made = made_by_own_code(new)
+    own_code_layers = made_by_own_code(new)
     with exchanged(_trained_norms(new), by, groups):
         if inputs is not None and by != "frozen":
             _check_call(new, inputs)
     new.compiled = False
-    save_as_exchanged(made)
+    save_as_exchanged(own_code_layers)
     return new
 
 
 def _check_arguments(model, by, groups):
     require_model(model)
-    if by not in _WAYS:
-        ways = ", ".join(map(repr, _WAYS))
-        raise ValueError(f"`by` must be one of {ways}. Received: by={by!r}")
+    if by not in _KINDS:
+        kinds = ", ".join(map(repr, _KINDS))
+        raise ValueError(f"`by` must be one of {kinds}. Received: by={by!r}")
     if groups is not None and by != "group":
         raise ValueError(
             "`groups` goes with by='group' only. Received: "
@@ -144,21 +144,22 @@ def _trained_norms(model):
     return [layer for layer in norms(model) if layer.trainable]
 
 
-def _refuse_out_of_sight(model):
+def _refuse_hidden_norms(model):
     """Refuse normalisation that is no layer's attribute; return input specs."""
-    known = set(map(id, _trained_norms(model)))
+    attribute_norms = set(map(id, _trained_norms(model)))
     hidden = {}
     norm = keras.layers.BatchNormalization
     call = norm.call
 
     @functools.wraps(call)
-    def watched(self, inputs, training=None, mask=None):
-        if training and self.trainable and id(self) not in known:
+    def watched_call(self, inputs, training=None, mask=None):
+        if training and self.trainable and id(self) not in attribute_norms:
             hidden[self.path] = self
         return call(self, inputs, training=training, mask=mask)
 
     inputs = _inputs(model)
-    norm.call = watched
+    # For the length of one trace the class reports each layer that is called.
+    norm.call = watched_call
     try:
         _trace(model, inputs)
     except Exception:
@@ -196,12 +197,12 @@ def _trace(model, inputs):
 
 def _inputs(model):
     """Return TensorSpecs of the inputs; for a subclassed model, a guess."""
-    known = symbolic_inputs(model)
+    inputs = symbolic_inputs(model)
     if isinstance(model, keras.Sequential):
-        known = model.inputs[0]
-    if known is not None:
+        inputs = model.inputs[0]
+    if inputs is not None:
         return keras.tree.map_structure(
-            lambda t: tf.TensorSpec(t.shape, t.dtype), known
+            lambda t: tf.TensorSpec(t.shape, t.dtype), inputs
         )
     shape = model.get_build_config().get("input_shape") or ()
     return tf.TensorSpec((None, *shape[1:]), model.compute_dtype)
@@ -212,13 +213,15 @@ def _copy_model(model):
     # What is shared in the model is shared in the copy; Keras's own saving
     # loses layers that a model shares with a model inside of it.
     copier = _Copier()
-    own = {
-        keras.saving.get_registered_name(type(layer)): _Maker(type(layer))
+    own_classes = {
+        keras.saving.get_registered_name(type(layer)): _ClassStandIn(
+            type(layer)
+        )
         for layer in layers_of(model)
         if not type(layer).__module__.startswith("keras.")
     }
     try:
-        with keras.saving.custom_object_scope(own):
+        with keras.saving.custom_object_scope(own_classes):
             copy = copier(model)
             if not copy.built:
                 copy.build_from_config(model.get_build_config())
@@ -245,19 +248,19 @@ class _Copier:
     """Copies layers, each of them once: what is shared stays shared."""
 
     def __init__(self):
-        self._twins = {}
+        self._copies = {}
 
     def __call__(self, layer):
         """Return the layer's copy; operations without state are shared."""
         if not isinstance(layer, keras.Layer):
             return layer
-        if id(layer) not in self._twins:
-            self._twins[id(layer)] = layer, self._make(layer)
-        return self._twins[id(layer)][1]
+        if id(layer) not in self._copies:
+            self._copies[id(layer)] = layer, self._make(layer)
+        return self._copies[id(layer)][1]
 
     def pairs(self):
         """Yield all layers and their copies, including those inside others."""
-        for layer, twin in self._twins.values():
+        for layer, twin in self._copies.values():
             if is_only_layers(layer):
                 yield layer, twin
             else:
@@ -274,7 +277,7 @@ class _Copier:
         config = layer.get_config()
         if isinstance(layer, keras.layers.Lambda):
             return type(layer).from_config(config, safe_mode=False)
-        return _Maker(type(layer)).from_config(config)
+        return _ClassStandIn(type(layer)).from_config(config)
 
 
 def _input_tensors(layer):
@@ -289,7 +292,7 @@ def _input_tensors(layer):
     )
 
 
-class _Maker:
+class _ClassStandIn:
     """Stands in for a class whose `__init__` lacks arguments Keras passes."""
 
     def __init__(self, cls):

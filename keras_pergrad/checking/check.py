@@ -41,23 +41,25 @@ from keras_pergrad.modes.base import gradient_modes
 
 # The errors of TensorFlow, XLA and the modes where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
-_WORST_FIRST = (
+_VERDICTS_WORST_FIRST = (
     numerics.WRONG,
     CANNOT_TELL,
     numerics.ROUNDING,
     numerics.EXACT,
 )
-_OTHER = (
+_OTHER_GRADIENTS = (
     "it is meant to give other gradients than the samples', and there is "
     "nothing to compare them with"
 )
-_NOISE = "it adds noise, which no two runs share"
-_WEIGHTED = "its samples are weighted, and they have no gradient of their own"
-_SPLIT = (
+_ADDS_NOISE = "it adds noise, which no two runs share"
+_WEIGHS_SAMPLES = (
+    "its samples are weighted, and they have no gradient of their own"
+)
+_SPLITS_BATCH = (
     "each microbatch goes through the model alone, and the samples depend on "
     "each other, so its gradient is another one"
 )
-_DRAWN_AFRESH = (
+_FRESH_DRAWS = (
     "random layers draw afresh for each microbatch, so its gradient is "
     "another one"
 )
@@ -146,55 +148,59 @@ def check_gradients(
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
     batch = keras.utils.unpack_x_y_sample_weight(data)
     samples = len(tf.nest.flatten(batch[0])[0])
-    chosen = _modes(gradient_modes, model, samples)
+    modes = _labelled_modes(gradient_modes, model, samples)
     tensors = as_tensors(batch)
     of_one_length(*tensors)
     build_symbolically(model, tensors)
-    ways = [
+    combinations = [
         (label, device, setting)
-        for label in chosen
-        for device in _places(devices)
+        for label in modes
+        for device in _device_names(devices)
         for setting in settings
-        if _exists(device, setting, model)
+        if _can_run(device, setting, model)
     ]
     with ModelState(model) as state, SetApart(model) as apart:
         check = _Check(model, data, batch, samples, repeats, state)
         bar = keras.utils.Progbar(
-            1 + len(ways), verbose=verbose, unit_name="way"
+            1 + len(combinations), verbose=verbose, unit_name="way"
         )
-        check.find_reference(chosen)
+        check.find_reference(modes)
         bar.update(1)
         rows = []
-        for label, device, setting in ways:
-            rows.append(check.row(label, chosen[label], device, setting))
+        for label, device, setting in combinations:
+            rows.append(check.row(label, modes[label], device, setting))
             bar.update(1 + len(rows))
-    right = check.reference
-    notes = right.notes + _own_modes(chosen, rows) + _left_out(apart)
-    how = "single samples one by one" if right.how == "loop" else "the batch"
-    title = f"{how} in {right.dtype}"
+    expected = check.reference
+    notes = (
+        expected.notes + _own_mode_notes(modes, rows) + _left_out_notes(apart)
+    )
+    procedure = (
+        "single samples one by one" if expected.how == "loop" else "the batch"
+    )
+    title = f"{procedure} in {expected.dtype}"
     return GradientCheck(model.name, samples, title, rows, notes)
 
 
-def _own_modes(chosen, rows):
+def _own_mode_notes(modes, rows):
     """Return notes on the user's own modes that are judged wrong."""
     wrong = {row.mode for row in rows if row.verdict == numerics.WRONG}
     return [
         f"if {label} is meant to give another gradient than the samples "
         f"have, set changes_gradients = True in {type(mode).__name__}: it is "
         "not judged then"
-        for label, mode in chosen.items()
+        for label, mode in modes.items()
         if label in wrong and type(mode).__module__.split(".")[0] != PACKAGE
     ]
 
 
-def _left_out(apart):
-    """Return notes on the variables whose "gradient" is their next value."""
+def _left_out_notes(apart):
+    """Return a note on variables whose "gradient" is their next value."""
     if not apart.variables:
         return []
     first, *others = apart.variables
-    more = f" and {len(others)} more are" if others else " is"
+    verb = f" and {len(others)} more are" if others else " is"
     return [
-        f"{first.path!r}{more} overwritten with their gradient (as in "
+        f"{first.path!r}{verb} overwritten with their gradient (as in "
         "float8 layers), which is the next value: left out"
     ]
 
@@ -208,56 +214,59 @@ def _check_settings(settings):
         )
 
 
-def _modes(wanted, model, samples):
+def _labelled_modes(requested, model, samples):
     """Return label → mode, for what the user asked for."""
-    if wanted is None:
-        thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
-        wanted = ["batch", "vectorized", "per_sample", thirds]
-        own = getattr(model, "_gradient_mode", None)
-        wanted += [own] if own is not None else []
-    if isinstance(wanted, str) or not hasattr(wanted, "__iter__"):
-        wanted = [wanted]
-    chosen = {}
-    for mode in map(gradient_modes.get, wanted):
-        if not any(_same(mode, other) for other in chosen.values()):
-            label = _label(mode)
-            again = sum(name.partition(" #")[0] == label for name in chosen)
-            chosen[f"{label} #{again + 1}" if again else label] = mode
-    return chosen
+    if requested is None:
+        in_thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
+        requested = ["batch", "vectorized", "per_sample", in_thirds]
+        compiled_mode = getattr(model, "_gradient_mode", None)
+        requested += [compiled_mode] if compiled_mode is not None else []
+    if isinstance(requested, str) or not hasattr(requested, "__iter__"):
+        requested = [requested]
+    modes = {}
+    for mode in map(gradient_modes.get, requested):
+        if not any(_is_same_mode(mode, other) for other in modes.values()):
+            label = _label_of(mode)
+            duplicates = sum(name.partition(" #")[0] == label for name in modes)
+            modes[f"{label} #{duplicates + 1}" if duplicates else label] = mode
+    return modes
 
 
-def _same(mode, other):
+def _is_same_mode(mode, other):
     return type(mode) is type(other) and serialize(mode) == serialize(other)
 
 
-def _label(mode):
+def _label_of(mode):
     names = [name for name, cls in gradient_modes.items() if cls is type(mode)]
     label = names[0] if names else type(mode).__name__
     if isinstance(mode, Accumulated):
         label += f" by {mode.microbatch_size}"
         if type(mode.inner).__name__ != "Batch":
-            return f"{label}, {_label(mode.inner)}"
-    weighing = _aggregation(mode)
-    if weighing is not None:
-        label += f", {type(weighing).__name__}"
+            return f"{label}, {_label_of(mode.inner)}"
+    aggregation = _weighing_aggregation(mode)
+    if aggregation is not None:
+        label += f", {type(aggregation).__name__}"
     return label
 
 
-def _places(devices):
+def _device_names(devices):
     """Return the names of the devices to compute on."""
     cpu = ["CPU:0"] if devices is None else []
     return cpu + device_names(devices)
 
 
-def _exists(device, setting, model):
+def _can_run(device, setting, model):
     """Whether this can run: XLA needs the variables' device, and no Metal."""
     if setting != "xla":
         return True
-    metal = {d.name for d in accelerators() if d.is_metal}
-    return device == execution.home(model) and device not in metal
+    metal_devices = {d.name for d in accelerators() if d.is_metal}
+    return (
+        device == execution.variables_device(model)
+        and device not in metal_devices
+    )
 
 
-def _aggregation(mode):
+def _weighing_aggregation(mode):
     """Return what weighs the samples, None for the mean."""
     return mode.aggregation if weighs(mode.aggregation) else None
 
@@ -275,39 +284,50 @@ class _Check:
         self._same_draws = {}
 
     def find_reference(self, modes):
-        self.drawn = execution.draw_once(self.model, self.batch[0])
+        self.recorded_draws = execution.record_draws(self.model, self.batch[0])
         self.state.restore()
         self._aggregations = [None]
-        for own in map(_aggregation, modes.values()):
-            known = own is None or own in self._aggregations
-            if not known and not own.adds_noise:
-                self._aggregations.append(own)
+        for aggregation in map(_weighing_aggregation, modes.values()):
+            is_known = aggregation is None or aggregation in self._aggregations
+            if not is_known and not aggregation.adds_noise:
+                self._aggregations.append(aggregation)
         self.reference = reference.find(
-            self.model, self.batch, self._aggregations, self.dtype, self.drawn
+            self.model,
+            self.batch,
+            self._aggregations,
+            self.dtype,
+            self.recorded_draws,
         )
 
     def row(self, label, mode, device, setting):
-        way = label, device, setting
+        head = label, device, setting
         try:
             self._require_comparable(mode, device, setting)
             step = self._step(label, mode)
             if device.startswith("CPU") and setting != "xla":
-                harm = kernels.defect(step.graph)
-                if harm:
-                    return CheckRow(*way, numerics.WRONG, reason=harm)
-            how = device, setting, self.state, self.repeats
-            repeats, step_ms = step.run(*how)
+                defect = kernels.defect(step.graph)
+                if defect:
+                    return CheckRow(*head, numerics.WRONG, reason=defect)
+            settings = device, setting, self.state, self.repeats
+            repeats, step_ms = step.run(*settings)
             self._require_numbers(label, repeats)
         except _CANNOT as error:
-            why = reason(error)
-            self._refused.setdefault(label, why)
-            return CheckRow(*way, REFUSED, reason=why)
+            text = reason(error)
+            self._refused.setdefault(label, text)
+            return CheckRow(*head, REFUSED, reason=text)
         dtype = numerics.on_device(self.dtype, device)
         verdicts = self._judge(mode, repeats, dtype)
-        worst = {v.verdict for v in verdicts.values()}
-        worst = next(v for v in _WORST_FIRST if v in worst)
+        worst_verdict = {v.verdict for v in verdicts.values()}
+        worst_verdict = next(
+            v for v in _VERDICTS_WORST_FIRST if v in worst_verdict
+        )
         return CheckRow(
-            *way, worst, verdicts, _spread(repeats), step_ms, dtype=dtype
+            *head,
+            worst_verdict,
+            verdicts,
+            _spread(repeats),
+            step_ms,
+            dtype=dtype,
         )
 
     def _step(self, label, mode):
@@ -319,38 +339,40 @@ class _Check:
         return self._steps[label]
 
     def _require_comparable(self, mode, device, setting):
-        own = _aggregation(mode)
+        aggregation = _weighing_aggregation(mode)
         size = mode.microbatch_size
-        split = size is not None and size < self.samples
-        together = self.reference.how != "loop"
+        splits_batch = size is not None and size < self.samples
+        is_batch_reference = self.reference.how != "loop"
         for applies, why in (
-            (mode.updates_by_itself, execution.NO_GRADIENT),
-            (mode.changes_gradients, _OTHER),
-            (own is not None and own.adds_noise, _NOISE),
-            (own is not None and together, _WEIGHTED),
-            (split and together, _SPLIT),
-            (split and self.drawn, _DRAWN_AFRESH),
+            (mode.updates_by_itself, execution.NO_BATCH_GRADIENT),
+            (mode.changes_gradients, _OTHER_GRADIENTS),
+            (aggregation is not None and aggregation.adds_noise, _ADDS_NOISE),
+            (aggregation is not None and is_batch_reference, _WEIGHS_SAMPLES),
+            (splits_batch and is_batch_reference, _SPLITS_BATCH),
+            (splits_batch and self.recorded_draws, _FRESH_DRAWS),
         ):
             if applies:
                 raise execution.Refused(why)
-        if self.drawn and not self._draws_the_same(device, setting):
+        if self.recorded_draws and not self._draws_the_same(device, setting):
             raise execution.Refused(
                 f"random layers draw other numbers on {device}, {setting}"
             )
 
     def _draws_the_same(self, device, setting):
-        here = device, setting
-        if here not in self._same_draws:
-            drawn = execution.drawn(
+        place = device, setting
+        if place not in self._same_draws:
+            device_draws = execution.draws_on(
                 self.model, self.batch[0], device, setting, self.state
             )
-            self._same_draws[here] = all(
-                np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(drawn, self.drawn)
+            self._same_draws[place] = all(
+                np.allclose(a, b, 1e-5, 1e-6)
+                for a, b in zip(device_draws, self.recorded_draws)
             )
-        return self._same_draws[here]
+        return self._same_draws[place]
 
     def _require_numbers(self, label, repeats):
-        """Refuse NaN of a mode that refused before: XLA drops assertions."""
+        """Refuse NaN of a mode that another setting refused."""
+        # XLA drops the assertions by which modes refuse a batch.
         arrays = (g for repeat in repeats for g in repeat if g is not None)
         finite = all(np.isfinite(array).all() for array in arrays)
         if not finite and label in self._refused:
@@ -358,50 +380,53 @@ class _Check:
 
     def _judge(self, mode, repeats, dtype):
         """Return the worst verdict of all repeats, by variable."""
-        k = self._aggregations.index(_aggregation(mode))
+        index = self._aggregations.index(_weighing_aggregation(mode))
         variables = self.model.trainable_variables
-        names = _names([v.path for v in variables])
-        sizes = self.reference.magnitudes[k]
-        changes = self.reference.sensitivities[k]
+        names = _unique_names([v.path for v in variables])
+        magnitudes = self.reference.magnitudes[index]
+        sensitivities = self.reference.sensitivities[index]
         limit = numerics.tolerance(dtype, self.terms)
         # The changes are those that roundings of the model's format make.
-        more = 16 * numerics.unit(dtype) / numerics.unit(self.dtype)
+        change_factor = 16 * numerics.unit(dtype) / numerics.unit(self.dtype)
         scales = [
-            max(size, more * change / limit)
-            for size, change in zip(sizes, changes)
+            max(size, change_factor * change / limit)
+            for size, change in zip(magnitudes, sensitivities)
         ]
-        right = zip(self.reference.gradients[k], variables)
-        right = [_rounded(g, v) for g, v in right]
-        worst = {}
+        references = zip(self.reference.gradients[index], variables)
+        references = [_round_to_format(g, v) for g, v in references]
+        worst_verdicts = {}
         for gradients in repeats:
             values = [
                 np.zeros(v.shape) if g is None else g
                 for g, v in zip(gradients, variables)
             ]
-            how = dtype, self.terms, scales
-            verdicts = numerics.judge_all(names, right, values, *how)
+            settings = dtype, self.terms, scales
+            verdicts = numerics.judge_all(names, references, values, *settings)
             for name, verdict in verdicts.items():
-                if verdict.relative >= worst.get(name, verdict).relative:
-                    worst[name] = _told(verdict)
-        return worst
+                if (
+                    verdict.relative
+                    >= worst_verdicts.get(name, verdict).relative
+                ):
+                    worst_verdicts[name] = _limited_verdict(verdict)
+        return worst_verdicts
 
 
-def _told(verdict):
+def _limited_verdict(verdict):
     """Return the verdict, or "cannot tell" if its limit is too large."""
-    tells = verdict.tolerance <= LARGEST_LIMIT
-    if tells or verdict.verdict != numerics.ROUNDING:
+    limit_is_small = verdict.tolerance <= LARGEST_LIMIT
+    if limit_is_small or verdict.verdict != numerics.ROUNDING:
         return verdict
     return dataclasses.replace(verdict, verdict=CANNOT_TELL)
 
 
-def _rounded(gradient, variable):
+def _round_to_format(gradient, variable):
     """Round to the variable's format: the best that anything can compute."""
     if gradient is None:
         return np.zeros(variable.shape)
     return np.asarray(tf.cast(gradient, variable.dtype), "float64")
 
 
-def _names(paths):
+def _unique_names(paths):
     """Return the paths, with a number where several variables share one."""
     counts = [paths[:k].count(path) for k, path in enumerate(paths)]
     return [f"{p} #{n + 1}" if n else p for p, n in zip(paths, counts)]
@@ -412,5 +437,7 @@ def _spread(repeats):
     first, *others = repeats
     pairs = [pair for other in others for pair in zip(first, other)]
     with np.errstate(invalid="ignore"):
-        gaps = [np.abs(a - b) for a, b in pairs if a is not None]
-    return max((float(np.max(g, initial=0.0)) for g in gaps), default=0.0)
+        differences = [np.abs(a - b) for a, b in pairs if a is not None]
+    return max(
+        (float(np.max(g, initial=0.0)) for g in differences), default=0.0
+    )

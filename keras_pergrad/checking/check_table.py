@@ -2,7 +2,12 @@
 
 import dataclasses
 
-from keras_pergrad.checking.numerics import EXACT, ROUNDING, TENSOR_FLOAT, WRONG
+from keras_pergrad.checking.numerics import (
+    EXACT,
+    ROUNDING,
+    TENSOR_FLOAT_32,
+    WRONG,
+)
 from keras_pergrad.common.text import WIDTH, first_few, html_page, text_page
 
 REFUSED = "refused"
@@ -118,8 +123,8 @@ class GradientCheck:
         if not compared:
             return "No answer: every way to the gradient was refused."
         if {row.verdict for row in compared} == {CANNOT_TELL}:
-            return _no_telling(compared)
-        sentences = [_agreement(compared), _repeats(compared)]
+            return _cannot_tell_sentence(compared)
+        sentences = [_agreement_sentence(compared), _repeats_sentence(compared)]
         if self.refused:
             modes = ", ".join(dict.fromkeys(row.mode for row in self.refused))
             sentences.append(f"Not compared in every way: {modes}.")
@@ -131,13 +136,13 @@ class GradientCheck:
                 path, verdict = row.worst
                 more = len(row.wrong) - 1
                 others = f" (and {more} more)" if more else ""
-                yield f"{_where(row)}: {verdict.sentence(path)}{others}"
-        seen = {}
+                yield f"{_place_of(row)}: {verdict.sentence(path)}{others}"
+        rows_by_reason = {}
         for row in self.rows:
             if row.reason:
                 key = row.verdict, row.reason
-                seen.setdefault(key, []).append(row)
-        for (verdict, reason), rows in seen.items():
+                rows_by_reason.setdefault(key, []).append(row)
+        for (verdict, reason), rows in rows_by_reason.items():
             modes = ", ".join(dict.fromkeys(row.mode for row in rows))
             yield f"{modes}: {verdict}: {reason}"
         for note in self.notes:
@@ -150,19 +155,19 @@ class GradientCheck:
         )
 
     def __str__(self):
-        rows, notes = map(_cells, self.rows), [*self._lines(), self.answer]
+        rows, notes = map(_row_cells, self.rows), [*self._lines(), self.answer]
         return text_page(
             self._title(), COLUMNS, rows, notes, COLUMNS[:4], WIDTH
         )
 
     def _repr_html_(self):
-        rows = map(_cells, self.rows)
+        rows = map(_row_cells, self.rows)
         return html_page(
             self._title(), COLUMNS, rows, [self.answer], self._lines()
         )
 
 
-def _cells(row):
+def _row_cells(row):
     head = [row.mode, row.device, row.setting, row.verdict]
     if not row.verdicts:
         return [*head, *[""] * 5]
@@ -178,30 +183,40 @@ def _cells(row):
     ]
 
 
-def _where(row):
+def _place_of(row):
     return f"{row.mode} on {row.device}, {row.setting}"
 
 
-def _agreement(rows):
+def _agreement_sentence(rows):
     wrong = [row for row in rows if row.verdict == WRONG]
     if not wrong:
-        told = [row for row in rows if row.verdict != CANNOT_TELL]
-        same = f"Yes: {len(told)} of {len(rows)} ways give the same gradients"
-        if len(told) < len(rows):
-            return f"{same}; of the others the number format cannot tell."
+        telling = [row for row in rows if row.verdict != CANNOT_TELL]
+        sentence = (
+            f"Yes: {len(telling)} of {len(rows)} ways give the same gradients"
+        )
+        if len(telling) < len(rows):
+            return f"{sentence}; of the others the number format cannot tell."
         largest = max(row.relative for row in rows)
         if not largest:
-            return f"{same}, to the last bit."
-        return f"{same}, to {largest:.1g} of their size, which is {_why(rows)}."
-    return f"No: {len(wrong)} of {len(rows)} ways are wrong. {_blame(rows)}"
+            return f"{sentence}, to the last bit."
+        return (
+            f"{sentence}, to {largest:.1g} of their size, which is "
+            f"{_difference_cause(rows)}."
+        )
+    return (
+        f"No: {len(wrong)} of {len(rows)} ways are wrong. "
+        f"{_blame_sentence(rows)}"
+    )
 
 
-def _why(rows):
+def _difference_cause(rows):
     """Return what the differences are due to."""
-    short = [row.device for row in rows if row.dtype == TENSOR_FLOAT]
-    if not short:
+    short_format_devices = [
+        row.device for row in rows if row.dtype == TENSOR_FLOAT_32
+    ]
+    if not short_format_devices:
         return "rounding"
-    devices = ", ".join(dict.fromkeys(short))
+    devices = ", ".join(dict.fromkeys(short_format_devices))
     return (
         f"rounding, on {devices} to the ten bits of TensorFloat-32 "
         "(tf.config.experimental.enable_tensor_float_32_execution(False) "
@@ -209,7 +224,7 @@ def _why(rows):
     )
 
 
-def _no_telling(rows):
+def _cannot_tell_sentence(rows):
     limit = max(row.worst[1].tolerance for row in rows)
     return (
         f"Cannot tell: rounding alone may be {limit:.0%} of a gradient in "
@@ -219,7 +234,7 @@ def _no_telling(rows):
     )
 
 
-def _blame(rows):
+def _blame_sentence(rows):
     """Return a sentence on what only the wrong rows have in common."""
     if any(row.reason for row in rows):
         return "Some were not even run: see above."
@@ -227,14 +242,15 @@ def _blame(rows):
     wrong = [row for row in rows if row.verdict == WRONG]
     paths = [path for row in wrong for path in row.wrong]
     variables = f" ({first_few(list(dict.fromkeys(paths)))})" if paths else ""
-    for part, means in (
+    for part, text in (
         ("device", "Look for the op on {} with kpg.diagnose.compare_devices"),
         ("setting", "A kernel or fusion under {} is wrong"),
         ("mode", "What computes it in mode {} is wrong"),
     ):
+        # Each wrong row has a right one that differs in this part alone.
         if all(_has_twin(row, right, part) for row in wrong):
             names = ", ".join(dict.fromkeys(getattr(w, part) for w in wrong))
-            return f"{means.format(names)}{variables}."
+            return f"{text.format(names)}{variables}."
     if not right:
         return f"All differ from the reference{variables}."
     return f"What they have in common is not plain{variables}."
@@ -242,17 +258,17 @@ def _blame(rows):
 
 def _has_twin(row, right, part):
     """Whether a row that differs in only one part is right."""
-    others = [p for p in ("mode", "device", "setting") if p != part]
+    other_parts = [p for p in ("mode", "device", "setting") if p != part]
     return any(
-        all(getattr(row, p) == getattr(twin, p) for p in others)
+        all(getattr(row, p) == getattr(twin, p) for p in other_parts)
         for twin in right
     )
 
 
-def _repeats(rows):
-    moving = [row for row in rows if row.between_repeats]
-    if not moving:
+def _repeats_sentence(rows):
+    differing_rows = [row for row in rows if row.between_repeats]
+    if not differing_rows:
         return "Repeats are equal to the last bit."
-    largest = max(row.between_repeats for row in moving)
-    names = ", ".join(dict.fromkeys(row.mode for row in moving))
+    largest = max(row.between_repeats for row in differing_rows)
+    names = ", ".join(dict.fromkeys(row.mode for row in differing_rows))
     return f"Repeats differ by up to {largest:.1g} ({names})."

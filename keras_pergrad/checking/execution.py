@@ -22,17 +22,17 @@ from keras_pergrad.keras_internals.tensorflow import kernels
 from keras_pergrad.keras_internals.tensorflow.settings import norms_as_computed
 
 SETTINGS = ("eager", "graph", "xla")
-NO_GRADIENT = (
+NO_BATCH_GRADIENT = (
     "it calls the optimizer itself: there is no gradient of the batch to "
     "compare"
 )
 
 
 class Refused(ValueError):
-    """This way does not give a gradient to compare, and says why."""
+    """A way that gives no gradient to compare; the message says why."""
 
 
-def home(model):
+def variables_device(model):
     """Return the device on which the variables live."""
     return short_name(model.trainable_weights[0].value.device)
 
@@ -42,15 +42,19 @@ class TracedMode:
 
     def __init__(self, model, mode, data):
         self.model, self.mode, self.data = model, mode, data
-        self._used = []
+        self._has_gradient = []
         self._scaled = False
         # The mode's own: the model may be compiled with another, or be plain.
         aggregation = mode.aggregation
         self._state = aggregation and aggregation.make_state()
         state = self._state
-        counted = isinstance(state, AggregationState)
-        kept = [getattr(state, name) for name in state.kept] if counted else []
-        self._kept = [(variable, np.asarray(variable)) for variable in kept]
+        has_state = isinstance(state, AggregationState)
+        state_variables = (
+            [getattr(state, name) for name in state.kept] if has_state else []
+        )
+        self._state_values = [
+            (variable, np.asarray(variable)) for variable in state_variables
+        ]
         self.traced = trace_step(self._compute, data)
 
     @property
@@ -61,21 +65,23 @@ class TracedMode:
     def run(self, device, setting, state, repeats):
         """Return each repeat's gradients, and their median milliseconds."""
         runs, times = [], []
-        how = self._compute, self.data, self.traced, device, setting, state
+        settings = self._compute, self.data, self.traced, device, setting, state
         self._restart()
-        with _runner(*how) as (make_ready, once):
+        with _make_runner(*settings) as (make_ready, run_once):
+            # The first run traces and warms up, and does not count.
             for _ in range(repeats + 1):
                 make_ready()
                 self._restart()
                 start = time.perf_counter()
-                arrays = once()
+                arrays = run_once()
                 times.append(time.perf_counter() - start)
                 runs.append(self._by_variable(arrays))
         return runs[1:], sorted(times[1:])[repeats // 2] * 1e3
 
     def _restart(self):
-        """Set the numbers that the aggregation keeps back to the first step."""
-        for variable, value in self._kept:
+        """Reset what the aggregation keeps between steps to its first "
+        "values."""
+        for variable, value in self._state_values:
             variable.assign(value)
 
     def _compute(self, data):
@@ -87,14 +93,16 @@ class TracedMode:
         ):
             gradients = self.mode.step(self.model, *batch).gradients
         if gradients is None:
-            raise Refused(NO_GRADIENT)
-        self._used = [g is not None for g in gradients]
-        dense = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+            raise Refused(NO_BATCH_GRADIENT)
+        self._has_gradient = [g is not None for g in gradients]
+        dense_gradients = [
+            tf.convert_to_tensor(g) for g in gradients if g is not None
+        ]
         scale = loss_scale(self.model.optimizer)
         self._scaled = scale is not None
         if scale is None:
-            return dense
-        return [g / tf.cast(scale, g.dtype) for g in dense]
+            return dense_gradients
+        return [g / tf.cast(scale, g.dtype) for g in dense_gradients]
 
     def _by_variable(self, arrays):
         arrays = [np.asarray(array, "float64") for array in arrays]
@@ -104,10 +112,13 @@ class TracedMode:
                 "would leave this step out and lower the scale"
             )
         gradients = iter(arrays)
-        return [next(gradients) if used else None for used in self._used]
+        return [
+            next(gradients) if is_used else None
+            for is_used in self._has_gradient
+        ]
 
 
-def draw_once(model, x):
+def record_draws(model, x):
     """Return what random layers draw for a batch, in order; seeds advance."""
     recorded = []
 
@@ -119,9 +130,9 @@ def draw_once(model, x):
     concrete, _ = trace_step(forward, x)
     if not recorded:
         return []
-    harm = kernels.defect(concrete.graph)
-    if harm:
-        raise ValueError(f"The model cannot be checked here: {harm}.")
+    defect = kernels.defect(concrete.graph)
+    if defect:
+        raise ValueError(f"The model cannot be checked here: {defect}.")
     with tf.device("/device:CPU:0"):
         forward(tf.nest.map_structure(tf.constant, x))
     n = len(tf.nest.flatten(x)[0])
@@ -137,8 +148,8 @@ def draw_once(model, x):
     return [np.asarray(draw.rows()) for draw in recorded]
 
 
-def drawn(model, x, device, setting, state):
-    """Return what random layers draw there, like `draw_once`."""
+def draws_on(model, x, device, setting, state):
+    """Return what random layers draw there, like `record_draws`."""
     recorded = []
 
     def draw(batch):
@@ -151,13 +162,16 @@ def drawn(model, x, device, setting, state):
         return [d.rows() for d in recorded]
 
     traced = trace_step(draw, x) if setting == "graph" else None
-    with _runner(draw, x, traced, device, setting, state) as (ready, once):
-        ready()
-        return once()
+    with _make_runner(draw, x, traced, device, setting, state) as (
+        make_ready,
+        run_once,
+    ):
+        make_ready()
+        return run_once()
 
 
 @contextlib.contextmanager
-def _runner(step, data, traced, device, setting, state):
+def _make_runner(step, data, traced, device, setting, state):
     """Yield two functions: one prepares a run, the other runs once."""
     place = f"/device:{device}"
     with contextlib.ExitStack() as stack:
@@ -175,12 +189,12 @@ def _runner(step, data, traced, device, setting, state):
         if setting != "eager":
             xla = setting == "xla"
             # TensorFlow then counts the traces of this function separately.
-            own = functools.partial(step)
-            step = tf.function(own, autograph=False, jit_compile=xla)
+            separate = functools.partial(step)
+            step = tf.function(separate, autograph=False, jit_compile=xla)
 
-        def here():
+        def run_here():
             with tf.device(place):
                 tensors = step(tf.nest.map_structure(tf.constant, data))
                 return list(map(np.asarray, tensors))
 
-        yield state.restore, here
+        yield state.restore, run_here

@@ -14,13 +14,13 @@ import numpy as np
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
 #: The format of float32 products on a GPU, whose sums are float32.
-TENSOR_FLOAT = "TensorFloat-32"
+TENSOR_FLOAT_32 = "TensorFloat-32"
 # Bits of precision are a property of the format that did the arithmetic.
 # bfloat16 is not a NumPy type, so its unit roundoff is given by name.
 _EPSILON = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
-    TENSOR_FLOAT: 2.0**-10,
+    TENSOR_FLOAT_32: 2.0**-10,
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
     # Of the two formats of Keras's float8 layers the coarser one.
@@ -82,7 +82,7 @@ def tolerance(dtype, terms=1):
             f"`terms` expected the number of summed products, 1 or more. "
             f"Received: terms={terms}"
         )
-    sums = unit("float32") if dtype == TENSOR_FLOAT else roundoff
+    sums = unit("float32") if dtype == TENSOR_FLOAT_32 else roundoff
     return 16.0 * roundoff + 4.0 * math.sqrt(terms) * sums
 
 
@@ -99,17 +99,17 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
             f"Expected two arrays of one shape. Received: "
             f"{reference.shape} and {value.shape}"
         )
-    same = (reference == value) | (np.isnan(reference) & np.isnan(value))
-    if same.all():
+    is_equal = (reference == value) | (np.isnan(reference) & np.isnan(value))
+    if is_equal.all():
         return Verdict(EXACT, 0.0, 0.0, limit, None)
     with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.where(same, 0.0, np.abs(reference - value))
+        gap = np.where(is_equal, 0.0, np.abs(reference - value))
     gap = np.where(np.isnan(gap), np.inf, gap)
     index = np.unravel_index(int(np.argmax(gap)), gap.shape)
     error = float(gap[index])
-    finite = np.abs(reference[np.isfinite(reference)])
-    against = max(float(scale), float(finite.max(initial=0.0)))
-    relative = error / against if against else math.inf
+    finite_sizes = np.abs(reference[np.isfinite(reference)])
+    magnitude = max(float(scale), float(finite_sizes.max(initial=0.0)))
+    relative = error / magnitude if magnitude else math.inf
     return Verdict(
         ROUNDING if relative <= limit else WRONG,
         error,
@@ -159,7 +159,7 @@ def on_device(dtype, device):
 
     if dtype != "float32" or device.startswith("CPU"):
         return dtype
-    return TENSOR_FLOAT if tensor_float.may_act() else dtype
+    return TENSOR_FLOAT_32 if tensor_float.may_act() else dtype
 
 
 def terms(model, x):

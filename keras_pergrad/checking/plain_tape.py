@@ -1,8 +1,9 @@
-"""Forward and backward on a plain tape, in a chosen float format.
+"""Forward and backward passes on a plain tape, in a chosen float format.
 
 No gradient here comes from the package's tape, rules or factors: their results
-are judged against it. The tape is asked only whether samples are coupled, which
-decides what is compared; `reference` also sees coupling in the outputs.
+are judged by these gradients. The package's tape only tells whether samples are
+coupled, which decides what is compared. `reference` finds coupling in the
+outputs, too.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from keras_pergrad.uses import TracedStep, refusals
 
 
 class Uncheckable(ValueError):
-    """There is nothing to compare with."""
+    """A model that has no gradient to compare with."""
 
 
 class PlainTape:
@@ -41,23 +42,29 @@ class PlainTape:
     """
 
     def __init__(
-        self, model, y, sample_weight, dtype=None, drawn=(), eager=False
+        self,
+        model,
+        y,
+        sample_weight,
+        dtype=None,
+        recorded_draws=(),
+        eager=False,
     ):
         self.model = model
         self.dtype = dtype
-        self.drawn = list(drawn)
-        self.coupled = []
+        self.recorded_draws = list(recorded_draws)
+        self.coupling_reasons = []
         self._variables = [v for v in model.variables if _is_float(v)]
         self.trainable = list(model.trainable_variables)
-        places = {id(v): k for k, v in enumerate(self._variables)}
-        self._wanted = [places[id(v)] for v in self.trainable]
+        positions = {id(v): k for k, v in enumerate(self._variables)}
+        self._trainable_places = [positions[id(v)] for v in self.trainable]
         self._y, self._sample_weight = y, sample_weight
         self._structure = None
-        wrap = (lambda f: f) if eager else _compiled
-        self.forward = wrap(self._forward)
-        self.sample = wrap(self._sample)
-        self.added = wrap(self._added)
-        self.batch = wrap(self._batch)
+        compile_function = (lambda f: f) if eager else _as_function
+        self.forward = compile_function(self._forward)
+        self.sample = compile_function(self._sample)
+        self.added = compile_function(self._added)
+        self.batch = compile_function(self._batch)
 
     def values(self):
         """Return the variables' values, a list of tensors."""
@@ -76,9 +83,9 @@ class PlainTape:
         # Not by the scope's argument, which casts to the variable's format.
         for variable, value in zip(self._variables, values):
             scope.state_mapping[id(variable)] = value
-        with _computing_in(self.model, self.dtype), scope:
+        with _computing_in_dtype(self.model, self.dtype), scope:
             yield scope
-        for k in self._wanted:
+        for k in self._trainable_places:
             variable = self._variables[k]
             if scope.state_mapping[id(variable)] is not values[k]:
                 raise Uncheckable(
@@ -89,53 +96,63 @@ class PlainTape:
                 )
 
     def _draws(self, row):
-        drawn = [tf.convert_to_tensor(numbers) for numbers in self.drawn]
-        drawn = cast(drawn, self.dtype)
+        draws = [
+            tf.convert_to_tensor(numbers) for numbers in self.recorded_draws
+        ]
+        draws = cast(draws, self.dtype)
         if row is None:
-            return drawn
-        return [d if d.shape[0] == 1 else _only(d, row) for d in drawn]
+            return draws
+        return [d if d.shape[0] == 1 else _single_row(d, row) for d in draws]
 
     def _forward(self, values, x):
         """Return outputs, logits, masks, added losses; fill `coupled`."""
         batch = x, self._y, self._sample_weight
-        self.coupled += map(str, refusals(TracedStep(self.model, batch)))
+        self.coupling_reasons += map(
+            str, refusals(TracedStep(self.model, batch))
+        )
         y_pred, added = self._run(values, x)
         self._structure = y_pred
-        flat = tf.nest.flatten(y_pred)
-        logits = [logits_behind(t) for t in flat]
-        masks = [mask_of(t) for t in flat]
-        return flat, logits, masks, added
+        outputs = tf.nest.flatten(y_pred)
+        logits = [logits_behind(t) for t in outputs]
+        masks = [mask_of(t) for t in outputs]
+        return outputs, logits, masks, added
 
     def _added(self, values, x, row):
         """Return the added losses of one sample alone."""
-        alone = tf.nest.map_structure(lambda t: _only(t, row), x)
-        return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
+        sample = tf.nest.map_structure(lambda t: _single_row(t, row), x)
+        return [tf.reduce_sum(a) for a in self._run(values, sample, row)[1]]
 
-    def _sample(self, values, x, row, whole, factors):
+    def _sample(self, values, x, row, full_outputs, factors):
         """Return one sample's part of the gradient, and the gap of outputs."""
         # The other samples' outputs are constants, so the loss keeps the
         # denominators that it has for the batch.
-        flat, logits, masks, _ = whole
-        alone = tf.nest.map_structure(lambda t: _only(t, row), x)
-        wanted = [values[k] for k in self._wanted]
+        outputs, logits, masks, _ = full_outputs
+        sample = tf.nest.map_structure(lambda t: _single_row(t, row), x)
+        weights = [values[k] for k in self._trainable_places]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(wanted)
-            y_pred, added = self._run(values, alone, row)
-            single = tf.nest.flatten(y_pred)
-            joined = [_join(b, s, row) for b, s in zip(flat, single)]
-            for tensor, old, mask, new in zip(joined, logits, masks, single):
+            tape.watch(weights)
+            y_pred, added = self._run(values, sample, row)
+            sample_outputs = tf.nest.flatten(y_pred)
+            joined_outputs = [
+                _join(b, s, row) for b, s in zip(outputs, sample_outputs)
+            ]
+            for tensor, old, mask, new in zip(
+                joined_outputs, logits, masks, sample_outputs
+            ):
                 if old is not None:
-                    inner = _join(old, logits_behind(new), row)
-                    set_logits(tensor, inner)
+                    joined_logits = _join(old, logits_behind(new), row)
+                    set_logits(tensor, joined_logits)
                 if mask is not None:
                     set_mask(tensor, mask)
-            loss = self._loss(tf.nest.pack_sequence_as(self._structure, joined))
+            loss = self._loss(
+                tf.nest.pack_sequence_as(self._structure, joined_outputs)
+            )
             parts = [] if loss is None else [loss]
             parts += [f * tf.reduce_sum(a) for f, a in zip(factors, added)]
         if not parts:
-            return [None] * len(wanted), _gap(flat, single, row)
-        gradients = map(_dense, tape.gradient(parts, wanted))
-        return list(gradients), _gap(flat, single, row)
+            return [None] * len(weights), _gap(outputs, sample_outputs, row)
+        gradients = map(_dense, tape.gradient(parts, weights))
+        return list(gradients), _gap(outputs, sample_outputs, row)
 
     def _loss(self, y_pred):
         compiled = compiled_loss(self.model)
@@ -143,22 +160,22 @@ class PlainTape:
             return None
         # The compiled loss updates its own metrics, so it needs a scope.
         with (
-            _computing_in(self.model, self.dtype),
+            _computing_in_dtype(self.model, self.dtype),
             keras.StatelessScope(),
         ):
             return compiled(self._y, y_pred, self._sample_weight)
 
     def _batch(self, values, x):
         """Return the gradient of the whole loss, for the batch as one."""
-        wanted = [values[k] for k in self._wanted]
+        weights = [values[k] for k in self._trainable_places]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(wanted)
+            tape.watch(weights)
             with self._scope(values), draws.replaying(self._draws(None)):
                 y_pred = call_model(self.model, x)
                 loss = total_loss(
                     self.model, x, self._y, y_pred, self._sample_weight
                 )
-        return [_dense(g) for g in tape.gradient(loss, wanted)]
+        return [_dense(g) for g in tape.gradient(loss, weights)]
 
     def penalties(self, values):
         """Return the gradients of the weight regularisers, None without one."""
@@ -166,7 +183,7 @@ class PlainTape:
             return regularization_gradients(self.trainable)
 
 
-def _compiled(function):
+def _as_function(function):
     # TensorFlow counts the traces of one piece of code, over all models, and
     # warns of too many; a partial function counts by itself.
     return tf.function(functools.partial(function), autograph=False)
@@ -176,14 +193,14 @@ def _is_float(variable):
     return str(variable.dtype).startswith(("float", "bfloat"))
 
 
-def _join(batch, single, row):
+def _join(batch, sample, row):
     """Return the batch with one row in which the gradient flows."""
     n, rank = batch.shape[0], batch.shape.rank
-    here = tf.reshape(tf.range(n) == row, [n] + [1] * (rank - 1))
-    return tf.where(here, single, tf.stop_gradient(batch))
+    is_row = tf.reshape(tf.range(n) == row, [n] + [1] * (rank - 1))
+    return tf.where(is_row, sample, tf.stop_gradient(batch))
 
 
-def _only(tensor, row):
+def _single_row(tensor, row):
     """Return one row; with a gather the batch size, 1, stays known."""
     return tf.gather(tensor, tf.reshape(row, [1]))
 
@@ -192,10 +209,10 @@ def _dense(gradient):
     return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _gap(batch, single, row):
+def _gap(batch, sample, row):
     """Return how far a sample's outputs differ, relative to all outputs."""
     gaps = [tf.zeros([], tf.float64)]
-    for b, s in zip(batch, single):
+    for b, s in zip(batch, sample):
         if b.dtype.is_floating:
             b, s = tf.cast(b, tf.float64), tf.cast(s, tf.float64)
             error = tf.reduce_max(tf.abs(b[row] - s[0]))
@@ -204,7 +221,7 @@ def _gap(batch, single, row):
 
 
 @contextlib.contextmanager
-def _computing_in(model, dtype):
+def _computing_in_dtype(model, dtype):
     """Make a model with a built loss compute in `dtype`; None: as it is.
 
     Recurrent layers run their loop, as in the modes.

@@ -1,4 +1,4 @@
-"""The gradient to judge by: one sample after the other, on the CPU."""
+"""The reference gradient: one sample after the other, on the CPU."""
 
 import dataclasses
 
@@ -13,9 +13,9 @@ from keras_pergrad.common.text import reason
 
 # The largest difference that rounding explains between a sample's outputs
 # alone and in its batch.
-_GAP = {"float64": 1e-6, "float32": 1e-3}
+_MAX_GAP = {"float64": 1e-6, "float32": 1e-3}
 # Raised by an op without a float64 kernel, or one that mixes formats.
-_NOT_THERE = (tf.errors.OpError, TypeError, ValueError)
+_NO_FLOAT64_ERRORS = (tf.errors.OpError, TypeError, ValueError)
 _NOT_FINITE = (
     "The gradient of {what} is not finite, so that there is nothing to "
     "compare. Look for NaN or infinity in x, y and the weights, or for a "
@@ -47,83 +47,95 @@ class Reference:
     sensitivities: list
 
 
-def find(model, batch, aggregations, dtype, drawn=()):
+def find(model, batch, aggregations, dtype, recorded_draws=()):
     """Compute the reference; an aggregation None stands for the mean."""
     batch = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), batch
     )
     with tf.device("/device:CPU:0"):
         try:
-            return _find(model, batch, aggregations, dtype, "float64", drawn)
-        except _NOT_THERE as error:
+            return _find_in(
+                model, batch, aggregations, dtype, "float64", recorded_draws
+            )
+        except _NO_FLOAT64_ERRORS as error:
             if dtype == "float64" or isinstance(error, Uncheckable):
                 raise
-            own = _find(model, batch, aggregations, dtype, None, drawn)
-            own.notes.append(
-                f"the reference is in {own.dtype}, since the model does not "
-                f"run in float64: {reason(error)[:200]}"
+            own_reference = _find_in(
+                model, batch, aggregations, dtype, None, recorded_draws
             )
-            return own
+            own_reference.notes.append(
+                f"the reference is in {own_reference.dtype}, since the "
+                f"model does not run in float64: {reason(error)[:200]}"
+            )
+            return own_reference
 
 
-def _find(model, batch, aggregations, dtype, wide, drawn):
+def _find_in(model, batch, aggregations, dtype, compute_dtype, recorded_draws):
     x, y, sample_weight = batch
     # Draws are handed out in order, which a loop in a graph does only once.
-    eager = bool(drawn) or model.run_eagerly
-    plain = PlainTape(model, y, sample_weight, wide, drawn, eager)
-    values, x = plain.values(), cast(x, wide)
-    whole = plain.forward(values, x)
-    _require_repeatable(model, whole, plain.forward(values, x))
-    whole_format = dtype in ("float32", "float64")
-    own = dtype if whole_format else keras.config.floatx()
-    right = Reference(wide or own, "loop", [], [], [], [])
-    compute, rest = _by_loop, (aggregations, right)
+    eager = bool(recorded_draws) or model.run_eagerly
+    tape = PlainTape(
+        model, y, sample_weight, compute_dtype, recorded_draws, eager
+    )
+    values, x = tape.values(), cast(x, compute_dtype)
+    full_outputs = tape.forward(values, x)
+    _require_repeatable(model, full_outputs, tape.forward(values, x))
+    is_plain_format = dtype in ("float32", "float64")
+    own_dtype = dtype if is_plain_format else keras.config.floatx()
+    result = Reference(compute_dtype or own_dtype, "loop", [], [], [], [])
+    compute, options = _sum_over_samples, (aggregations, result)
     try:
-        _require_samples(model, plain)
-        base = compute(plain, values, x, *rest)
-    except _Coupled as why:
-        right.how, compute, rest = "batch", _as_one, ()
-        right.notes.append(
-            f"no sample has a gradient of its own ({why}): the reference "
-            f"is the batch's gradient in {right.dtype}"
+        _require_samples(model, tape)
+        base_gradients = compute(tape, values, x, *options)
+    except _Coupled as cause:
+        result.how, compute, options = "batch", _batch_as_one, ()
+        result.notes.append(
+            f"no sample has a gradient of its own ({cause}): the reference "
+            f"is the batch's gradient in {result.dtype}"
         )
-        base = compute(plain, values, x)
-    right.gradients, right.magnitudes = map(list, zip(*base))
-    right.sensitivities = [np.zeros(len(plain.trainable)) for _ in base]
+        base_gradients = compute(tape, values, x)
+    result.gradients, result.magnitudes = map(list, zip(*base_gradients))
+    result.sensitivities = [
+        np.zeros(len(tape.trainable)) for _ in base_gradients
+    ]
     # Off by a few roundings of the model's format; and of the wide one, which
     # shows in small the noise of a gradient that is zero by cancellation. The
     # number of terms tells neither that nor how much the model amplifies (a
     # ReLU may sit at its kink).
-    tries = [(unit(dtype), True)]
-    tries += [(unit(right.dtype), False)] if right.dtype != dtype else []
-    for size, inputs in tries:
-        shift = _perturbation(size)
-        shifted = list(map(shift, values))
-        shifted_x = tf.nest.map_structure(shift, x) if inputs else x
-        moved = compute(plain, shifted, shifted_x, *rest)
-        for change, (old, _), (new, _) in zip(right.sensitivities, base, moved):
-            for k, (a, b) in enumerate(zip(old, new)):
+    perturbations = [(unit(dtype), True)]
+    perturbations += (
+        [(unit(result.dtype), False)] if result.dtype != dtype else []
+    )
+    for size, inputs in perturbations:
+        perturb = _make_perturbation(size)
+        shifted = list(map(perturb, values))
+        shifted_x = tf.nest.map_structure(perturb, x) if inputs else x
+        perturbed = compute(tape, shifted, shifted_x, *options)
+        for change, (old_gradients, _), (new_gradients, _) in zip(
+            result.sensitivities, base_gradients, perturbed
+        ):
+            for k, (a, b) in enumerate(zip(old_gradients, new_gradients)):
                 if a is not None and b is not None:
                     gap = np.max(np.abs(a - b), initial=0.0)
                     change[k] = max(change[k], gap * unit(dtype) / size)
-    return right
+    return result
 
 
-def _perturbation(size):
+def _make_perturbation(size):
     """Return a function that moves tensors by a few units in the last place."""
     random = np.random.default_rng(0)
 
-    def shifted(tensor):
+    def perturb(tensor):
         if not tensor.dtype.is_floating:
             return tensor
-        steps = random.choice([-4.0 * size, 4.0 * size], tensor.shape)
-        return tensor * tf.constant(1.0 + steps, tensor.dtype)
+        relative_steps = random.choice([-4.0 * size, 4.0 * size], tensor.shape)
+        return tensor * tf.constant(1.0 + relative_steps, tensor.dtype)
 
-    return shifted
+    return perturb
 
 
 class _Coupled(Exception):
-    """The batch is not the sum of its samples."""
+    """Raised where the batch's gradient is not a sum over its samples."""
 
 
 def _require_repeatable(model, first, second):
@@ -138,16 +150,16 @@ def _require_repeatable(model, first, second):
             )
 
 
-def _require_samples(model, plain):
-    if plain.coupled:
-        raise _Coupled(plain.coupled[0].split(", so that")[0])
+def _require_samples(model, tape):
+    if tape.coupling_reasons:
+        raise _Coupled(tape.coupling_reasons[0].split(", so that")[0])
     if type(model).compute_loss is not keras.Model.compute_loss:
         raise _Coupled(f"{type(model).__name__} overrides compute_loss")
 
 
 def _check_gap(gap, reference):
-    """Take note of samples whose outputs depend on their batch."""
-    if gap <= _GAP[reference.dtype]:
+    """Refuse or note samples whose outputs depend on their batch."""
+    if gap <= _MAX_GAP[reference.dtype]:
         return
     what = "a sample alone gives other outputs than in its batch"
     if reference.dtype == "float64":
@@ -157,44 +169,53 @@ def _check_gap(gap, reference):
         reference.notes.append(note)
 
 
-def _by_loop(plain, values, x, aggregations, reference):
+def _sum_over_samples(tape, values, x, aggregations, reference):
     """Return (gradients, sizes of the summed terms) for each aggregation."""
-    whole = plain.forward(values, x)
-    rows = len(tf.nest.flatten(x)[0])
-    factors = _factors(plain, values, x, whole, rows)
-    together = [a is not None and a.needs == "gramian" for a in aggregations]
-    held = []
-    totals: list = [[None] * len(plain.trainable) for _ in aggregations]
-    sizes = [np.zeros(len(plain.trainable)) for _ in aggregations]
-    for row in range(rows):
-        parts, gap = plain.sample(values, x, tf.constant(row), whole, factors)
+    full_outputs = tape.forward(values, x)
+    n = len(tf.nest.flatten(x)[0])
+    factors = _added_loss_factors(tape, values, x, full_outputs, n)
+    needs_gramian = [
+        a is not None and a.needs == "gramian" for a in aggregations
+    ]
+    kept_parts = []
+    totals: list = [[None] * len(tape.trainable) for _ in aggregations]
+    sizes = [np.zeros(len(tape.trainable)) for _ in aggregations]
+    for row in range(n):
+        parts, gap = tape.sample(
+            values, x, tf.constant(row), full_outputs, factors
+        )
         _check_gap(float(gap), reference)
         parts = _arrays(parts)
         squares = [0.0 if g is None else np.sum(np.square(g)) for g in parts]
-        norm = rows * np.sqrt(sum(squares))
+        # A sample's gradient is n times its part of the batch's gradient.
+        norm = n * np.sqrt(sum(squares))
         if not np.isfinite(norm):
             raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))
-        if any(together):
-            held.append(parts)
+        if any(needs_gramian):
+            kept_parts.append(parts)
         for k, aggregation in enumerate(aggregations):
-            if together[k]:
+            if needs_gramian[k]:
                 continue
             weights = np.ones(len(parts))
             if aggregation is not None:
-                weights = _weights(aggregation, plain.trainable, squares, rows)
-            _add(totals[k], sizes[k], weights, parts)
+                weights = _sample_weights(
+                    aggregation, tape.trainable, squares, n
+                )
+            _add_weighted(totals[k], sizes[k], weights, parts)
     for k, aggregation in enumerate(aggregations):
-        if together[k]:
-            for weight, parts in zip(_weights_of_all(aggregation, held), held):
-                _add(totals[k], sizes[k], [weight] * len(parts), parts)
-    penalties = plain.penalties(values)
+        if needs_gramian[k]:
+            for weight, parts in zip(
+                _gramian_weights(aggregation, kept_parts), kept_parts
+            ):
+                _add_weighted(totals[k], sizes[k], [weight] * len(parts), parts)
+    penalties = tape.penalties(values)
     return [
-        (_finished(total, aggregation, penalties, rows), size)
+        (_finish_total(total, aggregation, penalties, n), size)
         for total, size, aggregation in zip(totals, sizes, aggregations)
     ]
 
 
-def _add(total, size, weights, parts):
+def _add_weighted(total, size, weights, parts):
     """Add a sample's weighted gradients, and how large they are."""
     for k, gradient in enumerate(parts):
         if gradient is not None:
@@ -203,19 +224,21 @@ def _add(total, size, weights, parts):
             size[k] += np.max(np.abs(part), initial=0.0)
 
 
-def _weights_of_all(aggregation, held):
+def _gramian_weights(aggregation, kept_parts):
     """Return the weight of each sample, by the inner products of all."""
     aggregation = aggregation.at(aggregation.make_state())
-    flat = [
+    flat_gradients = [
         np.concatenate([g.ravel() for g in parts if g is not None])
-        for parts in held
+        for parts in kept_parts
     ]
-    rows = len(held) * np.stack(flat)
-    weights, _ = aggregation.mean_weights(tf.constant(rows @ rows.T))
+    gradient_rows = len(kept_parts) * np.stack(flat_gradients)
+    weights, _ = aggregation.mean_weights(
+        tf.constant(gradient_rows @ gradient_rows.T)
+    )
     return weights.numpy()
 
 
-def _weights(aggregation, variables, squares, rows):
+def _sample_weights(aggregation, variables, squares, n):
     """Return the weight of one sample for each variable."""
     aggregation = aggregation.at(aggregation.make_state())
     groups = aggregation.groups(variables)
@@ -223,17 +246,17 @@ def _weights(aggregation, variables, squares, rows):
         norms = [np.sqrt(sum(squares))]
     else:
         norms = np.sqrt(np.bincount(groups, squares))[None]
-    norms = tf.constant(rows * np.asarray(norms), tf.float64)
+    norms = tf.constant(n * np.asarray(norms), tf.float64)
     weights = aggregation.weights(norms)
-    every = range(len(squares))
-    return [float(weight_of(weights, groups, k)[0]) for k in every]
+    indices = range(len(squares))
+    return [float(weight_of(weights, groups, k)[0]) for k in indices]
 
 
-def _finished(total, aggregation, penalties, rows):
+def _finish_total(total, aggregation, penalties, n):
     if aggregation is not None:
         tensors = [None if t is None else tf.constant(t) for t in total]
         state = aggregation.make_state()
-        total = aggregation.at(state).finish(tensors, rows, state)
+        total = aggregation.at(state).finish(tensors, n, state)
         total = [None if t is None else np.asarray(t) for t in total]
     return [
         t if p is None else np.asarray(p, float) + (0.0 if t is None else t)
@@ -241,31 +264,31 @@ def _finished(total, aggregation, penalties, rows):
     ]
 
 
-def _factors(plain, values, x, whole, rows):
+def _added_loss_factors(tape, values, x, full_outputs, n):
     """Return for each added loss 1 if it sums over the samples, else 1/n."""
-    added = [tf.reduce_sum(a) for a in whole[3]]
-    if not added:
+    added_losses = [tf.reduce_sum(a) for a in full_outputs[3]]
+    if not added_losses:
         return []
-    total = [0.0] * len(added)
-    for row in range(rows):
-        single = plain.added(values, x, tf.constant(row))
-        total = [t + float(s) for t, s in zip(total, single)]
+    totals = [0.0] * len(added_losses)
+    for row in range(n):
+        sample_losses = tape.added(values, x, tf.constant(row))
+        totals = [t + float(s) for t, s in zip(totals, sample_losses)]
     factors = []
-    for loss, summed in zip(added, total):
-        to_sum = abs(float(loss) - summed)
-        to_mean = abs(float(loss) - summed / rows)
-        if min(to_sum, to_mean) > 1e-3 * (abs(float(loss)) + 1e-6):
+    for loss, sample_sum in zip(added_losses, totals):
+        gap_to_sum = abs(float(loss) - sample_sum)
+        gap_to_mean = abs(float(loss) - sample_sum / n)
+        if min(gap_to_sum, gap_to_mean) > 1e-3 * (abs(float(loss)) + 1e-6):
             raise _Coupled(
                 "a loss given to add_loss is neither a sum nor a mean over "
                 "the samples"
             )
-        factor = 1.0 if to_sum < to_mean else 1.0 / rows
+        factor = 1.0 if gap_to_sum < gap_to_mean else 1.0 / n
         factors.append(tf.constant(factor, loss.dtype))
     return factors
 
 
-def _as_one(plain, values, x):
-    gradients = _arrays(plain.batch(values, x))
+def _batch_as_one(tape, values, x):
+    gradients = _arrays(tape.batch(values, x))
     sizes = [
         0.0 if g is None else np.max(np.abs(g), initial=0) for g in gradients
     ]

@@ -21,10 +21,10 @@ from keras_pergrad.doctor.versions import (
     Finding,
 )
 
-_SECONDS = 300
+_TIMEOUT_SECONDS = 300
 _MARKS = {OK: "ok", NOTE: "note", WARNING: "warn", ERROR: "ERROR"}
 # Pattern of a failed import → (explanation, fix); the first that matches.
-_KNOWN = (
+_KNOWN_FAILURES = (
     (
         r"platform is already registered with name",
         "a device plugin was loaded twice, or two plugins share a name",
@@ -89,13 +89,13 @@ _SIGNALS = {
 # A folder's name may hold spaces. Where nothing ends it, too much is cut
 # rather than too little.
 _NAME = r"[^/\\'\":;,()<>|\n]*"
-_HOMES = re.compile(
+_HOME_FOLDERS = re.compile(
     rf"(?:[a-z]:(?:\\+|/)users(?:\\+|/)|/(?:users|home)/){_NAME}",
     re.IGNORECASE,
 )
-_STEP = r"[^/\\\s'\":,()]+(?: [^/\\\s'\":,()]+)*"
-_FOLDERS = re.compile(rf"(?<![\w@.])~?(?:/{_STEP})+/")
-_WINDOWS_FOLDERS = re.compile(rf"(?:\b[A-Za-z]:|~)\\+(?:{_STEP}\\+)*")
+_PATH_STEP = r"[^/\\\s'\":,()]+(?: [^/\\\s'\":,()]+)*"
+_FOLDERS = re.compile(rf"(?<![\w@.])~?(?:/{_PATH_STEP})+/")
+_WINDOWS_FOLDERS = re.compile(rf"(?:\b[A-Za-z]:|~)\\+(?:{_PATH_STEP}\\+)*")
 
 
 def add_to(subcommands):
@@ -110,10 +110,10 @@ def add_to(subcommands):
     parser.set_defaults(run=run)
 
 
-def run(chosen):
+def run(arguments):
     """Run the doctor; return 0 when all is well, 1 with errors."""
     report = examine()
-    print(json.dumps(report, indent=1) if chosen.json else text(report))
+    print(json.dumps(report, indent=1) if arguments.json else text(report))
     return 1 if report["errors"] else 0
 
 
@@ -123,12 +123,13 @@ def examine():
     findings = versions.check(installed)
     facts = {}
     if installed["tensorflow"] is not None:
-        probe, matmul = _start(), _start("matmul")
-        facts, of_probe = _inside(probe)
-        of_matmul = _matmul(matmul)
-        findings += of_probe
+        # Both run at once, since each imports TensorFlow, which takes seconds.
+        probe, matmul = _start_probe(), _start_probe("matmul")
+        facts, probe_findings = _probe_findings(probe)
+        matmul_finding = _matmul_finding(matmul)
+        findings += probe_findings
         if "tensorflow" in facts:
-            findings.append(of_matmul)
+            findings.append(matmul_finding)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -152,7 +153,7 @@ def text(report):
     return "\n".join([*lines, f"{count or 'no'} error{plural}"])
 
 
-def _start(*arguments):
+def _start_probe(*arguments):
     module = "keras_pergrad.doctor.probe"
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -165,14 +166,14 @@ def _start(*arguments):
 
 def _finish(process):
     try:
-        return process.communicate(timeout=_SECONDS)
+        return process.communicate(timeout=_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        return out, err + f"\nstopped after {_SECONDS} seconds"
+        return out, err + f"\nstopped after {_TIMEOUT_SECONDS} seconds"
 
 
-def _inside(process):
+def _probe_findings(process):
     """Return what the probe says of TensorFlow: `(facts, findings)`."""
     out, err = _finish(process)
     facts = {"training": []}
@@ -187,90 +188,92 @@ def _inside(process):
             else:
                 facts[step] = fact
     loaded = "tensorflow" in facts
-    findings = list(_judged(facts)) if loaded else []
+    findings = list(_fact_findings(facts)) if loaded else []
     if facts.pop("done", None) is None:
-        printed = err if loaded else err + out
-        why, fix, said = explain(printed, process.returncode)
+        output = err if loaded else err + out
+        why, fix, message = explain(output, process.returncode)
         subject = "TensorFlow" if loaded else "import tensorflow"
         crashed = "it crashed: " if loaded else ""
-        said = f"{crashed}{why} ({said})"
-        findings.append(Finding(ERROR, subject, said, fix))
+        message = f"{crashed}{why} ({message})"
+        findings.append(Finding(ERROR, subject, message, fix))
     return facts, findings
 
 
-def _judged(facts):
+def _fact_findings(facts):
     """Yield a finding for each fact."""
     backend = facts.get("keras", {}).get("backend")
     if backend not in (None, "tensorflow"):
-        said = f"expected tensorflow. Received: {backend}"
+        message = f"expected tensorflow. Received: {backend}"
         fix = "export KERAS_BACKEND=tensorflow, or edit ~/.keras/keras.json"
-        yield Finding(ERROR, "Keras backend", said, fix)
+        yield Finding(ERROR, "Keras backend", message, fix)
     devices = facts.get("devices", {})
     if "error" in devices:
         yield Finding(ERROR, "devices", devices["error"])
     accelerators = devices.get("accelerators", [])
-    metal = any(d["platform"] == "Metal" for d in accelerators)
+    has_metal = any(d["platform"] == "Metal" for d in accelerators)
     if "accelerators" in devices:
         names = [f"{d['name']} ({d['platform']})" for d in accelerators]
-        remark = "; this is Metal" if metal else "" if names else " only"
+        remark = "; this is Metal" if has_metal else "" if names else " only"
         yield Finding(OK, "devices", ", ".join(["CPU", *names]) + remark)
-    yield from _training(facts)
+    yield from _training_findings(facts)
     xla = facts.get("xla", {})
     if xla.get("works"):
-        where = "works on the CPU" + ("; Metal has none" if metal else "")
-        yield Finding(OK, "XLA", where)
+        message_of_xla = "works on the CPU" + (
+            "; Metal has none" if has_metal else ""
+        )
+        yield Finding(OK, "XLA", message_of_xla)
     elif xla:
-        said = f"does not work: {xla.get('error', 'wrong result')}"
-        yield Finding(NOTE, "XLA", said)
+        message = f"does not work: {xla.get('error', 'wrong result')}"
+        yield Finding(NOTE, "XLA", message)
     on_gpu = facts.get("xla_gpu", {})
     if on_gpu.get("works"):
-        said = "works on the GPU: Keras compiles with it by default"
-        yield Finding(OK, "XLA", said)
+        message = "works on the GPU: Keras compiles with it by default"
+        yield Finding(OK, "XLA", message)
     elif on_gpu:
-        said = f"fails on the GPU: {on_gpu.get('error', 'wrong result')}"
+        message = f"fails on the GPU: {on_gpu.get('error', 'wrong result')}"
         fix = "compile(..., jit_compile=False)"
-        yield Finding(ERROR, "XLA", said, fix)
+        yield Finding(ERROR, "XLA", message, fix)
     yield from cuda.judge(facts.get("cuda", {}))
 
 
-def _training(facts):
+def _training_findings(facts):
     reference = None
     for result in facts["training"]:
         device, level, fix = result.get("device", "a device"), OK, ""
         losses = result.get("losses")
         if losses is None:
-            level, said = ERROR, f"it stops: {result['error']}"
+            level, message = ERROR, f"it stops: {result['error']}"
         elif reference is None:
             reference = losses
-            shown = ", ".join(f"{loss:.4f}" for loss in losses)
-            said = f"a two-layer model trains on {device} (loss {shown})"
+            loss_text = ", ".join(f"{loss:.4f}" for loss in losses)
+            message = f"a two-layer model trains on {device} (loss {loss_text})"
         else:
             # NumPy is there, now that TensorFlow has trained.
             from keras_pergrad.checking import numerics
 
             verdict = numerics.judge(reference, losses, "float32", terms=32)
-            said = f"the same loss on {device} (to {verdict.relative:.0e})"
+            message = f"the same loss on {device} (to {verdict.relative:.0e})"
             if not verdict.ok:
                 level, fix = (
                     ERROR,
                     "keras_pergrad.diagnose.compare_devices names the op",
                 )
-                said = (
+                message = (
                     f"the loss on {device} differs from the CPU's by "
                     f"{verdict.error:.3g}: not rounding"
                 )
-        yield Finding(level, "training", said, fix)
+        yield Finding(level, "training", message, fix)
 
 
-def _matmul(process):
+def _matmul_finding(process):
     out, _ = _finish(process)
     if process.returncode == 0 and out.strip().endswith("right"):
         return Finding(OK, "matmul", "right (oneDNN's known defect is absent)")
-    how = "gave wrong numbers" if "wrong" in out else "crashed"
+    failure = "gave wrong numbers" if "wrong" in out else "crashed"
     return Finding(
         WARNING,
         "matmul",
-        f"[b, 1, t, k] times [k, n] {how}: a defect of oneDNN in "
+        f"[b, 1, t, k] times [k, n] {failure}: a defect of oneDNN in "
         f"TensorFlow; keras_pergrad avoids that shape, other code may not",
         "TF_ENABLE_ONEDNN_OPTS=0 in the environment, if a model of yours "
         "multiplies such shapes",
@@ -278,43 +281,43 @@ def _matmul(process):
 
 
 def explain(output, code):
-    """Return why an import failed, the fix, and the telling line."""
-    for pattern, why, fix in _KNOWN:
+    """Return why an import failed, the fix, and the line that tells it."""
+    for pattern, why, fix in _KNOWN_FAILURES:
         if re.search(pattern, output):
-            return why, fix, _line(output, pattern)
+            return why, fix, _telling_line(output, pattern)
     if code < 0 and -code in _SIGNALS:
         why, fix = _SIGNALS[signal.Signals(-code)]
-        return why, fix, _line(output, "")
+        return why, fix, _telling_line(output, "")
     return (
         f"`import tensorflow` ended with code {code}",
         "pip install --force-reinstall tensorflow; if it stays, report it "
         "with the output of --json",
-        _line(output, ""),
+        _telling_line(output, ""),
     )
 
 
-def _line(output, pattern):
+def _telling_line(output, pattern):
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if pattern and re.search(pattern, line)]
-    chosen = (telling or lines or [""])[-1]
-    return without_paths(chosen)[:300]
+    matches = [line for line in lines if pattern and re.search(pattern, line)]
+    last_line = (matches or lines or [""])[-1]
+    return without_paths(last_line)[:300]
 
 
 def without_paths(text):
     """Remove folders and this user's name from a text."""
-    home, names = _whose()
+    home, names = _user_names()
     if home:
         text = re.sub(re.escape(home) + r"(?!\w)", "~", text, flags=re.I)
-    text = _HOMES.sub("~", text)
+    text = _HOME_FOLDERS.sub("~", text)
     for name in names:
-        whole = rf"(?<!\w){re.escape(name)}(?!\w)"
-        text = re.sub(whole, "...", text, flags=re.I)
+        pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
+        text = re.sub(pattern, "...", text, flags=re.I)
     text = _WINDOWS_FOLDERS.sub(r"...\\", text)
     return _FOLDERS.sub(".../", text)
 
 
-def _whose():
-    """Return this user's home, if known, and the names of home and user."""
+def _user_names():
+    """Return the user's home folder, if known, and names that tell the user."""
     home, names = "", set()
     with contextlib.suppress(RuntimeError):
         folder = pathlib.Path.home()

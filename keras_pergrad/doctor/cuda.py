@@ -19,7 +19,7 @@ _LIBRARIES = {
         "libcusparse.so.12",
     ),
 }
-_INSTALL = 'pip install "tensorflow[and-cuda]", which brings CUDA and cuDNN'
+_INSTALL_FIX = 'pip install "tensorflow[and-cuda]", which brings CUDA and cuDNN'
 
 
 def facts():
@@ -29,9 +29,9 @@ def facts():
     from keras_pergrad.common.machine import accelerators
 
     build = tf.sysconfig.get_build_info()
-    there = any(d.platform == "CUDA" for d in accelerators())
+    has_cuda = any(d.platform == "CUDA" for d in accelerators())
     cards = []
-    for device in tf.config.list_physical_devices("GPU") if there else ():
+    for device in tf.config.list_physical_devices("GPU") if has_cuda else ():
         details = tf.config.experimental.get_device_details(device)
         capability = details.get("compute_capability")
         if capability is not None:
@@ -45,12 +45,14 @@ def facts():
         "built": bool(build.get("is_cuda_build")),
         "cuda": build.get("cuda_version"),
         "kernels": list(build.get("cuda_compute_capabilities", ())),
-        "missing": [n for n in [*libraries, cudnn] if n and not _load(n)],
+        "missing": [
+            n for n in [*libraries, cudnn] if n and not _load_library(n)
+        ],
         "cudnn": _cudnn_version(cudnn),
     }
 
 
-def _load(name):
+def _load_library(name):
     """Load a library as TensorFlow finds it; None: it is not there."""
     packages = pathlib.Path(sysconfig.get_path("purelib"), "nvidia")
     for candidate in [name, *map(str, packages.glob(f"*/lib/{name}"))]:
@@ -62,7 +64,7 @@ def _load(name):
 
 
 def _cudnn_version(name):
-    library = _load(name) if name else None
+    library = _load_library(name) if name else None
     if library is None:
         return None
     number = library.cudnnGetVersion()  # 91002 is 9.10.2
@@ -74,60 +76,67 @@ def judge(facts):
     if not facts.get("driver"):
         return
     if not facts["built"]:
-        said = "there is an NVIDIA driver; this wheel was built without CUDA"
+        message = "there is an NVIDIA driver; this wheel was built without CUDA"
         yield Finding(
-            WARNING, "CUDA", f"{said}: training uses the CPU", _INSTALL
+            WARNING, "CUDA", f"{message}: training uses the CPU", _INSTALL_FIX
         )
         return
     if facts["missing"]:
-        said = f"libraries are missing: {', '.join(facts['missing'])}"
+        message = f"libraries are missing: {', '.join(facts['missing'])}"
         level = WARNING if facts["cards"] else ERROR
-        yield Finding(level, "CUDA", said, _INSTALL)
+        yield Finding(level, "CUDA", message, _INSTALL_FIX)
     if not facts["cards"]:
-        said = "there is an NVIDIA driver, but TensorFlow lists no GPU"
+        message = "there is an NVIDIA driver, but TensorFlow lists no GPU"
         fix = (
             "see what `nvidia-smi` prints, and whether CUDA_VISIBLE_DEVICES "
             "hides the card"
         )
-        yield Finding(WARNING, "CUDA", said, fix)
+        yield Finding(WARNING, "CUDA", message, fix)
     for card in facts["cards"]:
-        yield _kernels(card, facts["kernels"])
+        yield _kernel_finding(card, facts["kernels"])
     if facts["cards"] and not facts["missing"]:
-        loaded = facts["cudnn"] or "of an unknown version"
-        yield Finding(OK, "CUDA", f"{facts['cuda']}, cuDNN {loaded}")
+        cudnn = facts["cudnn"] or "of an unknown version"
+        yield Finding(OK, "CUDA", f"{facts['cuda']}, cuDNN {cudnn}")
 
 
-def _kernels(card, built):
+def _kernel_finding(card, wheel_kernels):
     """Compare a card's compute capability with the kernels of the wheel."""
     capability = tuple(card["capability"])
-    shown = (
+    description = (
         f"{card['name']}, compute capability {'.'.join(map(str, capability))}"
     )
     # A binary (sm_80) runs on its own major version, from its minor one on.
     # PTX (compute_90) is compiled by the driver for what is newer.
-    binaries = [_numbers(k) for k in built if k.startswith("sm_")]
-    ptx = [_numbers(k) for k in built if k.startswith("compute_")]
+    binaries = [_version_of(k) for k in wheel_kernels if k.startswith("sm_")]
+    ptx = [_version_of(k) for k in wheel_kernels if k.startswith("compute_")]
     if any(b[0] == capability[0] and b <= capability for b in binaries):
-        return Finding(OK, "GPU", f"{shown}: the wheel has kernels for it")
+        return Finding(
+            OK, "GPU", f"{description}: the wheel has kernels for it"
+        )
     if any(p[0] == capability[0] and p <= capability for p in ptx):
-        said = f"{shown}: kernels are compiled from PTX when they first run"
-        return Finding(OK, "GPU", said)
+        message = (
+            f"{description}: kernels are compiled from PTX when they first run"
+        )
+        return Finding(OK, "GPU", message)
     newest = max([*binaries, *ptx], default=(0, 0))
-    said = f"{shown}: the wheel has kernels for {', '.join(built)} only"
+    message = (
+        f"{description}: the wheel has kernels for {', '.join(wheel_kernels)} "
+        "only"
+    )
     if capability > newest:
         return Finding(
             WARNING,
             "GPU",
-            f"{said}. The driver may compile them, for half an hour, or fail "
-            "with CUDA_ERROR_INVALID_PTX (tensorflow/tensorflow#89272)",
+            f"{message}. The driver may compile them, for half an hour, or "
+            "fail with CUDA_ERROR_INVALID_PTX (tensorflow/tensorflow#89272)",
             "a newer TensorFlow, or a build for this card, such as NVIDIA's "
             "container",
         )
     fix = "an older TensorFlow, or CUDA_VISIBLE_DEVICES=-1 to use the CPU"
-    return Finding(ERROR, "GPU", said, fix)
+    return Finding(ERROR, "GPU", message, fix)
 
 
-def _numbers(kernel):
-    """`"sm_90"` → (9, 0); `"compute_120"` → (12, 0)."""
+def _version_of(kernel):
+    """Turn `"sm_90"` into (9, 0), and `"compute_120"` into (12, 0)."""
     digits = re.search(r"_(\d+)", kernel).group(1)
     return int(digits[:-1]), int(digits[-1])

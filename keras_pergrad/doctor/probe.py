@@ -14,18 +14,18 @@ from keras_pergrad.doctor import cuda
 _SHAPES = [(2, 3, 4, 5), (8, 16, 32, 32), (64, 16, 64, 32)]
 
 
-def say(step, **facts):
+def print_fact(step, **facts):
     """Print what is known of one step."""
     print("PROBE " + json.dumps({"step": step, **facts}), flush=True)
 
 
-def attempt(step, look):
-    """Print what `look` returns, or the error it raised."""
+def print_attempt(step, probe):
+    """Print what `probe` returns, or the error it raised."""
     try:
-        say(step, **look())
+        print_fact(step, **probe())
     except Exception as error:  # whatever it is, it belongs in the report
         text = str(error).strip().splitlines()
-        say(step, error=f"{type(error).__name__}: {(text or [''])[0]}")
+        print_fact(step, error=f"{type(error).__name__}: {(text or [''])[0]}")
 
 
 def devices():
@@ -35,8 +35,10 @@ def devices():
     from keras_pergrad.common.machine import accelerators
 
     cpus = tf.config.list_physical_devices("CPU")
-    others = [{"name": d.name, "platform": d.platform} for d in accelerators()]
-    return {"cpus": len(cpus), "accelerators": others}
+    accelerator_facts = [
+        {"name": d.name, "platform": d.platform} for d in accelerators()
+    ]
+    return {"cpus": len(cpus), "accelerators": accelerator_facts}
 
 
 def xla(device):
@@ -75,22 +77,22 @@ def main():
     """Run all probes, those most likely to crash last."""
     import tensorflow as tf
 
-    say("tensorflow", version=tf.__version__)
+    print_fact("tensorflow", version=tf.__version__)
     import keras
 
     backend = keras.backend.backend()
-    say("keras", version=keras.__version__, backend=backend)
-    attempt("devices", devices)
-    attempt("training", lambda: training("CPU:0"))
+    print_fact("keras", version=keras.__version__, backend=backend)
+    print_attempt("devices", devices)
+    print_attempt("training", lambda: training("CPU:0"))
     from keras_pergrad.common.machine import accelerators
 
     for device in accelerators():
-        attempt("training", lambda name=device.name: training(name))
+        print_attempt("training", lambda name=device.name: training(name))
         if device.platform == "CUDA":
-            attempt("xla_gpu", lambda name=device.name: xla(name))
-    attempt("xla", lambda: xla("CPU:0"))
-    attempt("cuda", cuda.facts)
-    say("done")
+            print_attempt("xla_gpu", lambda name=device.name: xla(name))
+    print_attempt("xla", lambda: xla("CPU:0"))
+    print_attempt("cuda", cuda.facts)
+    print_fact("done")
 
 
 def matmul(*sizes):

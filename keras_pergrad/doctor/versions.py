@@ -19,7 +19,7 @@ PACKAGES = ("tensorflow", "keras", "numpy", "tensorflow-metal")
 _WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos")
 # tensorflow-metal → the first TensorFlow it loads with, and the first that it
 # does not. Its own metadata names none, so pip lets every pair pass.
-_METAL: dict[tuple[int, ...], tuple] = {
+_METAL_BOUNDS: dict[tuple[int, ...], tuple] = {
     (1, 2): ((2, 18), (2, 20)),
     (1, 1): ((2, 14), (2, 18)),
     (1, 0): ((2, 13), (2, 14)),
@@ -45,10 +45,10 @@ class Finding:
 
 
 def installed():
-    """package → version or `None`; `"tensorflow"` for any of its wheels."""
+    """Return package → version or `None`; all wheels count as "tensorflow"."""
     versions = {package: _version(package) for package in PACKAGES}
-    of_wheels = filter(None, map(_version, _WHEELS))
-    return {**versions, "tensorflow": next(of_wheels, None)}
+    wheel_versions = filter(None, map(_version, _WHEELS))
+    return {**versions, "tensorflow": next(wheel_versions, None)}
 
 
 def _version(name):
@@ -59,7 +59,7 @@ def _version(name):
 
 
 def numbers(version):
-    """`"2.18.0rc1"` → `(2, 18, 0)`."""
+    """Turn `"2.18.0rc1"` into `(2, 18, 0)`."""
     parts = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(p) for p in parts.group().split(".")) if parts else ()
 
@@ -68,62 +68,64 @@ def check(versions, python=None, system=None):
     """Judge what `installed` returns, as a list of `Finding`."""
     python = python or sys.version_info[:2]
     system = system or (platform.system(), platform.machine())
-    findings = [_python(python)]
+    findings = [_python_finding(python)]
     if versions["tensorflow"] is None:
         fix = 'pip install "tensorflow>=2.18"'
         if system == ("Darwin", "arm64"):
             fix = 'pip install "keras-pergrad[metal]"'
         absent = Finding(ERROR, "TensorFlow", "it is not installed", fix)
         return [*findings, absent]
-    findings.append(_at_least("TensorFlow", versions["tensorflow"], (2, 18)))
-    findings.append(_at_least("Keras", versions["keras"], (3, 8)))
+    findings.append(
+        _minimum_finding("TensorFlow", versions["tensorflow"], (2, 18))
+    )
+    findings.append(_minimum_finding("Keras", versions["keras"], (3, 8)))
     if versions["numpy"] is not None:
         findings.append(Finding(OK, "NumPy", versions["numpy"]))
-    return [*findings, *_metal(versions, system)]
+    return [*findings, *_metal_findings(versions, system)]
 
 
-def _python(python):
-    shown = ".".join(map(str, python))
+def _python_finding(python):
+    version = ".".join(map(str, python))
     if (3, 11) <= python <= (3, 13):
-        return Finding(OK, "Python", shown)
-    said = f"expected 3.11, 3.12 or 3.13. Received: {shown}"
+        return Finding(OK, "Python", version)
+    message = f"expected 3.11, 3.12 or 3.13. Received: {version}"
     fix = "make an environment with one of these"
-    return Finding(ERROR, "Python", said, fix)
+    return Finding(ERROR, "Python", message, fix)
 
 
-def _at_least(name, version, least):
-    wanted = f'"{name.lower()}>={".".join(map(str, least))}"'
+def _minimum_finding(name, version, least):
+    requirement = f'"{name.lower()}>={".".join(map(str, least))}"'
     if version is None:
-        fix = f"pip install {wanted}"
+        fix = f"pip install {requirement}"
         return Finding(ERROR, name, "it is not installed", fix)
     if numbers(version)[:2] >= least:
         return Finding(OK, name, version)
-    shown = ".".join(map(str, least))
-    said = f"expected {shown} or newer. Received: {version}"
-    return Finding(ERROR, name, said, f"pip install --upgrade {wanted}")
+    least_text = ".".join(map(str, least))
+    message = f"expected {least_text} or newer. Received: {version}"
+    return Finding(ERROR, name, message, f"pip install --upgrade {requirement}")
 
 
-def _metal(versions, system):
+def _metal_findings(versions, system):
     """Yield what is to say of tensorflow-metal, if it concerns this system."""
     metal, tensorflow = versions["tensorflow-metal"], versions["tensorflow"]
     if metal is None:
-        said = "tensorflow-metal is not installed: training uses the CPU"
+        message = "tensorflow-metal is not installed: training uses the CPU"
         fix = 'pip install "keras-pergrad[metal]" (Python 3.12 at most)'
         if system == ("Darwin", "arm64"):
-            yield Finding(NOTE, "Metal", said, fix)
+            yield Finding(NOTE, "Metal", message, fix)
         return
-    bounds = _METAL.get(numbers(metal)[:2])
+    bounds = _METAL_BOUNDS.get(numbers(metal)[:2])
     if bounds is None:
-        said = f"tensorflow-metal {metal} is not known here; 1.2.0 is"
-        yield Finding(WARNING, "Metal", said, METAL_FIX)
+        message = f"tensorflow-metal {metal} is not known here; 1.2.0 is"
+        yield Finding(WARNING, "Metal", message, METAL_FIX)
         return
-    said = f"tensorflow-metal {metal} with TensorFlow {tensorflow}"
+    message = f"tensorflow-metal {metal} with TensorFlow {tensorflow}"
     if bounds[0] <= numbers(tensorflow)[:2] < bounds[1]:
-        yield Finding(OK, "Metal", said)
+        yield Finding(OK, "Metal", message)
         return
     first, after = (".".join(map(str, bound)) for bound in bounds)
-    said += (
+    message += (
         f" does not load; it needs {first} or newer and older than {after}. "
         "`import tensorflow` fails with such a pair"
     )
-    yield Finding(ERROR, "Metal", said, METAL_FIX)
+    yield Finding(ERROR, "Metal", message, METAL_FIX)

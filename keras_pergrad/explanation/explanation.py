@@ -165,19 +165,19 @@ class Explanation:
     def summary(self):
         """One line on whether the samples are kept apart."""
         if self.refused:
-            rows = zip(self.rows, _labels(self.rows))
+            rows = zip(self.rows, _unique_labels(self.rows))
             labels = [own for row, own in rows if row.served_by == "refused"]
             return f"Samples are not kept apart: {first_few(labels)} refused."
         proved = f"all {self.ops} ops"
         if self.vouched:
-            kinds = ", ".join(sorted({one.op for one in self.vouched}))
+            op_types = ", ".join(sorted({one.op for one in self.vouched}))
             proved = (
                 f"{self.ops - len(self.vouched)} of {self.ops} ops, vouched "
-                f"for by you: {len(self.vouched)} ({kinds})"
+                f"for by you: {len(self.vouched)} ({op_types})"
             )
         return (
-            f"Samples are kept apart: proved for {proved}; the loss is looked "
-            "at when training begins."
+            f"Samples are kept apart: proved for {proved}; the loss is "
+            "looked at when training begins."
         )
 
     @property
@@ -212,7 +212,7 @@ class Explanation:
         )
 
     def _notes(self):
-        """Yield what is split, and one note for each reason of layers."""
+        """Yield the notes: the split, the products, and the layers' reasons."""
         if self.split:
             yield self.split
         if self.products:
@@ -220,17 +220,17 @@ class Explanation:
         places = [f"{v.op} in {v.layer or self.model}" for v in self.vouched]
         if places:
             yield f"vouched for: {', '.join(dict.fromkeys(places))}"
-        same = {}
-        for row, label in zip(self.rows, _labels(self.rows)):
+        labels_by_reason = {}
+        for row, label in zip(self.rows, _unique_labels(self.rows)):
             if row.reason:
                 key = row.served_by, row.reason
-                same.setdefault(key, []).append(label)
-        for (served_by, reason), labels in same.items():
+                labels_by_reason.setdefault(key, []).append(label)
+        for (served_by, reason), labels in labels_by_reason.items():
             yield f"{first_few(labels)}: {served_by}: {reason}"
 
     def __str__(self):
         notes = [self._total(), self.summary, *self._notes()]
-        rows = _cells(self.rows)
+        rows = _row_cells(self.rows)
         return text_page(self._title(), COLUMNS, rows, notes, COLUMNS[:6])
 
     # A prompt shows this; a notebook uses the next method.
@@ -238,23 +238,23 @@ class Explanation:
 
     def _repr_html_(self):
         lines = [self._total(), self.summary]
-        rows = _cells(self.rows)
+        rows = _row_cells(self.rows)
         return html_page(self._title(), COLUMNS, rows, lines, self._notes())
 
 
-def _labels(rows):
+def _unique_labels(rows):
     """Yield names, each with enough of its path to be unique."""
     paths = [row.path.split("/") for row in rows]
-    for own in paths:
-        for shown in range(1, len(own) + 1):
-            end = own[-shown:]
-            if sum(path[-shown:] == end for path in paths) == 1:
+    for path_parts in paths:
+        for count in range(1, len(path_parts) + 1):
+            suffix = path_parts[-count:]
+            if sum(path[-count:] == suffix for path in paths) == 1:
                 break
-        yield "/".join(end)
+        yield "/".join(suffix)
 
 
-def _cells(rows):
-    for row, label in zip(rows, _labels(rows)):
+def _row_cells(rows):
+    for row, label in zip(rows, _unique_labels(rows)):
         head = [f"{label} ({row.type})", row.served_by]
         if row.calls > 1:
             head[0] += f" ×{row.calls}"

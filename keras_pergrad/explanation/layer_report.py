@@ -92,66 +92,68 @@ def explain(
         x, batch_size = batch_size, _rows_in(batch_size)
     batch_size = positive_integer("batch_size", batch_size)
     if fixed_batch_size(model) not in (None, batch_size):
-        asked = f"is asked for batches of {batch_size}"
-        require_any_batch_size(model, "explain()", asked)
-    given_jit = jit_compile
+        request = f"is asked for batches of {batch_size}"
+        require_any_batch_size(model, "explain()", request)
+    requested_jit = jit_compile
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
     if jit_compile == "auto":
         jit_compile = compiles_by_xla(model)
-    specs = step_memory.specs(model, batch_size, x)
-    step_memory.build(model, specs)
-    looked_at = []
+    specs = step_memory.input_specs(model, batch_size, x)
+    step_memory.build_on_zeros(model, specs)
+    inspections = []
 
     def trace(x):
-        looked_at.append(_looked_at(model, x, batch_size))
+        inspections.append(_inspect_step(model, x, batch_size))
 
     with random_state_kept():
         tf.function(
             trace, autograph=False, jit_compile=bool(jit_compile)
         ).get_concrete_function(specs)
-    rows, ops, vouched = looked_at[-1]
-    asked = model.name, batch_size, bool(jit_compile)
-    split = _split(model, batch_size)
+    rows, ops, vouched = inspections[-1]
+    request = model.name, batch_size, bool(jit_compile)
+    split = _batch_split(model, batch_size)
 
     def measure():
-        own = jit_compile if given_jit is not None else None
-        with step_memory.SavedModel(model, x, y, batch_size, own) as saved:
+        own_jit = jit_compile if requested_jit is not None else None
+        with step_memory.SavedModel(model, x, y, batch_size, own_jit) as saved:
             step = saved.step(step_memory.mode_of(model), batch_size)
         if step is None:
             raise step_memory.too_large(model, batch_size)
         return step
 
-    lost = _lost_of_products(model)
-    return Explanation(*asked, rows, split, ops, vouched, lost, measure)
+    lost_precision = _lost_precision(model)
+    return Explanation(
+        *request, rows, split, ops, vouched, lost_precision, measure
+    )
 
 
-def _split(model, batch_size):
+def _batch_split(model, batch_size):
     """Say how `Accumulated` takes a batch apart; None: another mode."""
     mode = getattr(model, "_gradient_mode", None)
     if not isinstance(mode, Accumulated):
         return None
     size = mode.microbatch_size
-    parts = "stays whole"
+    division = "stays whole"
     if size is not None and size < batch_size:
-        parts = f"is split into microbatches of {size}"
-    updates = "every batch" if mode.steps == 1 else f"{mode.steps} batches"
-    return f"A batch of {batch_size} {parts}; an update after {updates}."
+        division = f"is split into microbatches of {size}"
+    frequency = "every batch" if mode.steps == 1 else f"{mode.steps} batches"
+    return f"A batch of {batch_size} {division}; an update after {frequency}."
 
 
-def _lost_of_products(model):
-    """Say what TensorFloat-32 takes of this model; None: nothing."""
+def _lost_precision(model):
+    """Say how TensorFloat-32 shortens this model's products; None: not."""
     if precision(model) != "float32" or not settings.may_act():
         return None
     aggregation = step_memory.mode_of(model).aggregation
-    more = ""
+    remark = ""
     if aggregation is not None and aggregation.adds_noise:
-        more = " fit() switches it off while it adds noise."
+        remark = " fit() switches it off while it adds noise."
     elif aggregation is not None and aggregation.limits_norms:
-        more = " Clipping rounds norms up by what it takes."
+        remark = " Clipping rounds norms up by what it takes."
     return (
         "On the GPU products of float32 have ten bits (TensorFloat-32), so "
-        f"gradients and norms have three digits.{more}"
+        f"gradients and norms have three digits.{remark}"
     )
 
 
@@ -166,7 +168,7 @@ def _rows_in(x):
     return int(sizes[0][0])
 
 
-def _looked_at(model, x, n):
+def _inspect_step(model, x, n):
     """Return the rows, how many ops have a type, and those vouched for."""
     refused = {}
 
@@ -177,13 +179,13 @@ def _looked_at(model, x, n):
         refused.setdefault(id(layer or model), str(error))
 
     batch = x, None, None
-    traced = TracedStep(model, batch, loss=_outputs_and_added, refuse=refuse)
-    _look_at_losses(model, refuse)
+    traced = TracedStep(model, batch, loss=_sum_with_added, refuse=refuse)
+    _refuse_unreduced(model, refuse)
     uses = {id(v): [] for v in traced.variables}
     try:
         with traced:
             y_pred = traced.forward(x)
-            loss = _outputs_and_added(model, x, None, y_pred, None, True)
+            loss = _sum_with_added(model, x, None, y_pred, None, True)
         for k, factor, use in traced.parts(loss):
             seen = getattr(use, "seen", None)
             # After a refused layer nothing shows how an op is served.
@@ -197,39 +199,49 @@ def _looked_at(model, x, n):
         ops = types.count
         for op, name in types.vouched_ops:
             layer = origin.layer(name)
-            one = VouchedOp(op, name, layer and layer.name)
-            vouched.setdefault(id(layer), []).append(one)
-    rows = tuple(_rows(model, uses, refused, vouched, n))
+            vouched_op = VouchedOp(op, name, layer and layer.name)
+            vouched.setdefault(id(layer), []).append(vouched_op)
+    rows = tuple(_layer_rows(model, uses, refused, vouched, n))
     return rows, ops, tuple(itertools.chain(*vouched.values()))
 
 
-def _rows(model, uses, refused, vouched, n):
+def _layer_rows(model, uses, refused, vouched, n):
     """Yield a `LayerRow` for each trainable or refused layer."""
-    for layer in _nested(model):
-        own = [v for v in _own(layer) if id(v) in uses]
-        used = [(v, uses[id(v)]) for v in own if uses[id(v)]]
+    for layer in _nested_layers(model):
+        weights = [v for v in _direct_weights(layer) if id(v) in uses]
+        used = [(v, uses[id(v)]) for v in weights if uses[id(v)]]
         path = getattr(layer, "path", None) or layer.name
         head = layer.name, path, type(layer).__name__
         if id(layer) in refused:
-            why = refused[id(layer)]
-            yield LayerRow(*head, "refused", why, 1, verdict="refused")
-        elif used or (own and not refused):  # else not all uses are known
+            text = refused[id(layer)]
+            yield LayerRow(*head, "refused", text, 1, verdict="refused")
+        elif used or (weights and not refused):  # else not all uses are known
             calls = max((len(each) for _, each in used), default=1)
-            served = _served(model, [use for _, each in used for use in each])
+            service = _how_served(
+                model,
+                [use for _, each in used for use in each],
+            )
             rows = tuple(_variable_row(*pair, n) for pair in used)
             verdict = "open", ()
-            if not refused and served[0] != "unknown":
-                inside = [vouched.get(id(part), ()) for part in _nested(layer)]
-                inside = tuple(itertools.chain(*inside))
-                verdict = "vouched" if inside else "proved", inside
-            yield LayerRow(*head, *served, calls, rows, *verdict)
+            if not refused and service[0] != "unknown":
+                vouched_inside = [
+                    vouched.get(id(part), ()) for part in _nested_layers(layer)
+                ]
+                vouched_inside = tuple(itertools.chain(*vouched_inside))
+                verdict = (
+                    "vouched" if vouched_inside else "proved",
+                    vouched_inside,
+                )
+            yield LayerRow(*head, *service, calls, rows, *verdict)
 
 
-def _served(model, uses):
-    """Return what serves the uses of a layer's variables, and why or None."""
+def _how_served(model, uses):
+    """Return what serves the uses of a layer's variables, and a reason."""
     if not uses:
-        own = _own_loss(model)
-        return ("unknown", _BY_OWN_LOSS) if own else ("unused", None)
+        has_own_loss = _has_own_loss(model)
+        return (
+            ("unknown", _OWN_LOSS_REASON) if has_own_loss else ("unused", None)
+        )
     for _, use in uses:
         if getattr(use, "reason", None):
             return "fallback", use.reason
@@ -237,7 +249,7 @@ def _served(model, uses):
     return "rule" if rules else "ops", None
 
 
-def _outputs_and_added(model, x, y, y_pred, sample_weight, training):
+def _sum_with_added(model, x, y, y_pred, sample_weight, training):
     """Return the sum of the outputs and of what was given to `add_loss`."""
     outputs = sum_of_outputs(model, x, y, y_pred, sample_weight, training)
     added = [
@@ -247,7 +259,7 @@ def _outputs_and_added(model, x, y, y_pred, sample_weight, training):
     return tf.add_n([outputs, *added])
 
 
-def _own_loss(model):
+def _has_own_loss(model):
     """Whether a loss may use weights that the outputs do not depend on."""
     return any(
         name in vars(kind)
@@ -257,31 +269,33 @@ def _own_loss(model):
     )
 
 
-def _nested(layer, seen=None):
+def _nested_layers(layer, visited=None):
     """Yield a layer and all layers inside it, each once, as they were made."""
-    seen = set() if seen is None else seen
-    if id(layer) not in seen:
-        seen.add(id(layer))
+    visited = set() if visited is None else visited
+    if id(layer) not in visited:
+        visited.add(id(layer))
         yield layer
         for inner in layers_inside(layer):
-            yield from _nested(inner, seen)
+            yield from _nested_layers(inner, visited)
 
 
-def _own(layer):
+def _direct_weights(layer):
     parts = layers_inside(layer)
-    inside = [getattr(part, "trainable_variables", ()) for part in parts]
-    inside = {id(v) for variables in inside for v in variables}
-    return [v for v in own_weights(layer) if id(v) not in inside]
+    nested_weights = [
+        getattr(part, "trainable_variables", ()) for part in parts
+    ]
+    nested_weights = {id(v) for variables in nested_weights for v in variables}
+    return [v for v in own_weights(layer) if id(v) not in nested_weights]
 
 
-_BY_OWN_LOSS = (
+_OWN_LOSS_REASON = (
     "the outputs and add_loss do not depend on it, but the model's own "
     "compute_loss or train_step may, which explain() cannot see without "
     "targets. per_sample_gradients(model, x, y) gives its gradients, or None."
 )
 
 
-def _look_at_losses(model, refuse):
+def _refuse_unreduced(model, refuse):
     """Refuse, as training would, a loss with one value for each sample."""
     for loss in tf.nest.flatten(getattr(model, "loss", None)):
         reduction = getattr(loss, "reduction", "sum")

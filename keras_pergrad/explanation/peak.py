@@ -35,14 +35,14 @@ from keras_pergrad.keras_internals.tensorflow.settings import inspecting
 
 MODEL, ROWS = "model.keras", "rows"
 STEPS = 3  # the first makes what later ones keep
-_SECONDS = 0.01  # between two looks at the resident size
+_LOOK_INTERVAL = 0.01  # between two looks at the resident size
 
 
 class NotLoadedError(ValueError):
     """The saved model cannot be loaded."""
 
 
-class Resident:
+class ResidentMeter:
     """How far the resident size of this process rises, in bytes.
 
     A process whose rise passes the limit ends itself, as the system would end
@@ -59,24 +59,24 @@ class Resident:
         # be forgotten the rise may be too large, and not too small.
         with contextlib.suppress(OSError):
             pathlib.Path("/proc/self/clear_refs").write_text("5")
-        self._before = _resident()
+        self._start_bytes = _resident_now()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def rise(self):
         """Return the peak since the start, less what was held then."""
-        return max(0, _highest() - self._before)
+        return max(0, _peak_resident() - self._start_bytes)
 
     def _watch(self):
         while self._limit is not None:
             size = resident_bytes()
             if size is None:  # not Linux
                 return
-            if size - self._before > self._limit:
+            if size - self._start_bytes > self._limit:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(_SECONDS)
+            time.sleep(_LOOK_INTERVAL)
 
 
-class Counter:
+class GpuMeter:
     """How far TensorFlow's counter of a GPU's memory rises, in bytes."""
 
     def __init__(self, device):
@@ -86,16 +86,16 @@ class Counter:
         """Begin to measure: what is held now does not count."""
         gc.collect()
         counter = tf.config.experimental
-        self._before = counter.get_memory_info(self._device)["current"]
+        self._start_bytes = counter.get_memory_info(self._device)["current"]
         counter.reset_memory_stats(self._device)
 
     def rise(self):
         """Return the peak since the start, less what was held then."""
         info = tf.config.experimental.get_memory_info(self._device)
-        return max(0, info["peak"] - self._before)
+        return max(0, info["peak"] - self._start_bytes)
 
 
-def measured(folder, request, meter):
+def measure_rise(folder, request, meter):
     """Run steps of a saved model; return how far the meter rose.
 
     `request`: a dict of "samples"; "mode", the config of a gradient mode, or
@@ -114,7 +114,7 @@ def measured(folder, request, meter):
             model = keras.saving.load_model(folder / MODEL, safe_mode=False)
     except Exception as error:  # whatever a user's class raises
         raise NotLoadedError(f"{type(error).__name__}: {error}") from error
-    model = _compiled(model, request["mode"])
+    model = _compile_with(model, request["mode"])
     if request["jit_compile"] is not None:
         model.jit_compile = request["jit_compile"]
     rows = next(iter(tf.data.Dataset.load(str(folder / ROWS))))
@@ -123,7 +123,7 @@ def measured(folder, request, meter):
     limit = getattr(getattr(model, "aggregation_state", None), "limit", None)
     if limit is not None:  # of private training, which counts its updates
         limit.assign(keras.ops.full_like(limit, 2**62))
-    batches = _batches(rows, request["samples"])
+    batches = _repeated_batches(rows, request["samples"])
     meter.start()
     with inspecting():
         # Not the model's own `fit`, which may ask for private batches.
@@ -141,41 +141,41 @@ def has_own_step(model):
     )
 
 
-def _compiled(model, mode):
+def _compile_with(model, mode):
     """Return the model, compiled with a mode; None: as it is."""
     if not model.compiled:
         model.compile("sgd", "mse", jit_compile=False)
     if mode is None:
         return model
-    given = dict(compile_arguments(model))
+    arguments = dict(compile_arguments(model))
     if not isinstance(model, kpg.PerGradModel):
         model = kpg.PerGradModel.from_model(model)
     model.aggregation_state = None  # what was spent is the original's
-    model.compile(**{**given, "gradient_mode": modes.get(mode)})
+    model.compile(**{**arguments, "gradient_mode": modes.get(mode)})
     return model
 
 
 def _targets(model, x):
     """Return zeros like the outputs, or class numbers for a sparse loss."""
-    sparse = "sparse" in _names(model.loss).lower()
+    is_sparse = "sparse" in _loss_names(model.loss).lower()
     function = tf.function(lambda x: call_model(model, x), autograph=False)
     outputs = function.get_concrete_function(x).structured_outputs
 
     def target(spec):
-        shape = spec.shape[:-1] if sparse else spec.shape
+        shape = spec.shape[:-1] if is_sparse else spec.shape
         if None in shape[1:]:
             raise ValueError(
                 f"The shape of the targets is not known: {shape}. Pass them "
                 "as `y`."
             )
         rows = tf.nest.flatten(x)[0].shape[0]
-        dtype = tf.int32 if sparse else spec.dtype
+        dtype = tf.int32 if is_sparse else spec.dtype
         return tf.zeros([rows, *shape[1:]], dtype)
 
     return map_tensors(target, outputs)
 
 
-def _names(loss):
+def _loss_names(loss):
     """Return the names of losses in one text."""
     parts: Any = tf.nest.flatten(loss)
     return " ".join(
@@ -186,25 +186,25 @@ def _names(loss):
     )
 
 
-def _batches(rows, n):
+def _repeated_batches(rows, n):
     """Return a data set of batches of n samples: the rows, again and again."""
 
     def batch(n):
-        def tiled(tensor):
+        def repeat_rows(tensor):
             if isinstance(tensor, tf.SparseTensor):
                 return tensor
-            places = tf.range(n, dtype=tf.int64) % tensor.shape[0]
-            return tf.gather(tensor, places)
+            indices = tf.range(n, dtype=tf.int64) % tensor.shape[0]
+            return tf.gather(tensor, indices)
 
-        return map_tensors(tiled, rows)
+        return map_tensors(repeat_rows, rows)
 
-    rows = map_tensors(lambda t: _grown(t, n), rows)
+    rows = map_tensors(lambda t: _grow_sparse(t, n), rows)
     # Of no known size, as the batches of `fit` are.
     sizes = tf.data.Dataset.from_tensors(tf.constant(n, tf.int64)).repeat()
     return sizes.map(batch).prefetch(1)  # one is in use, the next is made
 
 
-def _grown(tensor, n):
+def _grow_sparse(tensor, n):
     """Return a sparse tensor with n rows, which cannot be gathered."""
     if not isinstance(tensor, tf.SparseTensor):
         return tensor
@@ -214,7 +214,7 @@ def _grown(tensor, n):
     return tf.sparse.slice(tensor, zeros, [n, *tensor.shape[1:]])
 
 
-def _resident():
+def _resident_now():
     """Return the resident size of this process."""
     size = resident_bytes()
     if size is None:  # not Linux
@@ -223,7 +223,7 @@ def _resident():
     return size
 
 
-def _highest():
+def _peak_resident():
     """Return the highest resident size of this process so far."""
     try:
         # Not `ru_maxrss`, which begins at the size of the parent.
@@ -242,7 +242,11 @@ def main(folder, request):
     request = json.loads(request)
     try:
         keras.config.set_floatx(request["floatx"])
-        answer = {"rise": measured(folder, request, Resident(request["limit"]))}
+        answer = {
+            "rise": measure_rise(
+                folder, request, ResidentMeter(request["limit"])
+            )
+        }
     except Exception as error:  # reported by the process that asks
         answer = {
             "error": f"{type(error).__name__}: {error}",

@@ -35,7 +35,7 @@ from keras_pergrad.keras_internals.models.parts import symbolic_inputs
 from keras_pergrad.keras_internals.state.model import random_state_kept
 from keras_pergrad.modes import Batch, Vectorized
 
-_FREE = 0.9  # of the free memory: the rest is for everything else
+_FREE_SHARE = 0.9  # of the free memory: the rest is for everything else
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +106,13 @@ class SavedModel:
 
     def __init__(self, model, x=None, y=None, rows=1, jit_compile=None):
         _require_one_replica(model)
-        self.process, self.free = bytes_in_use(), _free()
+        self.process, self.free = bytes_in_use(), _usable_bytes()
         self._model, self._jit_compile = model, jit_compile
         batch = (zeros_of(model) if x is None else x,)
         batch = batch if y is None else (*batch, y)
-        self._rows = tf.nest.map_structure(lambda t: _first(t, rows), batch)
+        self._rows = tf.nest.map_structure(
+            lambda t: _first_rows(t, rows), batch
+        )
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -120,7 +122,7 @@ class SavedModel:
                 self._model.save(self._folder / peak.MODEL)
             except Exception as error:  # whatever a user's class raises
                 raise ValueError(_NOT_SAVED.format(self._model.name)) from error
-            rows = tf.data.Dataset.from_tensors(_as_tuples(self._rows))
+            rows = tf.data.Dataset.from_tensors(_lists_to_tuples(self._rows))
             with random_state_kept():
                 rows.save(str(self._folder / peak.ROWS))
             self._stack = stack.pop_all()
@@ -140,9 +142,9 @@ class SavedModel:
         Raises:
             ValueError: the model cannot be loaded or trained.
         """
-        own = getattr(self._model, "_gradient_mode", None)
-        plain = own is None and isinstance(mode, Batch)
-        config = None if mode is own or plain else serialize(mode)
+        compiled_mode = getattr(self._model, "_gradient_mode", None)
+        is_plain = compiled_mode is None and isinstance(mode, Batch)
+        config = None if mode is compiled_mode or is_plain else serialize(mode)
         limits = [size for size in (limit, self.free) if size is not None]
         request = {
             "samples": n,
@@ -156,7 +158,7 @@ class SavedModel:
         if device is None:
             rise = self._in_process(request)
         else:
-            rise = self._here(request, device)
+            rise = self._in_this_process(request, device)
         if rise is None or (limit is not None and rise > limit):
             return None
         return StepMemory(n, repr(mode), rise, self.process, device)
@@ -167,8 +169,10 @@ class SavedModel:
             texts = *texts, archive.read("config.json").decode()
         registered = keras.saving.get_custom_objects()
         names = set(re.findall(r'"([^"]+)"', " ".join(texts)))
-        found = [registered[name].__module__ for name in names & {*registered}]
-        return sorted({*found} - {"__main__"})
+        modules = [
+            registered[name].__module__ for name in names & {*registered}
+        ]
+        return sorted({*modules} - {"__main__"})
 
     def _in_process(self, request):
         if sys.platform == "win32":
@@ -177,7 +181,7 @@ class SavedModel:
                 f"CUDA GPU. Received: the platform {sys.platform!r}"
             )
         arguments = str(self._folder), json.dumps(request)
-        done = subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-m", peak.__name__, *arguments],
             capture_output=True,
             text=True,
@@ -185,29 +189,30 @@ class SavedModel:
             env={
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 **os.environ,
+                # The process imports the modules that define the model.
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "CUDA_VISIBLE_DEVICES": "-1",
             },
         )
-        if done.returncode == -signal.SIGKILL:  # as systems do without memory
+        if child.returncode == -signal.SIGKILL:  # as systems do without memory
             return None
         name = self._model.name
         try:
-            answer = json.loads(done.stdout.splitlines()[-1])
+            answer = json.loads(child.stdout.splitlines()[-1])
         except (IndexError, ValueError):
-            last = " ".join(done.stderr.splitlines()[-3:])
-            code = done.returncode
-            raise ValueError(_ENDED.format(name, code, last)) from None
+            last_lines = " ".join(child.stderr.splitlines()[-3:])
+            code = child.returncode
+            raise ValueError(_ENDED.format(name, code, last_lines)) from None
         if "error" in answer:
             text = _FAILED if answer["loaded"] else _NOT_LOADED
             raise ValueError(text.format(name, answer["error"]))
         return answer["rise"]
 
-    def _here(self, request, device):
+    def _in_this_process(self, request, device):
         try:
             with random_state_kept():
-                meter = peak.Counter(device)
-                return peak.measured(self._folder, request, meter)
+                meter = peak.GpuMeter(device)
+                return peak.measure_rise(self._folder, request, meter)
         except tf.errors.ResourceExhaustedError:
             return None
         except peak.NotLoadedError as error:
@@ -217,9 +222,9 @@ class SavedModel:
 
 def mode_of(model):
     """Return the mode whose memory is measured where none is named."""
-    own = getattr(model, "_gradient_mode", Batch())
-    if not isinstance(own, Batch) or peak.has_own_step(model):
-        return own
+    compiled_mode = getattr(model, "_gradient_mode", Batch())
+    if not isinstance(compiled_mode, Batch) or peak.has_own_step(model):
+        return compiled_mode
     return Vectorized(ClippedMean(1.0))
 
 
@@ -241,10 +246,10 @@ def bytes_in_use():
     return tf.config.experimental.get_memory_info(device)["current"]
 
 
-def _free():
+def _usable_bytes():
     """Return what steps may take on this machine; None: on a GPU."""
     free = free_bytes() if cuda_device() is None else None
-    return None if free is None else int(_FREE * free)
+    return None if free is None else int(_FREE_SHARE * free)
 
 
 def too_large(model, n):
@@ -255,23 +260,23 @@ def too_large(model, n):
     )
 
 
-def specs(model, batch_size, x):
+def input_specs(model, batch_size, x):
     """Return the `TensorSpec`s of so many samples, of a batch or a model."""
     if x is not None:
         return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
     inputs = getattr(model, "inputs", None) or [None]
-    known = symbolic_inputs(model)
-    if known is None:
-        known = inputs if len(inputs) > 1 else inputs[0]
-    if known is None:
+    inputs_known = symbolic_inputs(model)
+    if inputs_known is None:
+        inputs_known = inputs if len(inputs) > 1 else inputs[0]
+    if inputs_known is None:
         raise ValueError(
             f"Model {model.name!r} does not know the shapes of its inputs. "
             "Pass a batch: explain(model, batch_size, x=x)."
         )
-    return tf.nest.map_structure(lambda t: _spec(t, batch_size), known)
+    return tf.nest.map_structure(lambda t: _spec(t, batch_size), inputs_known)
 
 
-def build(model, batch):
+def build_on_zeros(model, batch):
     """Build a model that is not built yet, by a call on zeros."""
     if not model.built:
         model(
@@ -286,7 +291,7 @@ def build(model, batch):
 
 def zeros_of(model):
     """Return one sample of zeros of a model's inputs."""
-    return tf.nest.map_structure(_zeros, specs(model, 1, None))
+    return tf.nest.map_structure(_zeros, input_specs(model, 1, None))
 
 
 def _zeros(spec):
@@ -316,7 +321,7 @@ def _spec(tensor, n):
     return tf.TensorSpec(shape, tensor.dtype)
 
 
-def _first(tensor, n):
+def _first_rows(tensor, n):
     """Return the first n rows of an array or tensor."""
     if isinstance(tensor, tf.SparseTensor):
         size = [n, *tensor.shape[1:]]  # cut to what there is
@@ -329,7 +334,7 @@ def _first(tensor, n):
     return tf.convert_to_tensor(rows)
 
 
-def _as_tuples(batch):
+def _lists_to_tuples(batch):
     """Return a structure with tuples for lists, which data sets would stack."""
     return keras.tree.lists_to_tuples(batch)
 
@@ -345,18 +350,18 @@ def _require_one_replica(model):
         )
 
 
-_HOW = (
+_MEASURING = (
     "The memory of model {!r} is measured in steps of a saved and loaded copy"
 )
-_REGISTER = (
+_REGISTER_HINT = (
     " Expected classes and functions with get_config() that are registered "
     "(keras.saving.register_keras_serializable) in a module that can be "
     "imported, not in the script or notebook that runs."
 )
-_NOT_SAVED = f"{_HOW}, and it cannot be saved.{_REGISTER}"
-_NOT_LOADED = f"{_HOW}, and it cannot be loaded: {{}}{_REGISTER}"
+_NOT_SAVED = f"{_MEASURING}, and it cannot be saved.{_REGISTER_HINT}"
+_NOT_LOADED = f"{_MEASURING}, and it cannot be loaded: {{}}{_REGISTER_HINT}"
 _FAILED = (
-    f"{_HOW}, and these failed: {{}}\n(Pass `x` and `y`, if they are not "
+    f"{_MEASURING}, and these failed: {{}}\n(Pass `x` and `y`, if they are not "
     "given: else they are zeros.)"
 )
-_ENDED = f"{_HOW}. Their process ended with code {{}}: {{}}"
+_ENDED = f"{_MEASURING}. Their process ended with code {{}}: {{}}"

@@ -11,9 +11,9 @@ from keras_pergrad.common.numbers import bytes_in, positive_integer
 from keras_pergrad.explanation.step_memory import (
     SavedModel,
     StepMemory,
-    build,
+    build_on_zeros,
+    input_specs,
     mode_of,
-    specs,
     too_large,
 )
 from keras_pergrad.keras_internals.models.inspection import (
@@ -25,8 +25,8 @@ from keras_pergrad.modes.base import gradient_modes
 
 # Peaks of processes differ by some percent, so a size that leaves this share
 # of the memory, or exact to one part in 16, is near enough.
-_FULL, _AIM, _PRECISION = 0.95, 0.97, 16
-_GROWTH = 64  # at most, from one size to the next
+_FULL_SHARE, _TARGET_SHARE, _PRECISION = 0.95, 0.97, 16
+_MAX_GROWTH = 64  # at most, from one size to the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,51 +141,62 @@ def what_fits(
     microbatch = isinstance(mode, Accumulated)
     if microbatch:
         at_most = min(at_most, batch_size)
-    build(model, specs(model, 1, x))
+    build_on_zeros(model, input_specs(model, 1, x))
     rows = batch_size if microbatch else at_most
     with SavedModel(model, x, y, rows) as saved:
 
-        def of_size(size, limit=None):
+        def measure_size(size, limit=None):
             if not microbatch:
                 return saved.step(mode, size, limit)
-            own = Accumulated(mode.steps, size, mode.inner, mode.tail)
-            return saved.step(own, batch_size, limit)
+            resized_mode = Accumulated(mode.steps, size, mode.inner, mode.tail)
+            return saved.step(resized_mode, batch_size, limit)
 
-        room = memory - (saved.process or 0)
-        one = of_size(1)
-        if one is None:
+        available = memory - (saved.process or 0)
+        single_step = measure_size(1)
+        if single_step is None:
             raise too_large(model, batch_size if microbatch else 1)
-        if one.rise > room:
-            held = (saved.process or 0) > one.rise
-            limit = "what the process holds" if held else "the step"
-            return MemoryFit(None, microbatch, memory, one, at_most, limit)
+        if single_step.rise > available:
+            process_is_larger = (saved.process or 0) > single_step.rise
+            limit = (
+                "what the process holds" if process_is_larger else "the step"
+            )
+            return MemoryFit(
+                None, microbatch, memory, single_step, at_most, limit
+            )
         limit = "the memory of the step"
-        if saved.free is not None and saved.free < room:
-            room = saved.free
-            limit = f"what is free on this machine, {as_text(room)}"
-        size, found = _largest(of_size, one, room, at_most)
+        if saved.free is not None and saved.free < available:
+            available = saved.free
+            limit = f"what is free on this machine, {as_text(available)}"
+        size, step = _largest(measure_size, single_step, available, at_most)
         if size == at_most:
             limit = f"at_most={at_most}: larger ones were not tried"
-    return MemoryFit(size, microbatch, memory, found, at_most, limit)
+    return MemoryFit(size, microbatch, memory, step, at_most, limit)
 
 
-def _largest(of_size, one, room, at_most):
+def _largest(measure_size, single_step, available, at_most):
     """Return the largest size that fits, and its memory."""
-    fits, found, too_many = 1, one, at_most + 1
+    largest_size, largest_step, smallest_misfit = 1, single_step, at_most + 1
     while (
-        found.rise < _FULL * room and too_many - fits > 1 + fits // _PRECISION
+        largest_step.rise < _FULL_SHARE * available
+        and smallest_misfit - largest_size > 1 + largest_size // _PRECISION
     ):
-        size = max(fits + 1, math.isqrt(fits * too_many))
-        if too_many > at_most:
-            size = min(_GROWTH * fits, at_most)
-            if found.rise > one.rise:
+        # Sizes are halved by their ratio, as they may range over magnitudes.
+        size = max(largest_size + 1, math.isqrt(largest_size * smallest_misfit))
+        if smallest_misfit > at_most:
+            size = min(_MAX_GROWTH * largest_size, at_most)
+            if largest_step.rise > single_step.rise:
                 # Where a line through both would nearly reach the limit.
-                share = (_AIM * room - found.rise) / (found.rise - one.rise)
-                step = max(share * (fits - 1), 1 + fits // _PRECISION)
-                size = min(size, fits + int(step))
-        tried = of_size(size, room)
-        if tried is None:
-            too_many = size
+                size_ratio = (_TARGET_SHARE * available - largest_step.rise) / (
+                    largest_step.rise - single_step.rise
+                )
+                increase = max(
+                    size_ratio * (largest_size - 1),
+                    1 + largest_size // _PRECISION,
+                )
+                size = min(size, largest_size + int(increase))
+        tried_step = measure_size(size, available)
+        if tried_step is None:
+            smallest_misfit = size
         else:
-            fits, found = size, tried
-    return fits, found
+            largest_size, largest_step = size, tried_step
+    return largest_size, largest_step

@@ -1,4 +1,5 @@
-"""Devices against each other: the same gradients, and how fast they are."""
+"""The comparison of devices: whether gradients are the same, and their "
+"speed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.placement import graph
 
 _CPU = "CPU:0"
-_MOST = 40  # ops judged one by one
-_SUMS = ("Sum", "Mean", "MatMul", "Conv", "BiasAddGrad", "AddN", "Einsum")
-_SUMS += ("BatchMatMul", "UnsortedSegment", "AvgPool", "Softmax")
-_PRODUCTS = ("MatMul", "Conv", "Batch", "Einsum")
+_MAX_OPS = 40  # ops judged one by one
+_SUM_OPS = ("Sum", "Mean", "MatMul", "Conv", "BiasAddGrad", "AddN", "Einsum")
+_SUM_OPS += ("BatchMatMul", "UnsortedSegment", "AvgPool", "Softmax")
+_PRODUCT_OPS = ("MatMul", "Conv", "Batch", "Einsum")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,20 +101,20 @@ class Comparison:
         if self.cpu_ms is not None:
             lines.append(f"CPU: {self.cpu_ms:.2f} ms for the gradients")
         for device in self.devices:
-            lines += _lines(device, self.cpu_ms)
+            lines += _device_lines(device, self.cpu_ms)
         if not self.devices:
             lines.append("no accelerator to compare it with")
         return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
 
 
-def _lines(device, cpu_ms):
-    pace = ""
+def _device_lines(device, cpu_ms):
+    speed = ""
     if device.step_ms and cpu_ms:
         ratio = cpu_ms / device.step_ms
         fast = f"{ratio:.2g}× faster"
-        pace = fast if ratio >= 1 else f"{1 / ratio:.2g}× slower"
-        pace = f"{pace} ({device.step_ms:.2f} ms)"
-    yield f"{device.device}: {pace or device.verdict}"
+        speed = fast if ratio >= 1 else f"{1 / ratio:.2g}× slower"
+        speed = f"{speed} ({device.step_ms:.2f} ms)"
+    yield f"{device.device}: {speed or device.verdict}"
     if device.reason:
         yield f"  {device.reason}"
     elif not device.wrong:
@@ -183,14 +184,14 @@ def compare_devices(
         verbose=verbose,
     )
     rows = {row.device: row for row in check.rows}
-    compared = []
+    comparisons = []
     for name in names:
         row, suspect = rows[name], None
         if row.wrong and name != _CPU:
-            suspect = _suspect(model, x, y, name)
-        compared.append(DeviceComparison(**vars(row), suspect=suspect))
+            suspect = _find_suspect(model, x, y, name)
+        comparisons.append(DeviceComparison(**vars(row), suspect=suspect))
     notes = [*check.notes, *_notes(names, rows[_CPU])]
-    return Comparison(rows[_CPU].step_ms, compared, notes)
+    return Comparison(rows[_CPU].step_ms, comparisons, notes)
 
 
 def _notes(names, cpu):
@@ -204,7 +205,7 @@ def _notes(names, cpu):
         )
 
 
-def _suspect(model, x, y, device):
+def _find_suspect(model, x, y, device):
     """Return the first op that is wrong when given the CPU's numbers."""
     data = as_in_fit(keras.utils.pack_x_y_sample_weight(x, y))
     data = data if isinstance(data, tuple) else (data,)
@@ -214,54 +215,63 @@ def _suspect(model, x, y, device):
     names = [op.name for op in concrete.graph.get_operations()]
     layer_of = graph.Layers(model, names)
     with GraphCopy(concrete, device=f"/device:{_CPU}") as cpu:
-        right = {t.name: value for t, value in _run(cpu, values).items()}
-    first, tried = None, 0
+        cpu_values = {
+            t.name: value for t, value in _run_all(cpu, values).items()
+        }
+    first_wrong, tried_count = None, 0
     with GraphCopy(concrete, device=f"/device:{device}") as copied:
-        there = _run(copied, values)
+        device_values = _run_all(copied, values)
         for op in copied.graph.get_operations():
-            outputs = [t for t in op.outputs if t in there]
+            outputs = [t for t in op.outputs if t in device_values]
             outputs = [t for t in outputs if t.dtype.is_floating]
-            if all(_verdict(op, right, t, there[t]).ok for t in outputs):
+            if all(
+                _judge_output(op, cpu_values, t, device_values[t]).ok
+                for t in outputs
+            ):
                 continue
-            first = first or op.name
-            feeds = {t: right[t.name] for t in op.inputs if t.name in right}
+            first_wrong = first_wrong or op.name
+            # Fed with the CPU's numbers, an op that is still wrong is a cause;
+            # one that is right then only passed on an earlier difference.
+            feeds = {
+                t: cpu_values[t.name] for t in op.inputs if t.name in cpu_values
+            }
             if len(feeds) < sum(t.dtype != tf.resource for t in op.inputs):
                 continue  # an input cannot be fed
-            tried += 1
-            if tried > _MOST:
+            tried_count += 1
+            if tried_count > _MAX_OPS:
                 break
-            alone = copied.run(values, fetches=outputs, feeds=feeds)
-            for tensor, value in zip(outputs, alone):
-                verdict = _verdict(op, right, tensor, value)
+            single_outputs = copied.run(values, fetches=outputs, feeds=feeds)
+            for tensor, value in zip(outputs, single_outputs):
+                verdict = _judge_output(op, cpu_values, tensor, value)
                 if not verdict.ok:
                     where = layer_of(op.name)
                     return Suspect(op.type, op.name, where, verdict.error)
-    return Suspect("", "", layer_of(first) if first else "")
+    return Suspect("", "", layer_of(first_wrong) if first_wrong else "")
 
 
-def _run(copied, values):
+def _run_all(copied, values):
     """Return all tensors of the graph that can be fetched and fed."""
-    idle = graph.RUNTIME - {"Const"}
-    made = [
+    skipped = graph.RUNTIME - {"Const"}
+    outputs = [
         tensor
         for op in copied.graph.get_operations()
-        if op.type not in idle
+        if op.type not in skipped
         for tensor in op.outputs
     ]
     handles = (tf.resource, tf.variant, tf.string)
-    tensors = [t for t in [*copied.inputs, *made] if t.dtype not in handles]
+    tensors = [t for t in [*copied.inputs, *outputs] if t.dtype not in handles]
     return dict(zip(tensors, copied.run(values, fetches=tensors)))
 
 
-def _verdict(op, right, tensor, value):
+def _judge_output(op, cpu_values, tensor, value):
     """Judge one output; its inputs determine how much is rounding."""
-    inputs = [right[t.name] for t in op.inputs if t.name in right]
+    inputs = [cpu_values[t.name] for t in op.inputs if t.name in cpu_values]
     terms, scale, dtype = 1, 0.0, tensor.dtype.name
-    if op.type.startswith(_SUMS) and inputs:
+    if op.type.startswith(_SUM_OPS) and inputs:
         terms = max(1, *(np.size(a) for a in inputs))
-        real = [a for a in inputs if np.asarray(a).dtype.kind == "f"]
-        sizes = [float(np.max(np.abs(a), initial=0.0)) for a in real]
-        product = op.type.startswith(_PRODUCTS)
-        scale = float(np.prod(sizes)) if product else max(sizes, default=0.0)
-        dtype = numerics.on_device(dtype, "GPU") if product else dtype
-    return numerics.judge(right[tensor.name], value, dtype, terms, scale)
+        float_inputs = [a for a in inputs if np.asarray(a).dtype.kind == "f"]
+        sizes = [float(np.max(np.abs(a), initial=0.0)) for a in float_inputs]
+        is_product = op.type.startswith(_PRODUCT_OPS)
+        scale = float(np.prod(sizes)) if is_product else max(sizes, default=0.0)
+        dtype = numerics.on_device(dtype, "GPU") if is_product else dtype
+    return numerics.judge(cpu_values[tensor.name], value, dtype, terms, scale)

@@ -85,7 +85,7 @@ class DevicePlacement(keras.callbacks.Callback):
         self.deep = deep
         self.warn = warn
         self.report = None
-        self._wrapped = None
+        self._train_function = None
 
     def on_train_begin(self, logs=None):
         if self.model.run_eagerly:
@@ -97,12 +97,14 @@ class DevicePlacement(keras.callbacks.Callback):
             )
         self.report = None
         self._restore()
-        siblings = running_fit(self.model).callback_list
-        go_before_readers(self, siblings)
-        progress_bar.leave_out(self, siblings, lambda name, _: name in _COUNTS)
+        callback_list = running_fit(self.model).callback_list
+        go_before_readers(self, callback_list)
+        progress_bar.leave_out(
+            self, callback_list, lambda name, _: name in _COUNTS
+        )
         self._batches, self._spec = [], None
         self._device = next(iter(machine.accelerators()), None)
-        self._announce(self._setting_hazards())
+        self._warn_of(self._setting_hazards())
         wrapped = train_function.Wrapped(self.model, self._first_step)
         if wrapped.function is None:
             wrapped.restore()
@@ -110,12 +112,13 @@ class DevicePlacement(keras.callbacks.Callback):
                 "Expected a model in fit(). Received one without a train "
                 "function: pass this callback to fit(callbacks=[...])."
             )
-        self._wrapped = wrapped
-        at_end_of_fit(self.model, siblings, wrapped.restore)
-        self._chances = [graph.was_traced(wrapped.function), True]
+        self._train_function = wrapped
+        at_end_of_fit(self.model, callback_list, wrapped.restore)
+        # Whether to place the function anew, in the first step and the second.
+        self._attempts = [graph.was_traced(wrapped.function), True]
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._wrapped.batch_begins()
+        self._train_function.batch_begins()
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is None or self.report is None:
@@ -129,8 +132,8 @@ class DevicePlacement(keras.callbacks.Callback):
         self._restore()
 
     def _restore(self):
-        if self._wrapped is not None:
-            self._wrapped.restore()
+        if self._train_function is not None:
+            self._train_function.restore()
 
     def _setting_hazards(self):
         metal = self._device is not None and self._device.is_metal
@@ -138,47 +141,60 @@ class DevicePlacement(keras.callbacks.Callback):
 
     def _first_step(self, function, iterator):
         """Run the first step, and the second if the first shows nothing."""
-        result = self._watched(function, iterator, self._chances.pop(0))
-        if self.report is not None or not self._chances:
+        result = self._run_watched(function, iterator, self._attempts.pop(0))
+        if self.report is not None or not self._attempts:
             self._restore()
         return result
 
-    def _watched(self, function, iterator, again):
+    def _run_watched(self, function, iterator, places_again):
         if self.deep:
             batches, iterator = train_function.look_ahead(self.model, iterator)
             self._batches = [unnumbered(batch) for batch in batches or ()]
             spec = unnumbered(iterator.element_spec)
             self._spec = spec if batches else None
-        with placed_graphs(again) as collected:
+        with placed_graphs(places_again) as run_metadata:
             result = function(iterator)
-        partitions = graph.step_partitions(collected[0])
-        if not partitions and not again:
+        partitions = graph.step_partitions(run_metadata[0])
+        if not partitions and not places_again:
             return result  # placed before: ask once more
-        placed = operations.read(partitions, self.model, self._device)
-        report = self._report_of(placed)
+        placed_step = operations.read(partitions, self.model, self._device)
+        report = self._make_report(placed_step)
         if self.deep:
-            self._measure(report)
-        settings = self._setting_hazards()
-        self._announce([h for h in report.hazards if h not in settings])
+            self._add_measurements(report)
+        setting_hazards = self._setting_hazards()
+        self._warn_of([h for h in report.hazards if h not in setting_hazards])
         self.report = report
         print(f"\n{report}")
         return result
 
-    def _report_of(self, placed):
+    def _make_report(self, placed_step):
         device, model = self._device, self.model
         name, platform = None, "CPU"
         if device is not None:
             name, platform = device.name, device.platform
-        state = [*model.variables, *getattr(model.optimizer, "variables", ())]
-        homes = [machine.short_name(v.value.device) for v in state]
+        variables = [
+            *model.variables,
+            *getattr(model.optimizer, "variables", ()),
+        ]
+        variable_devices = [
+            machine.short_name(v.value.device) for v in variables
+        ]
         report = PlacementReport(name, platform)
-        report.variables = dict(collections.Counter(homes))
-        report.operations, report.opaque = placed.operations, placed.opaque
-        report.copies, report.hazards = placed.copies, self._setting_hazards()
+        report.variables = dict(collections.Counter(variable_devices))
+        report.operations, report.opaque = (
+            placed_step.operations,
+            placed_step.opaque,
+        )
+        report.copies, report.hazards = (
+            placed_step.copies,
+            self._setting_hazards(),
+        )
         if device is not None and device.is_metal:
-            report.hazards += hazards_of_operations(placed.operations)
-            report.hazards += hazards_of_fusion(placed.nodes, placed.layer_of)
-        if not placed.nodes:
+            report.hazards += hazards_of_operations(placed_step.operations)
+            report.hazards += hazards_of_fusion(
+                placed_step.nodes, placed_step.layer_of
+            )
+        if not placed_step.nodes:
             report.notes.append(
                 "TensorFlow handed over no graph for this step: the train "
                 "function seems to be no tf.function."
@@ -190,10 +206,10 @@ class DevicePlacement(keras.callbacks.Callback):
             )
         return report
 
-    def _measure(self, report):
-        why = self._not_measurable(report)
-        if why:
-            report.notes.append(f"deep=True: not measured, {why}.")
+    def _add_measurements(self, report):
+        obstacle = self._why_not_measurable(report)
+        if obstacle:
+            report.notes.append(f"deep=True: not measured, {obstacle}.")
             return
         data = tf.nest.map_structure(lambda t: t.numpy(), self._batches[0])
         try:
@@ -202,7 +218,7 @@ class DevicePlacement(keras.callbacks.Callback):
             report.notes.append(f"deep=True: not measured. {error}")
         self._batches = []
 
-    def _not_measurable(self, report):
+    def _why_not_measurable(self, report):
         if self.model.jit_compile:
             return "XLA runs the step as one piece"
         if report.opaque:
@@ -211,9 +227,9 @@ class DevicePlacement(keras.callbacks.Callback):
             return "the batch comes from a distributed iterator"
         return ""
 
-    def _announce(self, known):
-        for hazard in known if self.warn else ():
+    def _warn_of(self, hazards):
+        for hazard in hazards if self.warn else ():
             if hazard.severity in ("wrong", "error"):
-                where = ", ".join(hazard.layers)
-                text = hazard.message + (f" ({where})" if where else "")
+                layers = ", ".join(hazard.layers)
+                text = hazard.message + (f" ({layers})" if layers else "")
                 warnings.warn(text, PlacementWarning, stacklevel=2)

@@ -1,10 +1,11 @@
 """Partition graphs as one graph: nodes, edges, layers, loops and branches.
 
 Partition graphs are what TensorFlow hands to each device's executor. They show
-the true placement: they exist after the placer, grappler and the partitioner.
-A node keeps TensorFlow's `NodeDef`; what is added is the device's short name,
-who feeds it, which send belongs to which receive, and whether it stands for a
-function that TensorFlow did not inline: to count that as one op would be wrong.
+the true placement, as they are made after the placer, grappler and the
+partitioner. A node keeps TensorFlow's `NodeDef`. Added are the short name of
+its device, the nodes that feed it, the receive that belongs to a send, and
+whether it stands for a function that TensorFlow did not inline: to count that
+as one op would be wrong.
 """
 
 import dataclasses
@@ -17,10 +18,10 @@ from keras_pergrad.common.machine import short_name
 from keras_pergrad.keras_internals.models.parts import inner_layers
 
 XLA, CALL = "XLA", "call"
-_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
-_XLA = ("XlaLaunch", "_XlaCompile", "_XlaRun")
+_CALL_OPS = {"PartitionedCall", "StatefulPartitionedCall"}
+_XLA_OPS = ("XlaLaunch", "_XlaCompile", "_XlaRun")
 # The functions of a data pipeline are run by the pipeline, not by the node.
-_PIPELINES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
+_PIPELINE_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
 # How the loop over steps differs from a loop inside a step: it takes batches,
 # and it asks whether there is one more.
 _BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
@@ -28,7 +29,7 @@ _STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
 
 
 def op_types(names):
-    """Return the op types that stand in a text."""
+    """Split a text into a set of op types."""
     return frozenset(names.split())
 
 
@@ -56,7 +57,7 @@ class Node:
     inputs: list = dataclasses.field(default_factory=list)  # (Node, slot)
     controls: list = dataclasses.field(default_factory=list)
     partner: "Node | None" = None  # the other end of a send or receive
-    hides: str = ""  # "XLA" or "call" if it stands for a whole function
+    opaque_kind: str = ""  # "XLA" or "call" if it stands for a function
 
     @property
     def name(self):
@@ -84,17 +85,17 @@ class Node:
 def hidden_in(definition, functions=()):
     """Return what hides behind a `NodeDef`: `"XLA"`, `"call"` or `""`."""
     op, attr = definition.op, definition.attr
-    if op.endswith(_PIPELINES):
+    if op.endswith(_PIPELINE_SUFFIXES):
         return ""
     compiled = "_XlaMustCompile" in attr and attr["_XlaMustCompile"].b
-    if op in _XLA or compiled:
+    if op in _XLA_OPS or compiled:
         return XLA
     # "func" for one function, as in While; a list of them for Case.
-    holds = any(
+    has_function = any(
         value.WhichOneof("value") == "func" or value.list.func
         for value in attr.values()
     )
-    return CALL if holds or op in _CALLS or op in functions else ""
+    return CALL if has_function or op in _CALL_OPS or op in functions else ""
 
 
 def type_names(definition):
@@ -111,29 +112,30 @@ def type_names(definition):
 
 
 def read(partitions):
-    """Join a list of `GraphDef`, one a device, into linked nodes."""
-    nodes, by_name, ends = [], {}, {}
+    """Join the `GraphDef`s of all devices into one list of linked nodes."""
+    nodes, by_name, transfers = [], {}, {}
     for part, graph in enumerate(partitions):
         functions = {f.signature.name for f in graph.library.function}
         for definition in graph.node:
             node = Node(definition, part, short_name(definition.device))
-            node.hides = hidden_in(definition, functions)
+            node.opaque_kind = hidden_in(definition, functions)
             nodes.append(node)
             by_name[part, definition.name] = node
     for node in nodes:
         for source in node.definition.input:
             name, _, slot = source.removeprefix("^").partition(":")
-            feeder = by_name.get((node.part, name))
-            if feeder is not None and source.startswith("^"):
-                node.controls.append(feeder)
-            elif feeder is not None:
-                node.inputs.append((feeder, int(slot or 0)))
+            producer = by_name.get((node.part, name))
+            if producer is not None and source.startswith("^"):
+                node.controls.append(producer)
+            elif producer is not None:
+                node.inputs.append((producer, int(slot or 0)))
         if node.op in SENDS + RECEIVES:
+            # Both ends of a copy name the same tensor and the same sender.
             key = node.attr["tensor_name"].s, node.attr["send_device"].s
-            ends.setdefault(key, []).append(node)
-    for pair in ends.values():
-        sends = [node for node in pair if node.op in SENDS]
-        receives = [node for node in pair if node.op in RECEIVES]
+            transfers.setdefault(key, []).append(node)
+    for ends in transfers.values():
+        sends = [node for node in ends if node.op in SENDS]
+        receives = [node for node in ends if node.op in RECEIVES]
         for send, receive in zip(sends, receives):
             send.partner, receive.partner = receive, send
     return nodes
@@ -150,8 +152,8 @@ def through_plumbing(node, slot=0):
             return node, slot
 
 
-class Course:
-    """Whether a step runs a node once: not so in a loop or a branch.
+class RunCounts:
+    """Tells which nodes a step runs exactly once: none in a loop or a branch.
 
     The loop that `steps_per_execution` makes does not count, so that figures
     are for one step.
@@ -162,65 +164,70 @@ class Course:
 
     def __init__(self, nodes):
         self._loops = {}  # node → names of the loops around it, outermost first
-        self._branches = {}  # node → {(test, outcome)} that it depends on
-        order = _feeders_first(nodes)
+        self._conditions = {}  # node → {(test, outcome)} that it depends on
+        order = _producers_first(nodes)
         for node in order:
-            feeders = [feeder for feeder, _ in node.inputs] + node.controls
-            around = max(map(self._behind, feeders), key=len, default=())
+            producers = [
+                producer for producer, _ in node.inputs
+            ] + node.controls
+            loops = max(map(self._loops_after, producers), key=len, default=())
             if node.op == "Enter":
-                around = (*around, node.attr["frame_name"].s)
-            self._loops[node] = around
-        self._steps = {
+                loops = (*loops, node.attr["frame_name"].s)
+            self._loops[node] = loops
+        self._step_loops = {
             name
             for node in nodes
             if node.op in _BATCH_OPS
             for name in self._loops[node]
         }
         for node in order:
-            self._branches[node] = self._depends_on(node)
+            self._conditions[node] = self._conditions_of(node)
 
-    def once(self, node):
+    def runs_once(self, node):
         """Whether one step runs the node exactly once."""
-        return not self._branches[node] and self._steps.issuperset(
+        return not self._conditions[node] and self._step_loops.issuperset(
             self._loops[node]
         )
 
     @property
-    def over_steps(self):
+    def loops_over_steps(self):
         """Whether the graph is a loop over several steps."""
-        return bool(self._steps)
+        return bool(self._step_loops)
 
-    def _behind(self, feeder):
+    def _loops_after(self, producer):
         """Return the loops around what is fed by a node."""
-        around = self._loops.get(feeder, ())
-        return around[:-1] if feeder.op == "Exit" else around
+        loops = self._loops.get(producer, ())
+        return loops[:-1] if producer.op == "Exit" else loops
 
-    def _depends_on(self, node):
+    def _conditions_of(self, node):
         sources = [*node.inputs, *((f, None) for f in node.controls)]
         if node.op in RECEIVES and node.partner is not None:
             # If the sender does not run, what follows here does not either.
             sources.append((node.partner, None))
         if node.op == "Merge":  # after an "if", or at the head of a loop
-            sources = [s for s in node.inputs if s[0] in self._branches]
-        tests = [self._along(*source) for source in sources]
-        if node.op == "Merge" and tests:
-            return frozenset.intersection(*tests)
-        return frozenset().union(*tests)
+            # Not yet visited: the NextIteration that closes the ring.
+            sources = [s for s in node.inputs if s[0] in self._conditions]
+        conditions = [self._conditions_along(*source) for source in sources]
+        if node.op == "Merge" and conditions:
+            # Either input may arrive, so only what both need is a condition.
+            return frozenset.intersection(*conditions)
+        return frozenset().union(*conditions)
 
-    def _along(self, feeder, slot):
+    def _conditions_along(self, producer, slot):
         """Return what a consumer of this output depends on."""
-        branches = self._branches.get(feeder, frozenset())
-        if feeder.op != "Switch" or slot is None:
-            return branches
-        test, _ = through_plumbing(*feeder.inputs[1])
-        of_steps = self._steps.intersection(self._loops[feeder][-1:])
-        if test.op == "LoopCond" or (of_steps and test.op in _STEP_TESTS):
-            return branches
-        return branches | {(test, slot)}
+        conditions = self._conditions.get(producer, frozenset())
+        if producer.op != "Switch" or slot is None:
+            return conditions
+        test, _ = through_plumbing(*producer.inputs[1])
+        is_step_loop = self._step_loops.intersection(self._loops[producer][-1:])
+        if test.op == "LoopCond" or (is_step_loop and test.op in _STEP_TESTS):
+            return conditions
+        return conditions | {(test, slot)}
 
 
-def _feeders_first(nodes):
-    """Put feeders first; a NextIteration closes a ring and may be late."""
+def _producers_first(nodes):
+    """Return the nodes, producers first, but for the rings of loops."""
+    # A NextIteration closes a ring, and so may follow what it feeds.
     done, order = set(), []
     for root in nodes:
         stack = [(root, False)]
@@ -232,12 +239,14 @@ def _feeders_first(nodes):
                 continue
             done.add(node)
             stack.append((node, True))
-            feeders = [feeder for feeder, _ in node.inputs] + node.controls
+            producers = [
+                producer for producer, _ in node.inputs
+            ] + node.controls
             if node.op == "Merge":
-                feeders = [f for f in feeders if f.op != "NextIteration"]
+                producers = [f for f in producers if f.op != "NextIteration"]
             if node.op in RECEIVES and node.partner is not None:
-                feeders.append(node.partner)
-            stack += [(f, False) for f in feeders if f not in done]
+                producers.append(node.partner)
+            stack += [(f, False) for f in producers if f not in done]
     return order
 
 
@@ -245,19 +254,19 @@ def was_traced(function):
     """Whether a Keras train function, a closure in closures, has run before."""
     seen, pending = set(), [(function, 0)]
     while pending:
-        item, depth = pending.pop()
-        if id(item) in seen or depth > 4:
+        candidate, depth = pending.pop()
+        if id(candidate) in seen or depth > 4:
             continue
-        seen.add(id(item))
-        count = getattr(item, "experimental_get_tracing_count", None)
+        seen.add(id(candidate))
+        count = getattr(candidate, "experimental_get_tracing_count", None)
         if count is not None:
             if count():
                 return True
             continue
-        item = getattr(item, "__wrapped__", item)
-        item = getattr(item, "__func__", item)
-        if inspect.isfunction(item):
-            values = inspect.getclosurevars(item).nonlocals.values()
+        candidate = getattr(candidate, "__wrapped__", candidate)
+        candidate = getattr(candidate, "__func__", candidate)
+        if inspect.isfunction(candidate):
+            values = inspect.getclosurevars(candidate).nonlocals.values()
             pending += [(v, depth + 1) for v in values if callable(v)]
     return False
 
@@ -291,32 +300,35 @@ class Layers:
         self._names = {layer.name for layer in layers}
         self._model = model.name
         name = getattr(getattr(model, "optimizer", None), "name", None)
-        self._optimizer = {name, _stripped(name)} if name else set()
+        self._optimizer = {name, _without_number(name)} if name else set()
         parts = {part for name in names for part in name.split("/")}
-        known = {*self._names, model.name}
-        plain = sum(name in parts for name in known)
-        marked = sum(f"{name}_1" in parts for name in known)
-        self._marked = marked > plain
+        layer_names = {*self._names, model.name}
+        plain_count = sum(name in parts for name in layer_names)
+        numbered_count = sum(f"{name}_1" in parts for name in layer_names)
+        self._marked = numbered_count > plain_count
 
     def __call__(self, name):
-        """Return a layer's path, "optimizer", "loss", the model's name, ""."""
+        """Return where a node of this name comes from.
+
+        A layer's path, "optimizer", "loss", the model's name, or "" if none.
+        """
         parts = name.split("/")
         layers = [self._layer(part) for part in parts]
         if any(layers):
             return "/".join(dict.fromkeys(filter(None, layers)))
-        both = {*parts, *map(_stripped, parts)}
-        if both & self._optimizer:
+        all_parts = {*parts, *map(_without_number, parts)}
+        if all_parts & self._optimizer:
             return "optimizer"
-        if "compile_loss" in both:
+        if "compile_loss" in all_parts:
             return "loss"
         # Ops of the model's own, such as keras.ops in a functional model.
-        return self._model if self._model in both else ""
+        return self._model if self._model in all_parts else ""
 
     def _layer(self, part):
-        choices = [part, _stripped(part)]
-        known = [choice for choice in choices if choice in self._names]
-        return known[-1 if self._marked else 0] if known else None
+        choices = [part, _without_number(part)]
+        matches = [choice for choice in choices if choice in self._names]
+        return matches[-1 if self._marked else 0] if matches else None
 
 
-def _stripped(part):
+def _without_number(part):
     return re.sub(r"_\d+$", "", part)

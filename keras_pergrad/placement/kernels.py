@@ -1,11 +1,11 @@
-"""The kernel that serves a node on a device, or the reason why none does.
+"""The kernel that runs a node on a device, or the reason why none does.
 
-Kernels of this process are in TensorFlow's registry, those of a Mac in tables
-that ship with the package. `tensorflow_metal_1_2_0_kernels.json` was extracted
-from the plugin's binary: op → types (`"from->to"` for Cast, `"any"` where
-nothing is constrained). `tensorflow_generic_kernels.json` holds what TensorFlow
-registers by itself for any pluggable device, in a wheel without CUDA: op → a
-list of type constraints. Its kernels are host code.
+The kernels of this process are in TensorFlow's registry, those of a Mac in
+tables that ship with the package. `tensorflow_metal_1_2_0_kernels.json` was
+extracted from the plugin's binary: op → types (`"from->to"` for Cast, `"any"`
+where nothing is constrained). `tensorflow_generic_kernels.json` holds what
+TensorFlow registers by itself for any pluggable device, in a wheel without
+CUDA: op → a list of type constraints. Its kernels are host code.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ DEVICE, GENERIC, NONE = "device", "generic", "none"
 # Kernels that TensorFlow registers for "GPU" itself, even in wheels without
 # CUDA. They pass tensors on, or hand whole graphs to XLA: none of them is the
 # plugin's. Those for the data pipeline and XLA are matched by prefix.
-_OWN_GPU = op_types(
+_TENSORFLOW_GPU_OPS = op_types(
     "BatchFunction CheckPinned DebugGradientIdentity DeserializeSparse "
     "DummyIterationCounter Enter Exit Fact GetOptions Identity "
     "IsTensorFloat32Enabled MakeIterator Merge NextIteration "
     "PlaceholderWithDefault PreventGradient RaggedTensorFromVariant Reshape "
     "StopGradient Switch UnwrapDatasetVariant WrapDatasetVariant _SwitchN"
 )
-_OWN_GPU_PREFIXES = tuple(
+_TENSORFLOW_GPU_PREFIXES = tuple(
     op_types(
         "AnonymousIterator Collective DeleteIterator Iterator Optional Ref "
         "TensorArray Xla _EagerConst _ScopedAllocator _Xla"
@@ -50,7 +50,7 @@ _HOST_PREFIXES = tuple(
 _HOST_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4", "Summary")
 _HOST_TYPES = {"string"}
 METAL_VERSION = "tensorflow-metal 1.2.0"
-OWN = "a table of your own"
+USER_TABLE = "a table of your own"
 #: What to use on a Mac → in place of which ops.
 _HINTS = {
     "Dense layers and matmul run on Metal, einsum does not": "Einsum",
@@ -81,18 +81,18 @@ def _allows(kernel, attr):
         if not allowed or constraint.name not in attr:
             continue
         value = attr[constraint.name]
-        wanted = value.list.type or [value.type]
-        if any(w not in allowed for w in wanted):
+        types = value.list.type or [value.type]
+        if any(t not in allowed for t in types):
             return False
     return True
 
 
 def owned_by_tensorflow(op):
     """Whether TensorFlow has a "GPU" kernel for the op without any GPU."""
-    return op in _OWN_GPU or op.startswith(_OWN_GPU_PREFIXES)
+    return op in _TENSORFLOW_GPU_OPS or op.startswith(_TENSORFLOW_GPU_PREFIXES)
 
 
-def serving(definition, device_type):
+def kernel_kind(definition, device_type):
     """Return what would run a `NodeDef` on this type of device, or "none"."""
     types = {
         kernel.device_type
@@ -117,29 +117,31 @@ def reason(definition, dtypes, device_type, platform):
     """Return why a node is on the CPU although there is an accelerator."""
     if is_host_op(definition.op, dtypes):
         return "host-only op"
-    if serving(definition, device_type) != NONE:
+    if kernel_kind(definition, device_type) != NONE:
         return (
             f"{platform} has a kernel: TensorFlow kept it beside a tensor "
             f"on the CPU, or the program asked for the CPU"
         )
     types = (device_type, "DEFAULT")
-    every = registered(definition.op)
-    kernels = [kernel for kernel in every if kernel.device_type in types]
+    registered_here = registered(definition.op)
+    kernels = [
+        kernel for kernel in registered_here if kernel.device_type in types
+    ]
     if not kernels:
         return f"no {platform} kernel"
-    refused = _refused(definition, kernels)
-    if not refused:
+    refused_types = _refused_types(definition, kernels)
+    if not refused_types:
         return f"no {platform} kernel for {'/'.join(dtypes)} together"
     return f"no {platform} kernel for " + ", ".join(
-        f"{wanted} (only {', '.join(sorted(types))})"
-        for wanted, types in refused.items()
+        f"{dtype} (only {', '.join(sorted(types))})"
+        for dtype, types in refused_types.items()
     )
 
 
-def _refused(definition, kernels):
+def _refused_types(definition, kernels):
     """Return the types that no kernel takes → the types taken instead."""
     # A kernel may be chosen by several types (data, indices); most are fine.
-    refused = {}
+    refused_types = {}
     for attr, value in definition.attr.items():
         allowed = [
             constraint.allowed_values.list.type
@@ -147,21 +149,22 @@ def _refused(definition, kernels):
             for constraint in kernel.constraint
             if constraint.name == attr
         ]
-        free = len(allowed) < len(kernels)
-        taken = {t for types in allowed for t in types}
-        if not free and value.type and value.type not in taken:
-            names = {tf.dtypes.as_dtype(t).name for t in taken}
-            refused[tf.dtypes.as_dtype(value.type).name] = names
-    return refused
+        # A kernel without a constraint on this attribute takes every type.
+        is_free = len(allowed) < len(kernels)
+        accepted = {t for types in allowed for t in types}
+        if not is_free and value.type and value.type not in accepted:
+            names = {tf.dtypes.as_dtype(t).name for t in accepted}
+            refused_types[tf.dtypes.as_dtype(value.type).name] = names
+    return refused_types
 
 
 def hint(op):
     """Return what to use in place of an op without a kernel, or `""`."""
-    return next((h for h, ops in _HINTS.items() if op in ops.split()), "")
+    return next((text for text, ops in _HINTS.items() if op in ops.split()), "")
 
 
 @functools.cache
-def _load(name):
+def _load_table(name):
     folder = importlib.resources.files("keras_pergrad.placement")
     return json.loads((folder / name).read_text())
 
@@ -183,11 +186,15 @@ class Table:
     def serving(self, definition, op=None):
         """Return what would run a node: `"device"`, `"generic"` or `"none"`."""
         op = op or definition.op
-        types, wanted = self.kernels.get(op), data_type(definition)
-        if types and (wanted is None or "any" in types or wanted in types):
+        types, dtype = self.kernels.get(op), data_type(definition)
+        if types and (dtype is None or "any" in types or dtype in types):
             return DEVICE
         generic = self.generic.get(op, ())
-        return GENERIC if any(_meets(definition, c) for c in generic) else NONE
+        return (
+            GENERIC
+            if any(_meets_constraints(definition, c) for c in generic)
+            else NONE
+        )
 
     def known_types(self, op):
         """Return the types for which the table has the op."""
@@ -199,15 +206,15 @@ class Table:
 
 def metal(kernels=None):
     """Return the table of tensorflow-metal 1.2.0, or of the user's kernels."""
-    generic = _load("tensorflow_generic_kernels.json")
+    generic = _load_table("tensorflow_generic_kernels.json")
     if kernels is not None:
-        return Table(OWN, kernels, generic)
-    kernels = _load("tensorflow_metal_1_2_0_kernels.json")
+        return Table(USER_TABLE, kernels, generic)
+    kernels = _load_table("tensorflow_metal_1_2_0_kernels.json")
     # Which data the plugin's Tile takes cannot be read from its binary.
     return Table(METAL_VERSION, {**kernels, "Tile": ["any"]}, generic)
 
 
-def _type(definition, key):
+def _type_name(definition, key):
     if key not in definition.attr:
         return None
     return tf.dtypes.as_dtype(definition.attr[key].type).name
@@ -216,17 +223,20 @@ def _type(definition, key):
 def data_type(definition):
     """Return the type an op computes in, as the table lists it."""
     if "SrcT" in definition.attr:
-        source, target = _type(definition, "SrcT"), _type(definition, "DstT")
+        source, target = (
+            _type_name(definition, "SrcT"),
+            _type_name(definition, "DstT"),
+        )
         return f"{source}->{target}"
     # A random op's T is the type of its shape.
     random = definition.op.startswith(("Random", "Stateless", "Truncated"))
     keys = ("dtype", "T") if random else ("T", "dtype")
-    names = [_type(definition, key) for key in (*keys, "Tparams", "Tidx")]
+    names = [_type_name(definition, key) for key in (*keys, "Tparams", "Tidx")]
     return next(filter(None, [*names, *type_names(definition)]), None)
 
 
-def _meets(definition, constraints):
+def _meets_constraints(definition, constraints):
     return all(
-        _type(definition, attr) in (None, *types)
+        _type_name(definition, attr) in (None, *types)
         for attr, types in constraints.items()
     )

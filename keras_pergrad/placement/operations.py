@@ -61,8 +61,8 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
-    """What is known of one step that was placed."""
+class PlacedStep:
+    """A placed step: its ops, its copies, and what TensorFlow does not show."""
 
     operations: list
     opaque: list  # (name, device, "XLA" or "call")
@@ -72,52 +72,54 @@ class Placed:
 
 
 def read(partitions, model, device=None):
-    """Return the `Placed` step of partition graphs."""
+    """Return the `PlacedStep` of partition graphs."""
     nodes = graph.read(partitions)
-    course = graph.Course(nodes)
+    run_counts = graph.RunCounts(nodes)
     layer_of = graph.Layers(model, [node.name for node in nodes])
-    ops, opaque = _operations(nodes, course, layer_of, device)
-    moved = _copies(nodes, course, layer_of)
-    return Placed(ops, opaque, moved, nodes, layer_of)
+    ops, opaque = _step_operations(nodes, run_counts, layer_of, device)
+    copies = _step_copies(nodes, run_counts, layer_of)
+    return PlacedStep(ops, opaque, copies, nodes, layer_of)
 
 
-def _operations(nodes, course, layer_of, device):
-    """Return the `Operation`s, and what hides others: (name, device, how)."""
+def _step_operations(nodes, run_counts, layer_of, device):
+    """Return the `Operation`s, and the opaque parts: (name, device, kind)."""
     nodes = [node for node in nodes if node.op not in graph.PLUMBING]
-    opaque = [(n.name, n.device, n.hides) for n in nodes if n.hides]
+    opaque = [(n.name, n.device, n.opaque_kind) for n in nodes if n.opaque_kind]
     operations = [
-        _placed(n, layer_of(n.name), course.once(n), device)
+        _operation_of(n, layer_of(n.name), run_counts.runs_once(n), device)
         for n in nodes
-        if not n.hides
+        if not n.opaque_kind
     ]
     return operations, opaque
 
 
-def _placed(node, layer, once, accelerator):
+def _operation_of(node, layer, runs_once, accelerator):
     """Return the `Operation` of a `graph.Node` on the device where it ran."""
-    kind, why = "cpu", ""
+    kind, reason = "cpu", ""
     if not node.device.startswith("CPU"):
         device_type = node.device.partition(":")[0]
-        kind = kernels.serving(node.definition, device_type)
+        kind = kernels.kernel_kind(node.definition, device_type)
         # Kernels made for one graph at run time are not in the registry.
         kind = kernels.DEVICE if kind == kernels.NONE else kind
     elif accelerator is not None:
-        why = kernels.reason(
+        reason = kernels.reason(
             node.definition,
             node.dtypes,
             accelerator.type,
             accelerator.platform,
         )
-    where = node.device, kind, node.dtypes, layer
-    return Operation(node.op, node.name, *where, 1 if once else None, why)
+    placement = node.device, kind, node.dtypes, layer
+    return Operation(
+        node.op, node.name, *placement, 1 if runs_once else None, reason
+    )
 
 
 def _in_host_memory(node):
     return node.op.startswith("_Host") or node.device.startswith("CPU")
 
 
-def _tensors_inside(node):
-    """Return how many tensors a variant carries; each is copied by itself."""
+def _tensor_count(node):
+    """Return how many tensors a variant carries; each is a copy of its own."""
     if node.op == "OptionalFromValue":
         return len(node.inputs)
     if node.op == "IteratorGetNextAsOptional":
@@ -132,32 +134,35 @@ def direction(send):
     if send.op not in graph.SENDS or send.partner is None or not send.inputs:
         return None
     source, target = _in_host_memory(send), _in_host_memory(send.partner)
+    # A control edge is sent as a dummy tensor, which is no copy.
     if source == target or "/ctrl/" in send.inputs[0][0].name:
         return None
     return TO_DEVICE if source else TO_HOST
 
 
-def _copies(nodes, course, layer_of):
+def _step_copies(nodes, run_counts, layer_of):
     """Return every `Copy` of one step."""
-    moved = []
+    copies = []
     for send in nodes:
-        way = direction(send)
-        if way is None:
+        copy_direction = direction(send)
+        if copy_direction is None:
             continue
-        maker, _ = graph.through_plumbing(*send.inputs[0])
-        times = 1 if course.once(send) else None
+        producer, _ = graph.through_plumbing(*send.inputs[0])
+        runs = 1 if run_counts.runs_once(send) else None
         dtype = send.dtypes[0] if send.dtypes else "variant"
-        if dtype == "variant" and times is not None:
+        if dtype == "variant" and runs is not None:
             # In the loop over steps, handles that cross may be empty.
-            times = _tensors_inside(maker)
-            times = None if course.over_steps else times
-        if times != 0:
-            layer = layer_of(maker.name)
-            moved.append(Copy(way, maker.name, dtype, times, layer))
-    return moved + _logs(nodes)
+            runs = _tensor_count(producer)
+            runs = None if run_counts.loops_over_steps else runs
+        if runs != 0:
+            layer = layer_of(producer.name)
+            copies.append(
+                Copy(copy_direction, producer.name, dtype, runs, layer)
+            )
+    return copies + _log_copies(nodes)
 
 
-def _logs(nodes):
+def _log_copies(nodes):
     """Return the copies for a step's logs, which Keras wraps in an Optional."""
     # If it leaves the function on the accelerator, each log is copied back,
     # outside of the graph. If it was also made there, the answer whether it
@@ -168,14 +173,16 @@ def _logs(nodes):
             continue
         if "variant" not in node.dtypes or not node.inputs:
             continue
-        maker, _ = graph.through_plumbing(*node.inputs[0])
-        if maker.op != "OptionalFromValue":
+        producer, _ = graph.through_plumbing(*node.inputs[0])
+        if producer.op != "OptionalFromValue":
             continue
-        logs = _tensors_inside(maker)
-        copies.append(Copy(TO_HOST, "the step's logs", "logs", logs))
-        if not maker.device.startswith("CPU"):
-            for way in (TO_DEVICE, TO_HOST):
-                copies.append(Copy(way, "whether there are logs", "bool", 1))
+        log_count = _tensor_count(producer)
+        copies.append(Copy(TO_HOST, "the step's logs", "logs", log_count))
+        if not producer.device.startswith("CPU"):
+            for log_direction in (TO_DEVICE, TO_HOST):
+                copies.append(
+                    Copy(log_direction, "whether there are logs", "bool", 1)
+                )
     return copies
 
 

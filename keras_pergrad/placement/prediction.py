@@ -35,18 +35,18 @@ _PLATFORMS = ("metal",)
 _REWRITES = {"remapping": 2, "layout_optimizer": 2}
 # On x86, oneDNN rewrites a CPU graph last and merges pairs of ops that stay
 # apart on an accelerator.
-_MERGED = {
+_ONEDNN_MERGED = {
     "Conv2DWithBias": ("Conv2D", "BiasAdd"),
     "Conv2DBackpropFilterWithBias": ("Conv2DBackpropFilter", "BiasAddGrad"),
     "PadWithConv2D": ("Pad", "Conv2D"),
 }
 # They take the handle of a variable, as those whose names begin "Resource".
-_PINNED = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
+_VARIABLE_OPS = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
 _ACTIVATIONS = {"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
 _CONTRACTIONS = {"MatMul", "Conv2D", "DepthwiseConv2dNative"}
 _WITH_BIAS = {"Conv2DWithBias"}
-_COUNTING = {"Add", "AddV2", "Sub", "AssignAddVariableOp"}
-_DRAWS = re.compile(
+_COUNTER_OPS = {"Add", "AddV2", "Sub", "AssignAddVariableOp"}
+_RANDOM_OPS = re.compile(
     "(Random|Stateless|TruncatedNormal|Multinomial|Rng)(?!.*(KeyCounter|GetAlg))"
 )
 
@@ -68,14 +68,14 @@ class Hazard:
     layers: tuple[str, ...] = ()
 
 
-_XLA = Hazard(
+_XLA_HAZARD = Hazard(
     "xla",
     "error",
     "jit_compile=True: tensorflow-metal brings no XLA compiler, and "
     "TensorFlow stops with 'could not find registered compiler'. "
     "Pass jit_compile=False to compile().",
 )
-_FUSED = Hazard(
+_FUSION_HAZARD = Hazard(
     "fused_activation",
     "wrong",
     "matmul or convolution + bias + activation is fused into one op on Metal, "
@@ -84,7 +84,7 @@ _FUSED = Hazard(
     "TURN_OFF_REMAPPER=1 in the environment, or use another activation.",
 )
 # Hazards of one op: which, how bad, what is known, and where it applies.
-_OF_OPS = (
+_OP_HAZARDS = (
     (
         "float64",
         "slow",
@@ -98,14 +98,16 @@ _OF_OPS = (
         "int64 counter: Metal has no int64 arithmetic, so the optimizer's "
         "step number travels to the CPU and back in every step. Keras makes "
         "it so; there is nothing to change in the model.",
-        lambda o: o.kind == "cpu" and "int64" in o.dtypes and o.op in _COUNTING,
+        lambda o: (
+            o.kind == "cpu" and "int64" in o.dtypes and o.op in _COUNTER_OPS
+        ),
     ),
     (
         "random",
         "wrong",
         "random generator: old tensorflow-metal releases repeat the same "
         "numbers or fail for whole numbers. Check that two calls differ.",
-        lambda o: o.kind != "cpu" and _DRAWS.match(o.op),
+        lambda o: o.kind != "cpu" and _RANDOM_OPS.match(o.op),
     ),
     (
         "cudnn_rnn",
@@ -172,22 +174,24 @@ def predict_placement(
     table = kernels.metal(kernels_table)
     nodes = optimised_nodes(model, as_in_fit((x, y)))
     layer_of = graph.Layers(model, [node.name for node in nodes])
-    course = graph.Course(nodes)
+    run_counts = graph.RunCounts(nodes)
     report = PlacementReport(None, "Metal", prediction=table.version)
     report.copies = None
-    report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
+    report.opaque = [
+        (n.name, "", n.opaque_kind) for n in nodes if n.opaque_kind
+    ]
     on_device = set()
-    for node, op, kind in _places(nodes, table):
-        layer, where, why = layer_of(node.name), "GPU:0", ""
+    for node, op, kind in _place_nodes(nodes, table):
+        layer, where, reason = layer_of(node.name), "GPU:0", ""
         if kind == "error":
-            report.errors.append(_error(node, op, layer))
+            report.errors.append(_error_text(node, op, layer))
         if kind in ("error", "cpu"):
-            kind, where, why = "cpu", "CPU:0", _reason(node, op, table)
+            kind, where, reason = "cpu", "CPU:0", _cpu_reason(node, op, table)
         else:
             on_device.add(node)
-        at = node.name, where, kind, node.dtypes, layer
-        runs = 1 if course.once(node) else None
-        report.operations.append(Operation(op, *at, runs, why))
+        placement = node.name, where, kind, node.dtypes, layer
+        runs = 1 if run_counts.runs_once(node) else None
+        report.operations.append(Operation(op, *placement, runs, reason))
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
     # that the user wrote counts, and compile() keeps that.
     xla = compile_arguments(model).get("jit_compile") is True
@@ -209,35 +213,35 @@ def optimised_nodes(model, data):
     return graph.read(metadata.partition_graphs)
 
 
-def _places(nodes, table):
+def _place_nodes(nodes, table):
     """Yield a node, its op, and "device", "generic", "cpu" or "error"."""
     for node in nodes:
-        if node.op in graph.PLUMBING or node.hides:
+        if node.op in graph.PLUMBING or node.opaque_kind:
             continue
-        for op in _MERGED.get(node.op, (node.op,)):
+        for op in _ONEDNN_MERGED.get(node.op, (node.op,)):
             kind = table.serving(node.definition, op)
             if kernels.is_host_op(op, node.dtypes):
                 kind = "cpu"
             elif kind == kernels.NONE:
                 # A variable's ops are not moved away from the accelerator.
-                pinned = op.startswith("Resource") or op in _PINNED
-                kind = "error" if pinned else "cpu"
+                is_pinned = op.startswith("Resource") or op in _VARIABLE_OPS
+                kind = "error" if is_pinned else "cpu"
             yield node, op, kind
 
 
-def _reason(node, op, table):
-    types, why = table.known_types(op), "no Metal kernel"
+def _cpu_reason(node, op, table):
+    types, text = table.known_types(op), "no Metal kernel"
     if kernels.is_host_op(op, node.dtypes):
-        why = "host-only op"
+        text = "host-only op"
     elif types:
-        wanted = kernels.data_type(node.definition)
+        dtype = kernels.data_type(node.definition)
         listed = ", ".join(types[:6]) + (", ..." if len(types) > 6 else "")
-        why = f"{why} for {wanted} (only {listed})"
+        text = f"{text} for {dtype} (only {listed})"
     hint = kernels.hint(op)
-    return f"{why}; {hint}" if hint else why
+    return f"{text}; {hint}" if hint else text
 
 
-def _error(node, op, layer):
+def _error_text(node, op, layer):
     where = f" in {layer}" if layer else ""
     return (
         f"{op}{where}: 'Cannot assign a device for operation'. It works "
@@ -250,22 +254,24 @@ def _error(node, op, layer):
 
 def _notes(model, report, table):
     notes = []
-    tiles = any(o.op == "Tile" and o.kind != "cpu" for o in report.operations)
-    if tiles and table.version == kernels.METAL_VERSION:
+    has_tiles = any(
+        o.op == "Tile" and o.kind != "cpu" for o in report.operations
+    )
+    if has_tiles and table.version == kernels.METAL_VERSION:
         notes.append(
             "Tile: the plugin registers it, but for which types cannot be "
             "read from its binary; it is counted as a Metal kernel."
         )
-    rnn = [
+    cudnn_layers = [
         layer.name
         for layer in inner_layers(model)
         if getattr(layer, "use_cudnn", False) in (True, "auto")
     ]
-    if rnn:
+    if cudnn_layers:
         has = "has" if "CudnnRNNV3" in table.kernels else "lacks"
         notes.append(
-            f"{', '.join(rnn)}: where a GPU is listed, Keras calls one "
-            f"CudnnRNNV3 op (which {table.version} {has}; reported slow or "
+            f"{', '.join(cudnn_layers)}: where a GPU is listed, Keras calls "
+            f"one CudnnRNNV3 op (which {table.version} {has}; reported slow or "
             f"failing) instead of the loop that was judged here. "
             f"use_cudnn=False keeps the loop."
         )
@@ -274,14 +280,14 @@ def _notes(model, report, table):
 
 def hazards_of_settings(jit_compile):
     """Return hazards of how the model was compiled."""
-    return [_XLA] if jit_compile else []
+    return [_XLA_HAZARD] if jit_compile else []
 
 
 def hazards_of_operations(operations):
     """Return hazards of the ops of a step."""
     return [
-        Hazard(code, severity, message, _names(layers))
-        for code, severity, message, applies in _OF_OPS
+        Hazard(code, severity, message, _layer_names(layers))
+        for code, severity, message, applies in _OP_HAZARDS
         if (layers := [o.layer for o in operations if applies(o)])
     ]
 
@@ -290,30 +296,30 @@ def hazards_of_fusion(nodes, layer_of, on_metal=None):
     """Return hazards of contraction + bias + activation, off the CPU."""
     if on_metal is None:
         on_metal = {n for n in nodes if not n.device.startswith("CPU")}
-    users = {}
+    consumers = {}
     for node in nodes:
-        for feeder, _ in node.inputs:
-            users.setdefault(feeder, []).append(node)
-    fused = [n for n in nodes if n in on_metal and _is_fused(n, users)]
-    layers = _names(layer_of(node.name) for node in fused)
-    return [dataclasses.replace(_FUSED, layers=layers)] if fused else []
+        for producer, _ in node.inputs:
+            consumers.setdefault(producer, []).append(node)
+    fused = [n for n in nodes if n in on_metal and _is_fused(n, consumers)]
+    layers = _layer_names(layer_of(node.name) for node in fused)
+    return [dataclasses.replace(_FUSION_HAZARD, layers=layers)] if fused else []
 
 
-def _is_fused(node, users):
+def _is_fused(node, consumers):
     # TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
     # fuses after the graphs are handed over, so the unfused chain counts too.
     if node.op.startswith("_Fused"):
-        parts = {p.decode() for p in node.attr["fused_ops"].list.s}
-        return "BiasAdd" in parts and bool(parts & _ACTIVATIONS)
-    after = users.get(node, [])
+        fused_ops = {p.decode() for p in node.attr["fused_ops"].list.s}
+        return "BiasAdd" in fused_ops and bool(fused_ops & _ACTIVATIONS)
+    next_nodes = consumers.get(node, [])
     if node.op in _CONTRACTIONS:
-        if [user.op for user in after] != ["BiasAdd"]:
+        if [consumer.op for consumer in next_nodes] != ["BiasAdd"]:
             return False
-        after = users.get(after[0], [])
+        next_nodes = consumers.get(next_nodes[0], [])
     elif node.op not in _WITH_BIAS:
         return False
-    return any(user.op in _ACTIVATIONS for user in after)
+    return any(consumer.op in _ACTIVATIONS for consumer in next_nodes)
 
 
-def _names(layers):
+def _layer_names(layers):
     return tuple(dict.fromkeys(name for name in layers if name))

@@ -92,7 +92,8 @@ def analyse(metadata, step_ms, cpu_ms):
     for stats in metadata.step_stats.dev_stats:
         device = short_name(stats.device)
         for stat in stats.node_stats:
-            op = ops.get(stat.node_name) or _labelled(stat.timeline_label)
+            op = ops.get(stat.node_name) or _op_in_label(stat.timeline_label)
+            # A send copies another op's output: keep the size of each.
             for output in stat.output:
                 memory = output.tensor_description.allocation_description
                 key = stat.node_name, output.slot
@@ -101,23 +102,23 @@ def analyse(metadata, step_ms, cpu_ms):
                 continue
             executions[device][op] += 1
             if device.startswith("CPU"):
-                took = stat.op_end_rel_nanos - stat.op_start_rel_nanos
-                host_ns[op] += took
-    moved, number = collections.Counter(), 0
+                duration = stat.op_end_rel_nanos - stat.op_start_rel_nanos
+                host_ns[op] += duration
+    copied_bytes, copy_count = collections.Counter(), 0
     for node in nodes:
-        way = operations.direction(node)
-        if way is None:
+        direction = operations.direction(node)
+        if direction is None:
             continue
         source, slot = node.inputs[0]
-        copied = sizes.get((source.name, slot), [])
-        moved[way] += sum(copied)
-        number += len(copied)
+        tensor_bytes = sizes.get((source.name, slot), [])
+        copied_bytes[direction] += sum(tensor_bytes)
+        copy_count += len(tensor_bytes)
     slowest = [(op, ns / 1e6) for op, ns in host_ns.most_common()]
     return DeepReport(
         {device: dict(counts) for device, counts in executions.items()},
-        moved[operations.TO_DEVICE],
-        moved[operations.TO_HOST],
-        number,
+        copied_bytes[operations.TO_DEVICE],
+        copied_bytes[operations.TO_HOST],
+        copy_count,
         sum(host_ns.values()) / 1e6,
         slowest,
         step_ms,
@@ -125,6 +126,6 @@ def analyse(metadata, step_ms, cpu_ms):
     )
 
 
-def _labelled(label):
+def _op_in_label(label):
     match = re.search(r" = (\w+)\(", label)
     return match.group(1) if match else "unknown"

@@ -1,4 +1,4 @@
-"""The report of a placement: what was found, and its text."""
+"""The report of a placement, as data and as text."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from keras_pergrad.placement.graph import CALL, XLA
 
 _WIDTH = 80
 #: What hides ops → what is said of it, and what shows them.
-_OPAQUE = {
+_OPAQUE_TEXTS = {
     XLA: ("is compiled by XLA as one piece", "jit_compile=False"),
     CALL: (
         "is a call of a function, not inlined",
@@ -92,13 +92,15 @@ class PlacementReport:
             A dict from op type to a number, or to `None` if one of these ops
             is in a loop or branch, or may also be in an opaque part.
         """
-        runs = {}
+        runs_by_op = {}
         for operation in self.operations:
             if operation.kind == kind:
-                runs.setdefault(operation.op, []).append(operation.runs)
+                runs_by_op.setdefault(operation.op, []).append(operation.runs)
         return {
-            op: sum(each) if self.known and None not in each else None
-            for op, each in runs.items()
+            op: sum(run_counts)
+            if self.known and None not in run_counts
+            else None
+            for op, run_counts in runs_by_op.items()
         }
 
     def fallbacks(self):
@@ -113,13 +115,13 @@ class PlacementReport:
                 key = operation.op, operation.reason
                 groups.setdefault(key, []).append(operation.layer)
         rows = [
-            (op, why, len(same), tuple(dict.fromkeys(filter(None, same))))
-            for (op, why), same in groups.items()
+            (op, why, len(layers), tuple(dict.fromkeys(filter(None, layers))))
+            for (op, why), layers in groups.items()
         ]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
     def __str__(self):
-        return "\n".join([_title(self), *map(_wrap, _lines(self))])
+        return "\n".join([_title_of(self), *map(_wrap, _report_lines(self))])
 
 
 def _wrap(line):
@@ -135,11 +137,11 @@ def _wrap(line):
     )
 
 
-def _names(layers):
+def _layer_list(layers):
     return f" [{first_few(layers)}]" if layers else ""
 
 
-def _title(report):
+def _title_of(report):
     if report.prediction:
         return (
             f"Placement predicted for {report.platform}, "
@@ -153,44 +155,48 @@ def _title(report):
     return f"Placement on {report.device} ({report.platform}) and the CPU"
 
 
-def _lines(report):
+def _report_lines(report):
     if report.variables:
-        where = ", ".join(f"{n} on {d}" for d, n in report.variables.items())
-        yield f"variables: {where}"
+        placement = ", ".join(
+            f"{n} on {d}" for d, n in report.variables.items()
+        )
+        yield f"variables: {placement}"
     if report.opaque:
-        yield from _opaque(report.opaque)
+        yield from _opaque_lines(report.opaque)
     if report.known:
-        yield from _operations(report)
+        yield from _operation_lines(report)
     for error in report.errors:
         yield f"STOPS: {error}"
     for hazard in report.hazards:
-        yield f"{hazard.severity}: {hazard.message}{_names(hazard.layers)}"
+        yield f"{hazard.severity}: {hazard.message}{_layer_list(hazard.layers)}"
     for note in report.notes:
         yield f"note: {note}"
     if report.deep is not None:
         yield from report.deep.lines(report.device)
 
 
-def _opaque(parts, most=3):
-    for name, device, why in parts[:most]:
+def _opaque_lines(parts, limit=3):
+    for name, device, cause in parts[:limit]:
         where = f" on {device}" if device else ""
-        yield f"opaque: {name}{where} {_OPAQUE[why][0]}"
-    if len(parts) > most:
-        yield f"opaque: {len(parts) - most} more parts"
-    kinds = {why for _, _, why in parts}
-    ways = [way for kind, (_, way) in _OPAQUE.items() if kind in kinds]
+        yield f"opaque: {name}{where} {_OPAQUE_TEXTS[cause][0]}"
+    if len(parts) > limit:
+        yield f"opaque: {len(parts) - limit} more parts"
+    causes = {cause for _, _, cause in parts}
+    remedies = [
+        remedy for kind, (_, remedy) in _OPAQUE_TEXTS.items() if kind in causes
+    ]
     yield (
         f"TensorFlow does not show what is inside, so ops and copies are "
-        f"not counted. What shows them: {' and '.join(ways)}."
+        f"not counted. What shows them: {' and '.join(remedies)}."
     )
 
 
-def _operations(report):
-    kinds = collections.Counter(o.kind for o in report.operations)
-    device, generic, cpu = (kinds[k] for k in ("device", "generic", "cpu"))
+def _operation_lines(report):
+    counts = collections.Counter(o.kind for o in report.operations)
+    device, generic, cpu = (counts[k] for k in ("device", "generic", "cpu"))
     if report.device is None and not report.prediction:
         yield f"ops of one step: {cpu}, all on the CPU"
-        yield from _in_loops(report.operations)
+        yield from _loop_lines(report.operations)
         return
     name = report.device or report.platform
     yield (
@@ -200,35 +206,38 @@ def _operations(report):
     )
     for op, why, number, layers in report.fallbacks():
         times = f" ×{number}" if number > 1 else ""
-        yield f"  on the CPU: {op}{times}: {why}{_names(layers)}"
-    yield from _in_loops(report.operations)
+        yield f"  on the CPU: {op}{times}: {why}{_layer_list(layers)}"
+    yield from _loop_lines(report.operations)
     if not report.prediction:
-        yield f"copies a step: {_copies(report.copies, report.device_copies)}"
-
-
-def _in_loops(operations):
-    inside = [o.layer for o in operations if o.runs is None]
-    if inside:
-        layers = list(dict.fromkeys(filter(None, inside)))
         yield (
-            f"  in a loop or branch: {len(inside)} of them, which a step may "
-            f"run any number of times{_names(layers)}"
+            f"copies a step: "
+            f"{_copies_text(report.copies, report.device_copies)}"
         )
 
 
-def _copies(copies, total):
+def _loop_lines(operations):
+    looped_layers = [o.layer for o in operations if o.runs is None]
+    if looped_layers:
+        layers = list(dict.fromkeys(filter(None, looped_layers)))
+        yield (
+            f"  in a loop or branch: {len(looped_layers)} of them, which a "
+            f"step may run any number of times{_layer_list(layers)}"
+        )
+
+
+def _copies_text(copies, total):
     if copies is None:
         return "not known"
     if total is None:
         at_least = sum(copy.runs or 0 for copy in copies)
-        unread = [copy.layer for copy in copies if copy.runs is None]
+        uncounted = [copy.layer for copy in copies if copy.runs is None]
         return (
-            f"at least {at_least}, and {len(unread)} in a loop or branch"
-            f"{_names(list(dict.fromkeys(filter(None, unread))))} "
+            f"at least {at_least}, and {len(uncounted)} in a loop or branch"
+            f"{_layer_list(list(dict.fromkeys(filter(None, uncounted))))} "
             f"(deep=True counts them)"
         )
-    ways = operations.copies_by_direction(copies)
+    counts = operations.copies_by_direction(copies)
     return (
-        f"{total} ({ways[operations.TO_DEVICE]} to the device, "
-        f"{ways[operations.TO_HOST]} back)"
+        f"{total} ({counts[operations.TO_DEVICE]} to the device, "
+        f"{counts[operations.TO_HOST]} back)"
     )

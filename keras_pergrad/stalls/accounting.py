@@ -1,4 +1,4 @@
-"""One epoch's report, made of its timed calls."""
+"""The report of one epoch, made from its timed calls."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 #: Why fetches can be missing from the log.
-TOO_MANY = (
+TOO_MANY_FETCHES = (
     "a call of its train function fetched more batches than "
     "`steps_per_execution` says. Compile it with at least as many."
 )
@@ -17,11 +17,11 @@ SMALL_SHARE = 0.05
 # this length leaves nothing to gain, whatever share of a short step it is.
 SMALL_WAIT_MS = 0.2
 # The bins of waits: each a per cent wider than the one before.
-SHORTEST, RATIO = 1e-6, 1.01
+SHORTEST_WAIT, BIN_RATIO = 1e-6, 1.01
 BINS = 2400  # up to about 2e4 seconds
 # Threads that wake up often wait longer for a core than they use it: a larger
 # ratio says nothing about what they compute.
-MOST_CONTENTION = 2.0
+MAX_CONTENTION = 2.0
 _THREADS = pathlib.Path("/proc/self/task")
 
 
@@ -94,28 +94,30 @@ class StallReport:
     @property
     def first_batch_fraction(self):
         """Share of the epoch, without tracing, before its first batch."""
+        # The time after the first batch follows from the stall and its share;
+        # without a stall it is that of the steps.
         if self.first_batch_s is None or not self.data_stall_fraction:
             steady = (self.steps or 0) * (self.step_ms or 0.0) / 1e3
         else:
             steady = (self.data_stall_s or 0.0) / self.data_stall_fraction
-        whole = (self.first_batch_s or 0.0) + steady
-        if self.first_batch_s is None or not whole:
+        total = (self.first_batch_s or 0.0) + steady
+        if self.first_batch_s is None or not total:
             return None
-        return self.first_batch_s / whole
+        return self.first_batch_s / total
 
     @property
     def fraction_without_longest(self):
         """`data_stall_fraction` but for the longest wait, or 0."""
         stall, share = self.data_stall_s or 0.0, self.data_stall_fraction
         longest = 1e-3 * (self.wait_longest_ms or 0.0)
-        whole = stall / share - longest if share else 0.0
+        total = stall / share - longest if share else 0.0
         rest = stall - longest
-        return max(rest, 0.0) / whole if whole > 0 else 0.0
+        return max(rest, 0.0) / total if total > 0 else 0.0
 
     def stalls(self, above=SMALL_SHARE):
         """Whether waits for data take more than this share of the time."""
-        lost, wait = self.data_stall_fraction, self.wait_ms
-        if lost is None or wait is None or lost <= above:
+        stall_share, wait = self.data_stall_fraction, self.wait_ms
+        if stall_share is None or wait is None or stall_share <= above:
             return False
         # A machine that pauses makes one long wait: it takes two for a stall.
         return not above or (
@@ -143,8 +145,8 @@ def exposed_waits(rows):
     `rows` are those of the `WaitLog`. Time while the step beside a fetch
     still ran is no wait.
     """
-    asked, arrived, _, step_ended, _ = rows.T
-    return np.maximum(arrived - np.maximum(asked, step_ended), 0.0)
+    requested, arrived, _, step_ended, _ = rows.T
+    return np.maximum(arrived - np.maximum(requested, step_ended), 0.0)
 
 
 def copy_times(rows):
@@ -154,27 +156,29 @@ def copy_times(rows):
 
 
 class EpochTimer:
-    """Sums up the calls of one epoch that `began` at a `time.time()`.
+    """Adds up the timed calls of one epoch, which `began` at a `time.time()`.
 
-    The caller adds to `lost` how many rows are missing.
+    The caller adds to `lost_rows` how many rows are missing.
     """
 
     def __init__(self, began):
         self.began = began
-        self.lost = 0
+        self.lost_rows = 0
         self.steps = 0
-        self.stall = 0.0
-        self.waits = 0
-        self.compute = 0.0
-        self.copies = 0.0
-        self.copied = 0
-        self.threads = thread_seconds()
+        self.stall_seconds = 0.0
+        self.wait_count = 0
+        self.compute_seconds = 0.0
+        self.copy_seconds = 0.0
+        self.copy_count = 0
+        self.threads_before = thread_seconds()
         self.cpu = 0.0
         self.cpu_steps = 0
         self.timed_steps = 0
-        self.steady_from = None
-        self.steady_to = None
-        self.not_steady = 0.0
+        # From the arrival of the first batch to the end of the last step. Calls
+        # that trace are in between, and are taken out again.
+        self.steady_begin = None
+        self.steady_end = None
+        self.unsteady_seconds = 0.0
         self.first_batch = None
         self.tracing = None
         self.end_of_data = None
@@ -183,43 +187,48 @@ class EpochTimer:
 
     def add_calls(self, calls, rows):
         """Add `Call`s in order, and for each its rows of the `WaitLog`."""
-        plain = []
-        for call, its_rows in zip(calls, rows):
-            ordinary = call.finished and not (call.traced or call.fresh)
-            if ordinary and self.steady_from is not None and len(its_rows):
-                plain.append((call, its_rows))
+        ordinary_calls = []
+        for call, call_rows in zip(calls, rows):
+            is_ordinary = call.finished and not (call.traced or call.fresh)
+            if is_ordinary and self.steady_begin is not None and len(call_rows):
+                ordinary_calls.append((call, call_rows))
                 continue
-            self._add_plain(plain)
-            plain = []
-            self._add_one(call, its_rows)
-        self._add_plain(plain)
+            self._add_ordinary(ordinary_calls)
+            ordinary_calls = []
+            self._add_single(call, call_rows)
+        self._add_ordinary(ordinary_calls)
 
-    def _add_plain(self, pairs):
+    def _add_ordinary(self, pairs):
         """Add many calls at once: one by one costs 15 us each (measured)."""
         if not pairs:
             return
+        # All rows in one array, and for each row the number of its call.
         rows = np.concatenate([rows for _, rows in pairs])
-        owner = np.repeat(np.arange(len(pairs)), [len(r) for _, r in pairs])
-        real = rows[:, 2] > 0
-        rows, owner = rows[real], owner[real]
+        call_numbers = np.repeat(
+            np.arange(len(pairs)), [len(r) for _, r in pairs]
+        )
+        has_batch = rows[:, 2] > 0
+        rows, call_numbers = rows[has_batch], call_numbers[has_batch]
         waits = exposed_waits(rows)
         seconds = np.array([call.ended - call.began for call, _ in pairs])
-        steps = np.bincount(owner, minlength=len(pairs))
-        waited = np.bincount(owner, waits, minlength=len(pairs))
-        computes = np.maximum(seconds - waited, 0.0)
-        self.stall += waits.sum()
-        self.waits += len(waits)
-        self.compute += computes[steps > 0].sum()
+        steps = np.bincount(call_numbers, minlength=len(pairs))
+        call_waits = np.bincount(call_numbers, waits, minlength=len(pairs))
+        computes = np.maximum(seconds - call_waits, 0.0)
+        self.stall_seconds += waits.sum()
+        self.wait_count += len(waits)
+        self.compute_seconds += computes[steps > 0].sum()
         self._add_copies(rows)
         for (call, _), count in zip(pairs, steps):
             self._add_cpu(call, count)
         self.timed_steps += len(waits)
         self.steps += len(waits)
-        self.steady_to = pairs[-1][0].ended
+        self.steady_end = pairs[-1][0].ended
         self.histogram.add(waits)
-        self.timeline.add(waits, (computes / np.maximum(steps, 1))[owner])
+        self.timeline.add(
+            waits, (computes / np.maximum(steps, 1))[call_numbers]
+        )
 
-    def _add_one(self, call, rows):
+    def _add_single(self, call, rows):
         rows = rows[(rows[:, 2] > 0) & (rows[:, 0] <= call.ended)]
         if not len(rows):
             if not call.finished:
@@ -228,27 +237,27 @@ class EpochTimer:
             return
         waits = exposed_waits(rows)
         compute = max(call.ended - call.began - waits.sum(), 0.0)
-        starts = call.fresh and self.first_batch is None
-        if starts:
+        is_first = call.fresh and self.first_batch is None
+        if is_first:
             # This includes making the iterator, before the call, but not
             # tracing, which came first in the call.
             self.first_batch = call.began - self.began + waits[0]
-        if self.steady_from is None:
-            self.steady_from = rows[0, 1] if starts else rows[0, 0]
-        self.steady_to = call.ended
-        counted = waits[1:] if starts else waits
-        self.stall += counted.sum()
-        self.waits += len(counted)
+        if self.steady_begin is None:
+            self.steady_begin = rows[0, 1] if is_first else rows[0, 0]
+        self.steady_end = call.ended
+        counted_waits = waits[1:] if is_first else waits
+        self.stall_seconds += counted_waits.sum()
+        self.wait_count += len(counted_waits)
         if call.traced:
             self.tracing = (self.tracing or 0.0) + compute
-            start = max(call.began, self.steady_from)
-            self.not_steady += call.ended - start - counted.sum()
+            start = max(call.began, self.steady_begin)
+            self.unsteady_seconds += call.ended - start - counted_waits.sum()
         else:
-            self.compute += compute
+            self.compute_seconds += compute
             self._add_copies(rows)
             self.timed_steps += len(rows)
             self._add_cpu(call, len(rows))
-        self.histogram.add(counted)
+        self.histogram.add(counted_waits)
         if not call.traced:
             self.timeline.add(waits, np.full(len(rows), compute / len(rows)))
         self.steps += len(rows)
@@ -260,36 +269,40 @@ class EpochTimer:
 
     def _add_copies(self, rows):
         times = copy_times(rows)
-        self.copies += times.sum()
-        self.copied += len(times)
+        self.copy_seconds += times.sum()
+        self.copy_count += len(times)
 
     def report(self):
         """Return the `StallReport` of the calls so far."""
-        if self.lost:
-            return StallReport(steps=None, not_recorded=self.lost)
+        if self.lost_rows:
+            return StallReport(steps=None, not_recorded=self.lost_rows)
         report = StallReport(
             steps=self.steps,
             first_batch_s=_seconds(self.first_batch),
             tracing_s=_seconds(self.tracing),
             end_of_data_s=_seconds(self.end_of_data),
         )
-        if self.waits:
-            report.data_stall_s = float(self.stall)
-            steady = (self.steady_to or 0.0) - (self.steady_from or 0.0)
-            steady -= self.not_steady
+        if self.wait_count:
+            report.data_stall_s = float(self.stall_seconds)
+            steady = (self.steady_end or 0.0) - (self.steady_begin or 0.0)
+            steady -= self.unsteady_seconds
             # Where every step traced, nothing is left to divide by.
             if steady > 0 and self.timed_steps:
-                share = float(self.stall / steady)
+                share = float(self.stall_seconds / steady)
                 report.data_stall_fraction = min(share, 1.0)
-                if self.copied:
-                    copies = float(self.copies / steady)
+                if self.copy_count:
+                    copies = float(self.copy_seconds / steady)
                     report.copy_fraction = min(copies, 1.0)
         if self.timed_steps:
-            report.step_ms = float(1e3 * self.compute / self.timed_steps)
-        if self.copied:
-            report.copy_ms = float(1e3 * self.copies / self.copied)
+            report.step_ms = float(
+                1e3 * self.compute_seconds / self.timed_steps
+            )
+        if self.copy_count:
+            report.copy_ms = float(1e3 * self.copy_seconds / self.copy_count)
         if self.cpu_steps:
-            cpu = self.cpu * cpu_contention(self.threads, thread_seconds())
+            cpu = self.cpu * cpu_contention(
+                self.threads_before, thread_seconds()
+            )
             report.cpu_ms = float(1e3 * cpu / self.cpu_steps)
         if self.histogram.total:
             for percent in (50, 95, 99):
@@ -317,14 +330,14 @@ class WaitHistogram:
         self.total = 0
 
     def add(self, waits):
-        scaled = np.log(np.maximum(waits, SHORTEST) / SHORTEST)
-        bins = np.minimum(scaled / math.log(RATIO), BINS - 1).astype(int)
+        scaled = np.log(np.maximum(waits, SHORTEST_WAIT) / SHORTEST_WAIT)
+        bins = np.minimum(scaled / math.log(BIN_RATIO), BINS - 1).astype(int)
         np.add.at(self.counts, bins, 1)
         if len(waits):
-            at = int(np.argmax(waits))
-            if self.longest_step is None or waits[at] > self.longest:
-                self.longest = float(waits[at])
-                self.longest_step = self.total + at
+            place = int(np.argmax(waits))
+            if self.longest_step is None or waits[place] > self.longest:
+                self.longest = float(waits[place])
+                self.longest_step = self.total + place
         self.total += len(waits)
 
     def percentile(self, percent):
@@ -332,9 +345,10 @@ class WaitHistogram:
         if not self.total:
             return None
         rank = max(1, math.ceil(self.total * percent / 100))
-        at = int(np.searchsorted(np.cumsum(self.counts), rank))
-        middle = SHORTEST * RATIO ** (at + 0.5)
-        return 0.0 if at == 0 else float(min(middle, self.longest))
+        bin_number = int(np.searchsorted(np.cumsum(self.counts), rank))
+        middle = SHORTEST_WAIT * BIN_RATIO ** (bin_number + 0.5)
+        # The first bin has all waits that are too short to measure.
+        return 0.0 if bin_number == 0 else float(min(middle, self.longest))
 
 
 class Timeline:
@@ -345,30 +359,30 @@ class Timeline:
 
     def __init__(self, size=512):
         self.size = size
-        self.group = 1  # batches in a group
+        self.group_size = 1  # batches in a group
         self._sums = np.zeros((size, 2))
-        self._batches = 0
+        self._batch_count = 0
 
     def add(self, waits, computes):
         pairs = np.column_stack([waits, computes])
         while len(pairs):
-            room = self.size * self.group - self._batches
+            room = self.size * self.group_size - self._batch_count
             if not room:
                 joined = self._sums[0::2] + self._sums[1::2]
                 self._sums[:] = 0
                 self._sums[: self.size // 2] = joined
-                self.group *= 2
+                self.group_size *= 2
                 continue
-            now, pairs = pairs[:room], pairs[room:]
-            batches = self._batches + np.arange(len(now))
-            np.add.at(self._sums, batches // self.group, now)
-            self._batches += len(now)
+            fitting, pairs = pairs[:room], pairs[room:]
+            batches = self._batch_count + np.arange(len(fitting))
+            np.add.at(self._sums, batches // self.group_size, fitting)
+            self._batch_count += len(fitting)
 
     def arrays(self):
         """Return each group's first batch, mean wait and mean compute (s)."""
-        groups = math.ceil(self._batches / self.group)
-        first = np.arange(groups) * self.group
-        sizes = np.minimum(self.group, self._batches - first)
+        groups = math.ceil(self._batch_count / self.group_size)
+        first = np.arange(groups) * self.group_size
+        sizes = np.minimum(self.group_size, self._batch_count - first)
         means = self._sums[:groups] / np.maximum(sizes, 1)[:, None]
         return first, means[:, 0], means[:, 1]
 
@@ -397,4 +411,4 @@ def cpu_contention(before, after):
     on_core, ready = after[0] - before[0], after[1] - before[1]
     if on_core <= 0 or ready <= 0:
         return 1.0
-    return min(1.0 + ready / on_core, MOST_CONTENTION)
+    return min(1.0 + ready / on_core, MAX_CONTENTION)

@@ -84,8 +84,8 @@ def advise(facts, stalled=True, starts_late=False):
             stalled or rule.without_stall or (starts_late and rule.of_the_start)
         )
     ]
-    given = [rule.advice(facts) for rule in rules]
-    return [advice for advice in given if advice is not None]
+    answers = [rule.advice(facts) for rule in rules]
+    return [advice for advice in answers if advice is not None]
 
 
 RULES = (

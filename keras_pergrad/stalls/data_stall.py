@@ -1,4 +1,4 @@
-"""The wait of training for its data, and the reasons."""
+"""The callback that measures how long training waits for its data, and why."""
 
 import functools
 import numbers
@@ -21,14 +21,14 @@ from keras_pergrad.stalls.facts import facts_of
 from keras_pergrad.stalls.running import PipelineSamples
 from keras_pergrad.stalls.stages import (
     StageRow,
-    load_and_transform,
     stage_rows,
-    text_of,
+    stage_table,
+    work_shares,
 )
 from keras_pergrad.stalls.stopwatch import Stopwatch
 
-SHOWN = ("data_stall_fraction", "step_ms")
-HIDDEN = (
+SHOWN_LOGS = ("data_stall_fraction", "step_ms")
+HIDDEN_LOGS = (
     "data_stall_s",
     "stall_load_fraction",
     "stall_transform_fraction",
@@ -100,9 +100,9 @@ class DataStall(keras.callbacks.Callback):
         verbose: int = 1,
     ):
         super().__init__()
-        number = isinstance(warn_above, numbers.Real)
+        is_number = isinstance(warn_above, numbers.Real)
         if (
-            not number
+            not is_number
             or isinstance(warn_above, bool)
             or not (0 <= warn_above <= 1)
         ):
@@ -121,41 +121,41 @@ class DataStall(keras.callbacks.Callback):
         self.reports: list[StallReport] = []
         self.message: str | None = None
         self.verdict: str | None = None
-        self._spoken = False
+        self._has_spoken = False
         self.advice: list[Advice] = []
         self.stages: list[StageRow] = []
         self._samples, self._calls = PipelineSamples(), 0
         self._stopwatch = None
         self._timers: dict[str, EpochTimer] = {}
         self._data = None
-        self._callbacks = self._fit_callbacks = _nothing
-        self._timer_hook = None
-        self._passes = None
+        self._callbacks = self._fit_callbacks = _no_callbacks
+        self._last_hook = None
+        self._passes_left = None
         self._validation = None
         self._timeline = None
-        self._entered = None
+        self._run_token = None
 
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs=None):
-        require_free_names(self.model, (*SHOWN, *HIDDEN), "DataStall")
-        self._enter()
+        require_free_names(self.model, (*SHOWN_LOGS, *HIDDEN_LOGS), "DataStall")
+        self._begin_run()
         self._fit_callbacks = self._callbacks
 
     def on_epoch_begin(self, epoch, logs=None):
         epochs = (self.params or {}).get("epochs")
-        self._passes = None if epochs is None else epochs - epoch
+        self._passes_left = None if epochs is None else epochs - epoch
         self._validation = None
-        self._open(TRAIN)
+        self._open_timer(TRAIN)
 
     def on_train_batch_begin(self, batch, logs=None):
         self._arm(TRAIN)
 
     def on_test_begin(self, logs=None):
         if not self._is_validation():
-            self._enter()
-            self._passes = 1
-        self._open(TEST)
+            self._begin_run()
+            self._passes_left = 1
+        self._open_timer(TEST)
 
     def on_test_batch_begin(self, batch, logs=None):
         self._arm(TEST)
@@ -170,7 +170,7 @@ class DataStall(keras.callbacks.Callback):
             self._validation = seconds, sum(w for w in waits if w is not None)
             return
         self._publish(report, timer, TEST, logs)
-        self._leave()
+        self._end_run()
 
     def on_epoch_end(self, epoch, logs=None):
         self._stopwatch.drain()
@@ -183,30 +183,30 @@ class DataStall(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if self._prints_verdict():
             print(self._last_line(), flush=True)
-        self._leave()
-        self._fit_callbacks = _nothing
+        self._end_run()
+        self._fit_callbacks = _no_callbacks
 
     # Called by the stopwatch.
 
     def calls_done(self, calls, rows):
         """Take in the train function's calls and the waits in them."""
         for slot, timer in self._timers.items():
-            mine = [pair for pair in zip(calls, rows) if pair[0].slot == slot]
-            if mine:
-                timer.add_calls(*zip(*mine))
+            pairs = [pair for pair in zip(calls, rows) if pair[0].slot == slot]
+            if pairs:
+                timer.add_calls(*zip(*pairs))
 
     def rows_lost(self, count):
         """Take in how many waits were not recorded."""
         for timer in self._timers.values():
-            timer.lost += count
+            timer.lost_rows += count
 
     def call_failed(self):
         """Report what was measured before the train function raised."""
         for slot in [s for s in (TRAIN, TEST) if s in self._timers]:
             timer = self._timers.pop(slot)
-            if timer.steps or timer.lost:
+            if timer.steps or timer.lost_rows:
                 self._publish(timer.report(), timer, slot, None)
-        self._leave()
+        self._end_run()
 
     def plot(self, ax=None, by=None):
         """Draw where the time of the run went.
@@ -246,7 +246,7 @@ class DataStall(keras.callbacks.Callback):
 
     # Inner workings.
 
-    def _enter(self):
+    def _begin_run(self):
         self.reports, self.message, self.verdict = [], None, None
         self.advice, self.stages = [], []
         self._timers, self._timeline = {}, None
@@ -256,12 +256,14 @@ class DataStall(keras.callbacks.Callback):
         self._stopwatch.listeners.add(self)
         running = running_fit(self.model)
         self._data = running.data
-        self._callbacks, siblings = _nothing, running.callback_list
-        if siblings is not None:
-            self._callbacks = weakref.ref(siblings)
-        at_end_of_fit(self.model, siblings, self._end())
-        callback_list.go_before_readers(self, siblings)
-        progress_bar.leave_out(self, siblings, lambda name, _: name in HIDDEN)
+        self._callbacks, callbacks = _no_callbacks, running.callback_list
+        if callbacks is not None:
+            self._callbacks = weakref.ref(callbacks)
+        at_end_of_fit(self.model, callbacks, self._make_end_hook())
+        callback_list.go_before_readers(self, callbacks)
+        progress_bar.leave_out(
+            self, callbacks, lambda name, _: name in HIDDEN_LOGS
+        )
 
     def _arm(self, slot):
         # Between two steps nothing that this needs is in the caches: Python
@@ -269,18 +271,18 @@ class DataStall(keras.callbacks.Callback):
         self._calls += 1
         if self._calls == self._samples.due:
             self._samples.take(self._stopwatch.iterators[slot]())
-        if self._timer_hook is None:
+        if self._last_hook is None:
             self._stopwatch.arm(self.model, slot)
         else:
-            self._timer_hook.join()
+            self._last_hook.join()
 
-    def _open(self, slot):
+    def _open_timer(self, slot):
         self._timers[slot] = EpochTimer(time.time())
         self._samples, self._calls = PipelineSamples(), 0
-        self._timer_hook, siblings = None, self._callbacks()
-        if siblings is not None and not callback_list.is_last(self, siblings):
+        self._last_hook, callbacks = None, self._callbacks()
+        if callbacks is not None and not callback_list.is_last(self, callbacks):
             arm = functools.partial(self._stopwatch.arm, self.model, slot)
-            self._timer_hook = callback_list.CalledLast(siblings, arm)
+            self._last_hook = callback_list.CalledLast(callbacks, arm)
 
     def _is_validation(self):
         fit_callbacks = self._fit_callbacks()
@@ -291,22 +293,25 @@ class DataStall(keras.callbacks.Callback):
     def _publish(self, report, timer, slot, logs):
         self._timeline = timer.timeline if self.per_batch else None
         running = self._samples.summary(self._stopwatch.iterators[slot]())
-        facts = facts_of(report, self._data, running, self._passes)
-        self._note_stages(report, facts)
-        figures = _figures(report)
+        facts = facts_of(report, self._data, running, self._passes_left)
+        self._set_stages(report, facts)
+        log_values = _log_values(report)
         if logs is not None:
-            logs.update(figures)
-        self.verdict, self._spoken = verdict(report, facts), False
+            logs.update(log_values)
+        self.verdict, self._has_spoken = verdict(report, facts), False
         texts = []
         if self.message is None:
             self.message, self.advice = diagnose(
                 report, facts, self.warn_above, self.advise
             )
-            self._spoken = self.message is not None
+            self._has_spoken = self.message is not None
             texts += [self.message] if self.message else []
         if self.verbose == 2 and self.stages:
             texts.insert(
-                0, text_of(self.stages, running.cpu_budget, running.ram_budget)
+                0,
+                stage_table(
+                    self.stages, running.cpu_budget, running.ram_budget
+                ),
             )
         if slot == TEST and logs is not None and self._prints_verdict():
             texts.append(self._last_line())
@@ -321,46 +326,48 @@ class DataStall(keras.callbacks.Callback):
         self.reports.append(report)
 
     def _prints_verdict(self):
-        """Whether the verdict stands out where all prints, in no message."""
-        loud = self.verbose and (self.params or {}).get("verbose", 0)
-        return bool(loud and self.verdict and not self._spoken)
+        """Whether to print the verdict: `fit` prints, and no message had it."""
+        prints = self.verbose and (self.params or {}).get("verbose", 0)
+        return bool(prints and self.verdict and not self._has_spoken)
 
     def _last_line(self):
         return f"DataStall: {self.verdict}."
 
-    def _note_stages(self, report, facts):
+    def _set_stages(self, report, facts):
         self.stages = stage_rows(
             facts.data, facts.kind, facts.stages, facts.running, report.stalls()
         )
-        shares = load_and_transform(self.stages)
+        shares = work_shares(self.stages)
         if shares is not None and report.data_stall_fraction is not None:
             load, transform = shares
-            lost = report.data_stall_fraction
-            report.stall_load_fraction = lost * load
-            report.stall_transform_fraction = lost * transform
+            stall_share = report.data_stall_fraction
+            report.stall_load_fraction = stall_share * load
+            report.stall_transform_fraction = stall_share * transform
 
-    def _end(self):
-        """Return a function that leaves this `fit`, and no later one."""
-        self._entered = entered = object()
+    def _make_end_hook(self):
+        """Return a function that ends this `fit`, but no later one."""
+        self._run_token = token = object()
 
-        def leave():
-            if self._entered is entered:
-                self._leave()
-                self._fit_callbacks = _nothing
+        def end_run():
+            if self._run_token is token:
+                self._end_run()
+                self._fit_callbacks = _no_callbacks
 
-        return leave
+        return end_run
 
-    def _leave(self):
+    def _end_run(self):
         self._stopwatch.disarm()
         self._stopwatch.listeners.discard(self)
-        self._timers, self._data, self._timer_hook = {}, None, None
+        self._timers, self._data, self._last_hook = {}, None, None
 
 
-def _figures(report):
-    """Return the values of a `StallReport` for the logs, without None."""
-    values = {name: getattr(report, name) for name in (*SHOWN, *HIDDEN)}
+def _log_values(report):
+    """Return those values of a `StallReport` that go to the logs."""
+    values = {
+        name: getattr(report, name) for name in (*SHOWN_LOGS, *HIDDEN_LOGS)
+    }
     return {k: v for k, v in values.items() if v is not None}
 
 
-def _nothing():
+def _no_callbacks():
     return None

@@ -3,7 +3,11 @@
 import textwrap
 
 from keras_pergrad.common.text import WIDTH
-from keras_pergrad.stalls.accounting import SMALL_SHARE, SMALL_WAIT_MS, TOO_MANY
+from keras_pergrad.stalls.accounting import (
+    SMALL_SHARE,
+    SMALL_WAIT_MS,
+    TOO_MANY_FETCHES,
+)
 from keras_pergrad.stalls.advice import advise
 from keras_pergrad.stalls.stages import slowest, stage_rows
 
@@ -16,79 +20,93 @@ NO_ADVICE = (
 )
 
 
-def digits(number):
-    """Return a number's first three digits or more, with no power of ten."""
+def short_number(number):
+    """Return a number with three digits or more, and no power of ten."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def verdict(report, facts):
     """Say in one line whether the data is the bottleneck."""
-    lost, step, wait = report.data_stall_fraction, report.step_ms, facts.wait_ms
+    stall_share, step, wait = (
+        report.data_stall_fraction,
+        report.step_ms,
+        facts.wait_ms,
+    )
     if report.not_recorded:
         return f"unknown, since {report.not_recorded} fetches were not recorded"
-    if lost is None or not step:
+    if stall_share is None or not step:
         return "unknown: it takes two batches, and a step that is not traced"
     if not report.stalls():
-        if lost > SMALL_SHARE and facts.wait_ms >= SMALL_WAIT_MS:
-            longest, at = report.wait_longest_ms, report.wait_longest_step
+        if stall_share > SMALL_SHARE and facts.wait_ms >= SMALL_WAIT_MS:
+            longest, step_number = (
+                report.wait_longest_ms,
+                report.wait_longest_step,
+            )
             return (
-                f"not the bottleneck, but for one wait of {digits(longest)} ms "
-                f"(step {at}): {report.fraction_without_longest:.1%} without it"
+                "not the bottleneck, but for one wait of "
+                f"{short_number(longest)} ms "
+                f"(step {step_number}): {report.fraction_without_longest:.1%} "
+                "without it"
             )
         return (
-            f"not the bottleneck: {lost:.1%} of the time goes by waiting for "
-            f"data, {wait:.2g} ms a batch"
+            f"not the bottleneck: {stall_share:.1%} of the time goes by "
+            f"waiting for data, {wait:.2g} ms a batch"
         )
-    made = facts.pipeline_ms
-    if made > 1.1 * step:
+    pipeline_ms = facts.pipeline_ms
+    # Two times that differ by less are equal, as far as was measured.
+    if pipeline_ms > 1.1 * step:
         return (
-            f"the bottleneck: the pipeline must give {digits(1e3 / step)} "
-            f"batches/s, it gives {digits(1e3 / made)}"
+            "the bottleneck: the pipeline must give "
+            f"{short_number(1e3 / step)} "
+            f"batches/s, it gives {short_number(1e3 / pipeline_ms)}"
         )
     if not facts.overlaps:
         return "the bottleneck: the model and the pipeline wait for each other"
     return (
-        f"nearly fast enough: {lost:.0%} of the time goes by waiting for data"
+        f"nearly fast enough: {stall_share:.0%} of the time goes by waiting "
+        "for data"
     )
 
 
-def diagnose(report, facts, warn_above, advised=True):
-    """Return the message and its `Advice`; None where nothing is worth it.
+def diagnose(report, facts, warn_above, with_advice=True):
+    """Return the message and its `Advice`; None if there is nothing to say.
 
-    It speaks of a stall above the threshold, of one mistake and of a late
-    start; `advised`: whether to say why, and what to change.
+    The message names a stall above the threshold, a mistake or a late start.
+    With `with_advice` it says why, and what to change.
     """
     if report.not_recorded:
         return (
             f"DataStall: no figures, since {report.not_recorded} fetches of "
-            f"batches were not recorded: {TOO_MANY}"
+            f"batches were not recorded: {TOO_MANY_FETCHES}"
         ), []
     stalled = report.stalls(warn_above)
-    lines, given = [_headline(report)] if stalled else [], []
-    if advised and report.step_ms and report.wait_ms is not None:
-        late = (report.first_batch_fraction or 0.0) > max(
+    lines, advice_list = [_headline(report)] if stalled else [], []
+    if with_advice and report.step_ms and report.wait_ms is not None:
+        is_late = (report.first_batch_fraction or 0.0) > max(
             warn_above, LATE_SHARE
         ) and (report.first_batch_s or 0.0) > LATE_S
         if stalled or warn_above < 1:
-            given = advise(facts, stalled, late)
+            advice_list = advise(facts, stalled, is_late)
         if stalled:
             lines += _slowest_stage(facts)
-            lines += [] if given else [NO_ADVICE]
-        elif given:
+            lines += [] if advice_list else [NO_ADVICE]
+        elif advice_list:
             lines = ["DataStall: the data comes in time, but:"]
-        lines += _advice_lines(given, facts)
+        lines += _advice_lines(advice_list, facts)
     if not lines:
         return None, []
-    return "\n".join([*lines, f"  Verdict: {verdict(report, facts)}."]), given
+    return "\n".join(
+        [*lines, f"  Verdict: {verdict(report, facts)}."]
+    ), advice_list
 
 
 def _headline(report):
     text = (
         f"DataStall: {report.data_stall_fraction:.0%} of the time went by "
-        f"waiting for data: {digits(report.wait_ms)} ms a batch"
+        f"waiting for data: {short_number(report.wait_ms)} ms a batch"
     )
     step = report.step_ms
-    return text + (f"; a step takes {digits(step)} ms." if step else ".")
+    return text + (f"; a step takes {short_number(step)} ms." if step else ".")
 
 
 def _slowest_stage(facts):
@@ -101,14 +119,15 @@ def _slowest_stage(facts):
     return [f"  Slowest stage: {name}, {share:.0%} of the work."]
 
 
-def _advice_lines(given, facts):
+def _advice_lines(advice_list, facts):
     lines = []
-    ended = facts.wait_ms + facts.step_ms
-    for number, advice in enumerate(given, 1):
+    batch_ms = facts.wait_ms + facts.step_ms
+    for number, advice in enumerate(advice_list, 1):
         cause, gain = advice.cause, advice.gain_ms
-        if gain and gain < ended:
+        if gain and gain < batch_ms:
             cause += (
-                f" Saves at most {digits(gain)} of {digits(ended)} ms a batch."
+                f" Saves at most {short_number(gain)} of "
+                f"{short_number(batch_ms)} ms a batch."
             )
         lines += textwrap.wrap(
             cause,

@@ -1,4 +1,4 @@
-"""Facts about an epoch and its data, for advice and verdicts."""
+"""The facts about an epoch and its data, for advice and verdicts."""
 
 import dataclasses
 import math
@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.data.sources import is_grain
 from keras_pergrad.stalls.running import RunningPipeline
-from keras_pergrad.stalls.stages import Stage, matched, stages
+from keras_pergrad.stalls.stages import Stage, match_stages, written_stages
 
-PASS_ON = ("Repeat", "Take", "Skip", "AssertCardinality")
-RUN_AHEAD = (
+PASS_THROUGH = ("Repeat", "Take", "Skip", "AssertCardinality")
+RUN_AHEAD_STAGES = (
     "MapAndBatch",
     "ParallelMap",
     "ParallelMapAndBatch",
@@ -58,14 +58,17 @@ class Facts:
         if not self.running:
             return None
         total = sum(stage.seconds for stage in self.running)
-        named = sum(s.seconds for s in self.running if s.name in names)
-        return named / total if total else None
+        selected = sum(s.seconds for s in self.running if s.name in names)
+        return selected / total if total else None
 
     def running_of(self, stage):
         """Return the `RunningStage` that a written stage became, or None."""
         place, running = self.stages.index(stage), self.running or ()
-        pairs = zip(running, matched(self.stages, running))
-        return next((now for now, parts in pairs if place in parts), None)
+        pairs = zip(running, match_stages(self.stages, running))
+        return next(
+            (running_stage for running_stage, parts in pairs if place in parts),
+            None,
+        )
 
     def share_of(self, stage):
         """Share of the pipeline's work done in one written stage, or 0."""
@@ -79,8 +82,8 @@ class Facts:
         if running is None or not running.elements:
             return None
         # A fused map and batch gives batches, and takes elements.
-        taken = running.elements * max(running.ratio, 1.0)
-        return 1e3 * running.seconds / taken
+        elements = running.elements * max(running.ratio, 1.0)
+        return 1e3 * running.seconds / elements
 
     @property
     def overlaps(self):
@@ -89,7 +92,7 @@ class Facts:
             return True
         # A parallel stage that does the work runs ahead by itself, and so
         # does a map that TensorFlow has fused with its batch.
-        return (self.share(*RUN_AHEAD) or 0.0) > 0.5
+        return (self.share(*RUN_AHEAD_STAGES) or 0.0) > 0.5
 
     @property
     def _prefetches(self):
@@ -98,10 +101,11 @@ class Facts:
         if self.running:
             return _ends_in_prefetch(stage.name for stage in self.running)
         if self.kind == "dataset":
+            # TensorFlow adds a prefetch, unless one of these options is off.
             options = self.data.options()
-            off = options.autotune.enabled is False
+            is_off = options.autotune.enabled is False
             injects = options.experimental_optimization.inject_prefetch
-            return not off and injects is not False
+            return not is_off and injects is not False
         return self.kind != "unknown"
 
     @property
@@ -138,7 +142,7 @@ def cores():
 def _ends_in_prefetch(names):
     """Whether a prefetch comes last, but for stages that pass batches on."""
     for name in names:
-        if not any(passing in name for passing in PASS_ON):
+        if not any(passing in name for passing in PASS_THROUGH):
             return name.startswith("Prefetch")
     return False
 
@@ -161,18 +165,18 @@ def kind_of(data):
     return "unknown"
 
 
-def gather(data, running, wait_ms, step_ms, **others):
+def collect_facts(data, running, wait_ms, step_ms, **times):
     """Return the `Facts` of data, its `RunningPipeline` and its times."""
     kind = kind_of(data)
-    written = stages(data) if kind == "dataset" else []
+    written = written_stages(data) if kind == "dataset" else []
     return Facts(
-        kind, data, wait_ms, step_ms, stages=written, running=running, **others
+        kind, data, wait_ms, step_ms, stages=written, running=running, **times
     )
 
 
 def facts_of(report, data, running=None, passes=None):
     """Return the `Facts` of an epoch: its report, data, running pipeline."""
-    return gather(
+    return collect_facts(
         data,
         running,
         report.wait_ms or 0.0,

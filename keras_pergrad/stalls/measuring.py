@@ -30,8 +30,8 @@ from keras_pergrad.stalls.stopwatch import Stopwatch
 
 # Keras annotates `verbose` as a string only.
 QUIET: dict = {"verbose": 0}
-STATE, STEPS = "gradient_state", "steps_per_execution"
-_HOLDERS = "gradient_mode", "aggregation_state"
+STATE_ATTRIBUTE, STEPS_ATTRIBUTE = "gradient_state", "steps_per_execution"
+_STATE_HOLDERS = "gradient_mode", "aggregation_state"
 THREADS, PROCESSES = "threads", "processes"
 
 
@@ -50,11 +50,11 @@ class IteratorCall:
     batches: int = 1
 
 
-FETCH = IteratorCall(lambda iterator: iterator.get_next())
+FETCH_CALL = IteratorCall(lambda iterator: iterator.get_next())
 
 
 @dataclasses.dataclass
-class Measured:
+class Measurement:
     """A measured run; `memory` in bytes, worker processes included."""
 
     report: StallReport
@@ -78,27 +78,27 @@ class _Listener:
         self.timer.add_calls(calls, rows)
 
     def rows_lost(self, count):
-        self.timer.lost += count
+        self.timer.lost_rows += count
 
     def call_failed(self):
         pass
 
 
-def measure(data, batches, step=FETCH, stopwatch=None):
-    """Time whole calls of a step, for at least `batches` after the first one.
+def measure(data, batches, step=FETCH_CALL, stopwatch=None):
+    """Time whole calls of a step: `batches` or more after the first batch.
 
     Measurements with one `stopwatch` share their traces.
     """
     stopwatch = stopwatch or Stopwatch()
-    measured = _run(data, batches, step, stopwatch)
-    if step.batches > 1 and measured.report.tracing_s is not None:
+    measurement = _measure_once(data, batches, step, stopwatch)
+    if step.batches > 1 and measurement.report.tracing_s is not None:
         # The call that traced has used up many batches, perhaps all.
-        measured = _run(data, batches, step, stopwatch)
-    return measured
+        measurement = _measure_once(data, batches, step, stopwatch)
+    return measurement
 
 
-def _run(data, batches, step, stopwatch):
-    measured = [Measured(StallReport(), None)]
+def _measure_once(data, batches, step, stopwatch):
+    measurements = [Measurement(StallReport(), None)]
 
     def consume(iterator):
         listener, samples = _Listener(), PipelineSamples()
@@ -114,17 +114,19 @@ def _run(data, batches, step, stopwatch):
         stopwatch.drain()
         stopwatch.listeners.discard(listener)
         report = listener.timer.report()
-        measured.append(Measured(report, samples.summary(iterator), memory))
+        measurements.append(
+            Measurement(report, samples.summary(iterator), memory)
+        )
 
     _evaluate(data, consume, step.model)
-    return measured[-1]
+    return measurements[-1]
 
 
 def first_batch(data):
     """Return the first batch of `data` as `fit` would get it."""
-    taken = []
-    _evaluate(data, lambda iterator: taken.append(next(iterator)))
-    return taken[0]
+    batches = []
+    _evaluate(data, lambda iterator: batches.append(next(iterator)))
+    return batches[0]
 
 
 def _evaluate(data, consume, model=None):
@@ -155,11 +157,11 @@ def _proportional_bytes(pid):
 
 
 @contextlib.contextmanager
-def untrained(model, batches):
+def temporary_step(model, batches):
     """Yield a model's `IteratorCall` of at most `batches`; restore the model.
 
-    This restores its weights and seeds, the optimizer, the sums and noise
-    state of its gradient mode, and Keras's own seed. Metrics start afresh.
+    Restored are its weights and seeds, the optimizer, the sums and the noise
+    state of its gradient mode, and Keras's own seed. Metrics are reset.
     """
     if not model.built:
         raise ValueError(
@@ -172,29 +174,33 @@ def untrained(model, batches):
     with contextlib.ExitStack() as undo:
         undo.callback(model.reset_metrics)
         undo.enter_context(ModelState(model))
-        held = [getattr(model, name, None) for name in _HOLDERS]
-        undo.enter_context(kept(variables_in(held, _is_no_tensorflow)))
-        fresh = _fresh_state(model)
-        before = model.steps_per_execution
-        steps = min(before, batches + 1)
-        if fresh is not None:
-            undo.enter_context(attribute(model, STATE, fresh))
-        undo.enter_context(attribute(model, STEPS, steps))
+        holders = [getattr(model, name, None) for name in _STATE_HOLDERS]
+        undo.enter_context(kept(variables_in(holders, _is_not_tensorflow)))
+        fresh_state = _fresh_state(model)
+        steps_before = model.steps_per_execution
+        steps = min(steps_before, batches + 1)
+        if fresh_state is not None:
+            undo.enter_context(attribute(model, STATE_ATTRIBUTE, fresh_state))
+        undo.enter_context(attribute(model, STEPS_ATTRIBUTE, steps))
         # A function that was traced before holds the model's own state.
-        as_before = fresh is None and steps == before
-        made = train_function.made(model, anew=not as_before)
-        yield IteratorCall(undo.enter_context(made), model, steps)
+        is_unchanged = fresh_state is None and steps == steps_before
+        train_function_context = train_function.made(
+            model, anew=not is_unchanged
+        )
+        yield IteratorCall(
+            undo.enter_context(train_function_context), model, steps
+        )
 
 
 def _fresh_state(model):
     """Return a mode's first state: a step can add sums to a later one."""
-    if getattr(model, STATE, None) is None:
+    if getattr(model, STATE_ATTRIBUTE, None) is None:
         return None
     with model.distribute_strategy.scope():
         return model.gradient_mode.make_state()
 
 
-def _is_no_tensorflow(value):
+def _is_not_tensorflow(value):
     return not type(value).__module__.startswith("tensorflow")
 
 
@@ -219,40 +225,47 @@ class WorkerTrial:
 
 def has_workers(kind):
     """Whether numbers of workers can be tried for data of this kind."""
-    return kind in _CHANGED
+    return kind in _WITH_WORKERS
 
 
-def trials(data, kind, counts, measured):
-    """Return a `WorkerTrial` for each number; `measured`: of a changed copy."""
+def try_workers(data, kind, counts, measure_changed):
+    """Return a `WorkerTrial` for each number of workers.
+
+    `measure_changed` measures a copy of the data with that number.
+    """
     return [
-        _trial(
-            _CHANGED[kind](data, count, by == PROCESSES), count, by, measured
+        _try_count(
+            _WITH_WORKERS[kind](data, count, by == PROCESSES),
+            count,
+            by,
+            measure_changed,
         )
         for by in (THREADS, PROCESSES)
         for count in counts
-        # No worker is one way, and a torch DataLoader has no threads.
+        # Without workers there is one way to load. A torch DataLoader has no
+        # threads.
         if (by == THREADS and (kind == "pydataset" or not count))
         or (by == PROCESSES and count)
     ]
 
 
-def _trial(changed, count, by, measured):
+def _try_count(changed, count, by, measure_changed):
     try:
-        found = measured(changed)
+        measurement = measure_changed(changed)
     except Exception as error:  # whatever a loader raises belongs in its row
         return WorkerTrial(count, by, None, error=type(error).__name__)
-    memory = None if found.memory is None else found.memory / 2**20
-    return WorkerTrial(count, by, found.batches_per_s, memory)
+    memory = None if measurement.memory is None else measurement.memory / 2**20
+    return WorkerTrial(count, by, measurement.batches_per_s, memory)
 
 
-def _py_dataset(data, count, processes):
+def _py_dataset_with(data, count, processes):
     changed = copy.copy(data)
     changed.workers = count
     changed.use_multiprocessing = processes
     return changed
 
 
-def _torch_loader(data, count, processes):
+def _torch_loader_with(data, count, processes):
     return type(data)(
         data.dataset,
         batch_size=data.batch_size,
@@ -263,4 +276,7 @@ def _torch_loader(data, count, processes):
     )
 
 
-_CHANGED = {"pydataset": _py_dataset, "dataloader": _torch_loader}
+_WITH_WORKERS = {
+    "pydataset": _py_dataset_with,
+    "dataloader": _torch_loader_with,
+}

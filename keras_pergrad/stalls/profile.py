@@ -16,26 +16,34 @@ from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,
 )
-from keras_pergrad.stalls.accounting import SMALL_SHARE, SMALL_WAIT_MS, TOO_MANY
-from keras_pergrad.stalls.diagnosis import digits
+from keras_pergrad.stalls.accounting import (
+    SMALL_SHARE,
+    SMALL_WAIT_MS,
+    TOO_MANY_FETCHES,
+)
+from keras_pergrad.stalls.diagnosis import short_number
 from keras_pergrad.stalls.facts import kind_of
 from keras_pergrad.stalls.measuring import (
-    FETCH,
+    FETCH_CALL,
     WorkerTrial,
     first_batch,
     has_workers,
     measure,
-    trials,
-    untrained,
+    temporary_step,
+    try_workers,
 )
 from keras_pergrad.stalls.stages import (
     StageRow,
     slowest,
     stage_rows,
-    stages,
-    text_of,
+    stage_table,
+    written_stages,
 )
-from keras_pergrad.stalls.stopwatch import Stopwatch, accelerator, prefetching
+from keras_pergrad.stalls.stopwatch import (
+    Stopwatch,
+    accelerator,
+    prefetch_ahead,
+)
 
 WARM_UP = 10  # batches
 NEAR_THE_BEST = 0.9
@@ -123,11 +131,11 @@ class PipelineProfile:
         ]
         lines += ["", *as_text(("", "batches/s", "wait ms"), cells, left=[""])]
         if self.stages:
-            table = text_of(self.stages, self.cpu_budget, self.ram_budget)
+            table = stage_table(self.stages, self.cpu_budget, self.ram_budget)
             lines += ["", table]
         if self.workers:
             columns = "workers", "batches/s", "memory MiB"
-            cells = [_cells(trial, self.knee) for trial in self.workers]
+            cells = [_trial_cells(trial, self.knee) for trial in self.workers]
             lines += ["", *as_text(columns, cells, left=columns[:1])]
         lines += ["", *bullets(self.warnings, "Warning:")]
         return "\n".join([*lines, f"Verdict: {self.verdict}."])
@@ -196,44 +204,49 @@ def profile_pipeline(
         )
     if isinstance(data, tuple):
         data = (*data, None, None)[:3]
-    alone = _measure(data, batches)
+    pipeline_alone = _measure(data, batches)
     with contextlib.ExitStack() as undo:
         model_rate = cached = None
-        step, stopwatch = FETCH, Stopwatch()
-        together = alone
+        step, stopwatch = FETCH_CALL, Stopwatch()
+        together = pipeline_alone
         if model is not None:
-            first = first_batch(data)
-            _require_trainable(model, first)
-            step = undo.enter_context(untrained(model, batches))
-            cached = tf.data.Dataset.from_tensors(first).repeat()
+            batch = first_batch(data)
+            _require_trainable(model, batch)
+            step = undo.enter_context(temporary_step(model, batches))
+            cached = tf.data.Dataset.from_tensors(batch).repeat()
             cached = cached.prefetch(2)
             # A model's first steps take longer than all later ones.
             _measure(cached, min(batches, WARM_UP), step, stopwatch)
-            rate = _measure(cached, batches, step, stopwatch)
-            model_rate = rate.batches_per_s or 0.0
+            model_alone = _measure(cached, batches, step, stopwatch)
+            model_rate = model_alone.batches_per_s or 0.0
             together = _measure(data, batches, step, stopwatch)
         what_if = {}
-        for name, changed in _changes(data, batches, model):
+        for name, changed in _changed_pipelines(data, batches, model):
             if changed is not None:
                 if name == "cache":
                     _measure(changed, batches + 1)  # fills it, to its end
-                tried = _measure(changed, batches, step, stopwatch)
-                what_if[name] = (tried.batches_per_s, tried.report.wait_ms)
-        swept = trials(
+                measurement = _measure(changed, batches, step, stopwatch)
+                what_if[name] = (
+                    measurement.batches_per_s,
+                    measurement.report.wait_ms,
+                )
+        worker_trials = try_workers(
             data,
             kind,
             counts,
             lambda changed: _measure(changed, batches, step, stopwatch),
         )
         if cached is not None:  # again: the machine may be quieter now
-            rate = _measure(cached, batches, step, stopwatch)
-            model_rate = max(model_rate or 0.0, rate.batches_per_s or 0.0)
-    written = stages(data) if kind == "dataset" else []
-    running = alone.running
-    waits = model is not None and together.report.stalls()
-    rows = stage_rows(data, kind, written, running, waits)
+            model_alone = _measure(cached, batches, step, stopwatch)
+            model_rate = max(
+                model_rate or 0.0, model_alone.batches_per_s or 0.0
+            )
+    written = written_stages(data) if kind == "dataset" else []
+    running = pipeline_alone.running
+    is_bottleneck = model is not None and together.report.stalls()
+    rows = stage_rows(data, kind, written, running, is_bottleneck)
     return PipelineProfile(
-        pipeline_batches_per_s=alone.batches_per_s or 0.0,
+        pipeline_batches_per_s=pipeline_alone.batches_per_s or 0.0,
         model_batches_per_s=model_rate,
         together_batches_per_s=together.batches_per_s or 0.0,
         wait_ms=together.report.wait_ms,
@@ -241,7 +254,7 @@ def profile_pipeline(
         slowest_stage=slowest(rows),
         what_if=what_if,
         stages=rows,
-        workers=swept,
+        workers=worker_trials,
         cpu_budget=getattr(running, "cpu_budget", None),
         ram_budget=getattr(running, "ram_budget", None),
         copy_ms=together.report.copy_ms,
@@ -261,31 +274,32 @@ def _require_trainable(model, batch):
             ) from None
 
 
-def _measure(data, batches, step=FETCH, stopwatch=None):
-    measured = measure(data, batches, step, stopwatch)
-    if measured.report.not_recorded:
+def _measure(data, batches, step=FETCH_CALL, stopwatch=None):
+    measurement = measure(data, batches, step, stopwatch)
+    if measurement.report.not_recorded:
         raise RuntimeError(
-            f"{measured.report.not_recorded} fetches of batches were not "
-            f"recorded, so nothing can be told of this model: {TOO_MANY}"
+            f"{measurement.report.not_recorded} fetches of batches were not "
+            "recorded, so nothing can be told of this model: "
+            f"{TOO_MANY_FETCHES}"
         )
-    if measured.batches_per_s is None:
+    if measurement.batches_per_s is None:
         raise ValueError(
             "Profiling needs a first batch and at least one more. Received "
-            f"data with {measured.report.steps} batch(es): {data!r}"
+            f"data with {measurement.report.steps} batch(es): {data!r}"
         )
-    return measured
+    return measurement
 
 
-def _changes(data, batches, model):
+def _changed_pipelines(data, batches, model):
     if isinstance(data, tf.data.Dataset):
         if model is not None:  # it overlaps with a step; alone it is nothing
             yield "prefetch", data.prefetch(tf.data.AUTOTUNE)
-            yield "prefetch to device", prefetching(data, accelerator())
+            yield "prefetch to device", prefetch_ahead(data, accelerator())
         yield "cache", data.take(batches + 1).cache()
     elif isinstance(data, keras.utils.PyDataset) and data.workers <= 1:
-        several = copy.copy(data)
-        several.workers = 4
-        yield "4 workers", several
+        with_workers = copy.copy(data)
+        with_workers.workers = 4
+        yield "4 workers", with_workers
 
 
 def _worker_counts(workers):
@@ -294,8 +308,8 @@ def _worker_counts(workers):
         return ()
     counts = tuple(workers) if hasattr(workers, "__iter__") else (workers,)
     for count in counts:
-        whole = isinstance(count, numbers.Integral)
-        if not whole or isinstance(count, bool) or count < 0:
+        is_integer = isinstance(count, numbers.Integral)
+        if not is_integer or isinstance(count, bool) or count < 0:
             raise ValueError(
                 "`workers` expected integers of at least 0, such as "
                 f"(0, 1, 2, 4). Received: workers={workers!r}"
@@ -303,7 +317,7 @@ def _worker_counts(workers):
     return tuple(sorted({int(count) for count in counts}))
 
 
-def _cells(trial, knee):
+def _trial_cells(trial, knee):
     """Return the three strings of a trial's row."""
     name = f"{trial.workers} {trial.by}" if trial.workers else "0"
     if trial.batches_per_s is None:
@@ -322,24 +336,25 @@ def _verdict(profile):
     model = profile.model_batches_per_s
     if model is None:
         return (
-            f"none without a model: the pipeline gives {digits(pipeline)} "
+            "none without a model: the pipeline gives "
+            f"{short_number(pipeline)} "
             f"batches/s{_best_change(profile)}"
         )
     ratio = pipeline / model
-    lost, wait = profile.stall_fraction or 0.0, profile.wait_ms or 0.0
-    if lost <= SMALL_SHARE or wait < SMALL_WAIT_MS:
+    stall_share, wait = profile.stall_fraction or 0.0, profile.wait_ms or 0.0
+    if stall_share <= SMALL_SHARE or wait < SMALL_WAIT_MS:
         return (
-            f"not the bottleneck: the pipeline gives {_times(ratio)} what the "
-            "model takes"
+            f"not the bottleneck: the pipeline gives {_ratio_text(ratio)} "
+            "what the model takes"
         )
-    more = f", the pipeline gives {_times(ratio)} what it takes"
+    otherwise = f", the pipeline gives {_ratio_text(ratio)} what it takes"
     return (
-        f"the bottleneck: the model waits {lost:.0%} of the time"
-        f"{_best_change(profile) or more}"
+        f"the bottleneck: the model waits {stall_share:.0%} of the time"
+        f"{_best_change(profile) or otherwise}"
     )
 
 
-def _times(ratio):
+def _ratio_text(ratio):
     """Say how large a ratio is: "34 times", but "4.7% of"."""
     value, unit = (ratio, " times") if ratio >= 1 else (100 * ratio, "% of")
     return (f"{value:.0f}" if value >= 10 else f"{value:.2g}") + unit
@@ -348,16 +363,16 @@ def _times(ratio):
 def _best_change(profile):
     """Return the change that was measured to help most, as words."""
     now = profile.together_batches_per_s
-    rates = {name: each for name, (each, _) in profile.what_if.items()}
+    rates = {name: rate for name, (rate, _) in profile.what_if.items()}
     best = max(rates, key=lambda name: rates[name], default=None)
     if best is None or rates[best] < (1 + NOISE) * now:
         return ""
-    return f"; best of the changes: {best}, {_times(rates[best] / now)}"
+    return f"; best of the changes: {best}, {_ratio_text(rates[best] / now)}"
 
 
 def _contradictions(profile):
     """Return a sentence for each limit that a measured rate exceeds."""
-    rates = {name: each for name, (each, _) in profile.what_if.items()}
+    rates = {name: rate for name, (rate, _) in profile.what_if.items()}
     together = {"together": profile.together_batches_per_s}
     limits = {
         "the model alone": (profile.model_batches_per_s, together | rates),
@@ -368,8 +383,9 @@ def _contradictions(profile):
         name = max(faster, key=lambda name: faster[name])
         if limit and faster[name] > (1 + NOISE) * limit:
             sentences.append(
-                f"`{name}` gives {digits(faster[name])} batches/s, more than "
-                f"{part} ({digits(limit)}), which cannot be. Differences of "
+                f"`{name}` gives {short_number(faster[name])} batches/s, more "
+                f"than {part} ({short_number(limit)}), which cannot be. "
+                "Differences of "
                 f"{faster[name] / limit - 1:.0%} mean nothing here: measure "
                 "again on a quiet machine, with more `batches`."
             )

@@ -1,7 +1,7 @@
 """tf.data's own account of where its time goes, read from a live iterator.
 
 TensorFlow rewrites pipelines (it fuses stages and adds a prefetch), so the
-stages here can differ from what was written; `stages` joins the two.
+stages here can differ from what was written; `written_stages` joins the two.
 
 `tf.raw_ops.IteratorGetModelProto` gives a `ModelProto` of
 tensorflow/core/framework/model.proto.
@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.data.sources import ModelProto
 
 PARALLELISM, BUFFER = "parallelism", "buffer_size"
-EVERY = 4  # after 2, 8, 32, 128 ... calls: an epoch hardly feels it
+SAMPLE_FACTOR = 4  # after 2, 8, 32, 128 ... calls: an epoch hardly feels it
 #: Stages that make a separate pipeline of each of their elements.
 NESTING = ("FlatMap", "Interleave", "ParallelInterleave")
 
@@ -74,11 +74,11 @@ def running_pipeline(iterator):
         return None
     resource = tf.nest.flatten(iterator, expand_composites=True)[0]
     try:
-        text = tf.raw_ops.IteratorGetModelProto(iterator=resource).numpy()
+        serialized = tf.raw_ops.IteratorGetModelProto(iterator=resource).numpy()
     except (tf.errors.OpError, AttributeError):
         return None
-    model = ModelProto.FromString(text)
-    stages = _walk(model, model.output)
+    model = ModelProto.FromString(serialized)
+    stages = _collect_stages(model, model.output)
     if not stages:
         return None
     budget = model.optimization_params
@@ -86,11 +86,11 @@ def running_pipeline(iterator):
     return RunningPipeline(stages, cores, memory)
 
 
-def _walk(model, key):
+def _collect_stages(model, key):
     if key not in model.nodes:
         return []
     node = model.nodes[key]
-    stage = _stage(node)
+    stage = _make_stage(node)
     inputs = list(node.inputs)
     if stage.name in NESTING:
         stage.nested_s = _nested_seconds(model, node, inputs[1:])
@@ -98,28 +98,29 @@ def _walk(model, key):
         inputs = inputs[:1]
     stages = [] if stage.name == "Root" else [stage]
     for key in inputs:
-        stages += _walk(model, key)
+        stages += _collect_stages(model, key)
     return stages
 
 
-def _stage(node):
+def _make_stage(node):
     parameters = {p.name: p for p in node.parameters}
     calls, buffer = parameters.get(PARALLELISM), parameters.get(BUFFER)
-    tuned = [p for p in (calls, buffer) if p is not None and p.tunable]
+    tunable = [p for p in (calls, buffer) if p is not None and p.tunable]
+    # TensorFlow adds up the times of parallel calls, in nanoseconds.
     parallel = max(calls.value, 1.0) if calls is not None else 1.0
     return RunningStage(
-        name=_plain(node.name),
+        name=_plain_name(node.name),
         seconds=node.processing_time * 1e-9 / parallel,
         elements=int(node.num_elements) or None,
         parallelism=None if calls is None else int(calls.value),
         buffer_size=None if buffer is None else int(buffer.value),
         buffered=int(node.buffered_elements),
-        autotuned=bool(tuned),
+        autotuned=bool(tunable),
         ratio=node.ratio,
     )
 
 
-def _plain(name):
+def _plain_name(name):
     """Turn `ParallelMapV2[...]` into `ParallelMap`."""
     name = name.split("[")[0]
     return name.rstrip("0123456789").removesuffix("V")
@@ -129,13 +130,16 @@ def _nested_seconds(model, node, keys):
     """Return the time for one element in the pipelines of a stage."""
     # TensorFlow forgets pipelines that have ended: those that still run stand
     # for all.
-    worked = elements = 0
+    seconds = elements = 0
     for key in keys:
         if key in model.nodes:
-            worked += sum(stage.seconds for stage in _walk(model, key))
+            seconds += sum(
+                stage.seconds for stage in _collect_stages(model, key)
+            )
             elements += model.nodes[key].num_elements
     calls = [p.value for p in node.parameters if p.name == PARALLELISM]
-    return worked / elements / max(*calls, 1.0, 1.0) if elements else 0.0
+    # (The second 1.0 is for `max`, which refuses a single number.)
+    return seconds / elements / max(*calls, 1.0, 1.0) if elements else 0.0
 
 
 class PipelineSamples:
@@ -148,33 +152,40 @@ class PipelineSamples:
 
     def take(self, iterator):
         """Sample the pipeline, and say when the next sample is due."""
-        self.due *= EVERY
+        self.due *= SAMPLE_FACTOR
         sample = running_pipeline(iterator)
         if sample is not None:
             self._samples.append(sample)
 
     def summary(self, iterator):
-        """Return it as it ran recently with its fullest buffers, or None."""
+        """Return the pipeline as it ran last, with its fullest buffers.
+
+        None if no sample was taken.
+        """
         last = running_pipeline(iterator)
-        seen = [*self._samples, last] if last is not None else self._samples
-        if not seen:
+        samples = [*self._samples, last] if last is not None else self._samples
+        if not samples:
             return None
         # Stages whose data has ended are gone: use the last full sample.
-        whole = max(reversed(seen), key=len)
+        fullest = max(reversed(samples), key=len)
         stages = [
-            self._joined(stage, [s[at] for s in seen if at < len(s)])
-            for at, stage in enumerate(whole)
+            self._merge_samples(
+                stage, [s[place] for s in samples if place < len(s)]
+            )
+            for place, stage in enumerate(fullest)
         ]
-        return RunningPipeline(stages, whole.cpu_budget, whole.ram_budget)
+        return RunningPipeline(stages, fullest.cpu_budget, fullest.ram_budget)
 
     @staticmethod
-    def _joined(stage, samples):
-        same = [s for s in samples if s.name == stage.name]
-        nested = [s.nested_s for s in same if s.nested_s]
-        each = sum(nested) / len(nested) if nested else 0.0
+    def _merge_samples(stage, samples):
+        matches = [s for s in samples if s.name == stage.name]
+        nested_times = [s.nested_s for s in matches if s.nested_s]
+        mean_nested = (
+            sum(nested_times) / len(nested_times) if nested_times else 0.0
+        )
         return dataclasses.replace(
             stage,
-            buffered=max(s.buffered for s in same),
-            nested_s=each,
-            seconds=stage.own_s + each * (stage.elements or 0),
+            buffered=max(s.buffered for s in matches),
+            nested_s=mean_nested,
+            seconds=stage.own_s + mean_nested * (stage.elements or 0),
         )

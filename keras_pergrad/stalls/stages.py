@@ -15,24 +15,24 @@ from keras_pergrad.keras_internals.data import sources
 from keras_pergrad.stalls.running import NESTING
 
 READERS = ("TextLine", "TFRecord", "FixedLengthRecord")
-_WRITTEN = {
+_WRITTEN_NAMES = {
     "TensorSlice": "from_tensor_slices",
     "Tensor": "from_tensors",
     "FromTensor": "from_tensors",
 }
 PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 #: Stages that TensorFlow fuses into one, from the last to the first.
-FUSED = {
+FUSED_STAGES = {
     "MapAndBatch": ("Batch", "Map"),
     "ParallelMapAndBatch": ("Batch", "Map"),
     "ShuffleAndRepeat": ("Repeat", "Shuffle"),
     "MapAndFilter": ("Filter", "Map"),
 }
 #: Kinds of data that reach TensorFlow as a generator.
-LOADERS = ("pydataset", "generator", "dataloader", "grain")
-_GENERATOR = ("FlatMap", "Generator")
+LOADER_KINDS = ("pydataset", "generator", "dataloader", "grain")
+_GENERATOR_STAGES = ("FlatMap", "Generator")
 #: Stages that bring data in; the others transform it.
-_LOADING = (*NESTING, "Generator")
+_LOADING_STAGES = (*NESTING, "Generator")
 _SHARE = operator.attrgetter("share")
 
 
@@ -63,50 +63,54 @@ class Stage:
         return "GeneratorDataset" in self.ops
 
 
-def stages(dataset):
-    """Return the stages, last first, along the first input of each."""
+def written_stages(dataset):
+    """Return the stages of a data set as written, the last one first.
+
+    Of several inputs (as of `zip`) only the first is followed.
+    """
     chain = []
     while dataset is not None:
         kind = type(dataset).__name__.strip("_").replace("Dataset", "")
         kind = kind.removesuffix("V2").removesuffix("V1Adapter")
         inputs, graphs, function = sources.parts_of(dataset)
         if kind != "Options":
-            chain.append(_stage(kind, dataset, graphs, function))
+            chain.append(_make_stage(kind, dataset, graphs, function))
             if chain[-1].is_generator:
+                # What comes before was made by `from_generator` itself.
                 break
         dataset = inputs[0] if inputs else None
     return chain
 
 
-def _stage(kind, dataset, graphs, function):
+def _make_stage(kind, dataset, graphs, function):
     ops = set()
     for graph in graphs:
-        nodes = [op.type for op in graph.get_operations()]
+        op_types = [op.type for op in graph.get_operations()]
         library = graph.as_graph_def().library.function
-        nodes += [n.op for f in library for n in f.node_def]
-        ops.update(nodes)
+        op_types += [n.op for f in library for n in f.node_def]
+        ops.update(op_types)
     name = getattr(function, "__name__", None)
     name = name and name.removesuffix("V2")  # a dataset class of TensorFlow
-    label = f"{_plain(kind)}({name})" if name else _plain(kind)
+    label = f"{_plain_name(kind)}({name})" if name else _plain_name(kind)
     if "GeneratorDataset" in ops:
         label = "from_generator"
     return Stage(kind, label, dataset, frozenset(ops), name)
 
 
-def _plain(kind):
+def _plain_name(kind):
     return written_name(kind.removeprefix("Parallel"))
 
 
 def written_name(kind):
     """Turn TensorFlow's name into the user's: FlatMap, flat_map."""
-    if kind in _WRITTEN:
-        return _WRITTEN[kind]
+    if kind in _WRITTEN_NAMES:
+        return _WRITTEN_NAMES[kind]
     if kind in READERS:
         return f"{kind}Dataset"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
 
 
-def files_in_turn(stage):
+def reads_files_in_turn(stage):
     """Whether a file reader has several files and reads one at a time."""
     implementation, files = sources.reader_inside(stage.dataset)
     if not stage.is_reader or files is None:
@@ -153,15 +157,15 @@ def stage_rows(data, kind, written, running, stalls=False):
     """
     if not running:
         return []
-    names, reading = _names(data, kind, written, running)
+    names, file_maps = _stage_names(data, kind, written, running)
     total = sum(stage.seconds for stage in running) or 1.0
     rows = []
     last = len(running) - 1
-    for at, (name, stage) in enumerate(zip(names, running)):
+    for place, (name, stage) in enumerate(zip(names, running)):
         per_element = None
         if stage.elements:
             per_element = 1e3 * stage.seconds / stage.elements
-        holds = stage.buffered or stage.buffer_size is not None
+        has_buffer = stage.buffered or stage.buffer_size is not None
         rows.append(
             StageRow(
                 name=name,
@@ -169,9 +173,11 @@ def stage_rows(data, kind, written, running, stalls=False):
                 element_ms=per_element,
                 parallelism=stage.parallelism,
                 buffer_size=stage.buffer_size,
-                buffered=stage.buffered if holds else None,
+                buffered=stage.buffered if has_buffer else None,
                 autotuned=stage.autotuned,
-                loads=at == last or at in reading or stage.name in _LOADING,
+                loads=place == last
+                or place in file_maps
+                or stage.name in _LOADING_STAGES,
             )
         )
     if stalls and slowest(rows) is not None:
@@ -189,89 +195,93 @@ def slowest(rows):
     return top.name, top.share
 
 
-def load_and_transform(rows):
+def work_shares(rows):
     """Return shares of the work: (loading, all else); None if unknown."""
     if not rows or not any(row.share for row in rows):
         return None
-    load = sum(row.share for row in rows if row.loads)
-    return load, 1.0 - load
+    loading = sum(row.share for row in rows if row.loads)
+    return loading, 1.0 - loading
 
 
-def _names(data, kind, written, running):
-    """Return running stages' names, and places of maps that read files."""
-    if kind in LOADERS:
+def _stage_names(data, kind, written, running):
+    """Return the names of the running stages, and which maps read files."""
+    if kind in LOADER_KINDS:
         return [_loader_name(data, stage) for stage in running], set()
-    labels = _numbered(written)
-    names, reading = [], set()
-    for place, (stage, parts) in enumerate(
-        zip(running, matched(written, running))
+    labels = _numbered_labels(written)
+    names, file_maps = [], set()
+    for place, (stage, written_places) in enumerate(
+        zip(running, match_stages(written, running))
     ):
         names.append(
-            " + ".join(labels[part] for part in reversed(parts))
-            or _added(stage.name)
+            " + ".join(labels[part] for part in reversed(written_places))
+            or _added_name(stage.name)
         )
-        if any("ReadFile" in written[part].ops for part in parts):
-            reading.add(place)
-    return names, reading
+        if any("ReadFile" in written[part].ops for part in written_places):
+            file_maps.add(place)
+    return names, file_maps
 
 
-def matched(written, running):
-    """Return the places of the written stages in each running one."""
+def match_stages(written, running):
+    """Return, for each running stage, the places of those written for it."""
+    # Both run from the last stage to the source, so each search goes on where
+    # the one before has ended.
     places, at = [], 0
     for stage in running:
-        parts = []
-        for part in FUSED.get(stage.name, (stage.name,)):
-            place = _find(part, written, at)
+        written_places = []
+        for part in FUSED_STAGES.get(stage.name, (stage.name,)):
+            place = _find_written(part, written, at)
             if place is not None:
-                parts.append(place)
+                written_places.append(place)
                 at = place + 1
-        places.append(parts)
+        places.append(written_places)
     return places
 
 
-def _numbered(written):
-    """Return labels of the stages; equal ones are counted from the source."""
+def _numbered_labels(written):
+    """Return the stages' labels; equal ones get numbers, from the source."""
     labels = [stage.label for stage in written]
     counts = {label: labels.count(label) for label in labels}
     numbered = list(labels)
-    seen = {}
-    for at in reversed(range(len(labels))):
-        label = labels[at]
+    counts_so_far = {}
+    for place in reversed(range(len(labels))):
+        label = labels[place]
         if counts[label] > 1:
-            seen[label] = seen.get(label, 0) + 1
-            numbered[at] = f"{label} no. {seen[label]}"
+            counts_so_far[label] = counts_so_far.get(label, 0) + 1
+            numbered[place] = f"{label} no. {counts_so_far[label]}"
     return numbered
 
 
-def _find(name, written, start):
+def _find_written(name, written, start):
+    # A generator and a file reader run as a flat_map: of a range of one, and of
+    # the names of the files.
     kind = name.removeprefix("Parallel")
-    for at in range(start, len(written)):
-        stage = written[at]
+    for place in range(start, len(written)):
+        stage = written[place]
         if stage.kind.removeprefix("Parallel") == kind:
-            return at
-        if stage.is_generator and name in _GENERATOR:
-            return at
-        if stage.is_reader and name in (*_GENERATOR, "TensorSlice"):
-            return at
+            return place
+        if stage.is_generator and name in _GENERATOR_STAGES:
+            return place
+        if stage.is_reader and name in (*_GENERATOR_STAGES, "TensorSlice"):
+            return place
     return None
 
 
-def _added(name):
+def _added_name(name):
     plain = name.removeprefix("Parallel").removesuffix("Dataset")
     added = " (added)" if plain == "Prefetch" else ""
     return written_name(plain) + added
 
 
 def _loader_name(data, stage):
-    if stage.name in _GENERATOR:
+    if stage.name in _GENERATOR_STAGES:
         return f"the {type(data).__name__}"
     return f"{written_name(stage.name)} (Keras)"
 
 
-def text_of(rows, cpu_budget=None, ram_budget=None):
+def stage_table(rows, cpu_budget=None, ram_budget=None):
     """Return the rows as a table of text."""
     columns = "stage", "of the work", "ms/element", "parallel", "buffer"
-    lines = as_text(columns, map(_cells, rows), left=columns[:1])
+    lines = as_text(columns, map(_row_cells, rows), left=columns[:1])
     if cpu_budget or ram_budget:
         budget = []
         if cpu_budget:
@@ -282,15 +292,15 @@ def text_of(rows, cpu_budget=None, ram_budget=None):
     return "\n".join(lines)
 
 
-def _cells(row):
-    tuned = " auto" if row.autotuned else ""
-    held = "" if row.buffered is None else str(row.buffered)
+def _row_cells(row):
+    suffix = " auto" if row.autotuned else ""
+    buffer = "" if row.buffered is None else str(row.buffered)
     if row.buffer_size is not None:
-        held = f"{held or 0} of {row.buffer_size}"
+        buffer = f"{buffer or 0} of {row.buffer_size}"
     return (
         row.name + (" <- bottleneck" if row.is_bottleneck else ""),
         f"{row.share:.0%}",
         "" if row.element_ms is None else f"{row.element_ms:.3g}",
-        "" if row.parallelism is None else f"{row.parallelism}{tuned}",
-        held + (tuned if held and row.parallelism is None else ""),
+        "" if row.parallelism is None else f"{row.parallelism}{suffix}",
+        buffer + (suffix if buffer and row.parallelism is None else ""),
     )

@@ -13,13 +13,13 @@ from keras_pergrad.keras_internals.data.sources import (
     worker_processes,
 )
 from keras_pergrad.stalls.facts import cores
-from keras_pergrad.stalls.stages import files_in_turn
+from keras_pergrad.stalls.stages import reads_files_in_turn
 from keras_pergrad.stalls.stopwatch import accelerator, has_iterators
 
 MAPS, BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch")
 ONE_BY_ONE = ("FlatMap", "Interleave")
 FUSED_MAPS = ("MapAndBatch", "ParallelMapAndBatch")
-LARGE = 0.3  # a stage with less of the work is not the cause
+LARGE_SHARE = 0.3  # a stage with less of the work is not the cause
 # Handing one element from stage to stage takes 10 to 20 us (measured): a
 # function that takes no longer costs less than being called.
 CHEAP_MS = 0.03
@@ -43,46 +43,46 @@ options.threading.private_threadpool_size = {}
 dataset = dataset.with_options(options)"""
 
 
-def _values(stage, **more):
-    """Return a stage's values for the texts, and more; None without one."""
-    return None if stage is None else _values_of(stage, **more)
+def _optional_values(stage, **more):
+    """Return the values of a stage for the texts; None without a stage."""
+    return None if stage is None else _stage_values(stage, **more)
 
 
-def _values_of(stage, **more):
+def _stage_values(stage, **more):
     name = stage.function or ""
     name = name if name.isidentifier() else "function"
     return {"stage": stage.label, "function": name, **more}
 
 
-def _first(stages, holds):
-    """Return the first stage, from the last one on, for which this holds."""
-    return next((stage for stage in stages if holds(stage)), None)
+def _first(stages, condition):
+    """Return the stage nearest to the end that meets a condition, or None."""
+    return next((stage for stage in stages if condition(stage)), None)
 
 
 def _places(facts, *kinds):
     return [at for at, stage in enumerate(facts.stages) if stage.kind in kinds]
 
 
-def _calls(facts, waits):
-    """Return the parallel calls to write: more than cores where they wait."""
+def _parallel_calls(facts, waits):
+    """Return how many parallel calls to write: many where they wait."""
     if not waits:
         return {"calls": "tf.data.AUTOTUNE", "pool": ""}
     threads = facts.threads_to_hide
     return {"calls": threads, "pool": POOL.format(threads)}
 
 
-def _works(facts):
-    """Return a test whether a stage does a large part of the work."""
-    return lambda stage: facts.share_of(stage) >= LARGE
+def _is_large_part(facts):
+    """Return a function: whether a stage does a large part of the work."""
+    return lambda stage: facts.share_of(stage) >= LARGE_SHARE
 
 
 def _is_cheap(stage, facts):
     """Whether a map takes less time for an element than calling it does."""
-    took = facts.element_ms(stage)
-    if stage.runs_python or took is None:
+    element_ms = facts.element_ms(stage)
+    if stage.runs_python or element_ms is None:
         return False
     # With a few plain ops the call itself takes the time, on any machine.
-    return took < (10 * CHEAP_MS if stage.ops <= SIMPLE_OPS else CHEAP_MS)
+    return element_ms < (10 * CHEAP_MS if stage.ops <= SIMPLE_OPS else CHEAP_MS)
 
 
 def random_cache(facts):
@@ -90,7 +90,7 @@ def random_cache(facts):
     for at in _places(facts, "Cache")[:1]:
         for stage in facts.stages[at:]:
             if stage.kind in MAPS and stage.is_random:
-                return _values(stage)
+                return _optional_values(stage)
     return None
 
 
@@ -117,8 +117,8 @@ def long_copy(facts):
 def late_shuffle(facts):
     """Whether a shuffle fills its buffer with much before a first batch."""
     shuffles, batches = _places(facts, "Shuffle"), _places(facts, *BATCHES)
-    late = facts.first_batch_ms > LONG_START * facts.pipeline_ms
-    if not late or not shuffles or not batches:
+    is_late = facts.first_batch_ms > LONG_START * facts.pipeline_ms
+    if not is_late or not shuffles or not batches:
         return None
     at, batch = shuffles[0], batches[0]
     buffer = buffer_size(facts.stages[at].dataset)
@@ -133,16 +133,16 @@ def late_shuffle(facts):
             "instead": "single samples, before `batch`",
             "then": f".batch({size or 'batch_size'})",
         }
-    below = facts.stages[at + 1]
-    large = buffer and size and buffer >= LONG_START * size
-    found = _values_of(below, **values)
-    if not large or below.kind not in MAPS:
+    feeding_stage = facts.stages[at + 1]
+    is_large = buffer and size and buffer >= LONG_START * size
+    stage_values = _stage_values(feeding_stage, **values)
+    if not is_large or feeding_stage.kind not in MAPS:
         return None
-    return found | {
-        "content": f"results of `{below.label}`",
+    return stage_values | {
+        "content": f"results of `{feeding_stage.label}`",
         "instead": "what goes into it",
         "then": (
-            f".map(\n    {found['function']}, "
+            f".map(\n    {stage_values['function']}, "
             "num_parallel_calls=tf.data.AUTOTUNE)"
         ),
     }
@@ -151,19 +151,19 @@ def late_shuffle(facts):
 def python_map(facts):
     """Whether a map computes in Python, which takes turns."""
     python = [s for s in facts.stages if s.kind in MAPS and s.runs_python]
-    stage, count = _first(python, _works(facts)), max(cores(), 2)
+    stage, count = _first(python, _is_large_part(facts)), max(cores(), 2)
     if not facts.computes:
         return None
-    return _values(stage, count=count, calls=2 * count)
+    return _optional_values(stage, count=count, calls=2 * count)
 
 
 def generator(facts):
     """Whether a Python generator gives the elements."""
     stage = _first(facts.stages, lambda s: s.is_generator)
-    share = facts.share("FlatMap", "Generator", "Interleave")
-    if stage is None or (share is not None and share < LARGE):
+    work_share = facts.share("FlatMap", "Generator", "Interleave")
+    if stage is None or (work_share is not None and work_share < LARGE_SHARE):
         return None
-    return _calls(facts, facts.sleeps)
+    return _parallel_calls(facts, facts.sleeps)
 
 
 def cheap_map(facts):
@@ -172,9 +172,9 @@ def cheap_map(facts):
         if batched.kind not in BATCHES or stage.kind not in MAPS:
             continue
         size = batch_size(batched.dataset) or 0
-        cheap = _is_cheap(stage, facts) and _works(facts)(stage)
+        cheap = _is_cheap(stage, facts) and _is_large_part(facts)(stage)
         if size >= 16 and cheap and not stage.is_random:
-            return _values(stage, size=size)
+            return _optional_values(stage, size=size)
     return None
 
 
@@ -183,30 +183,32 @@ def one_source_at_a_time(facts):
     stage = _first(
         facts.stages,
         lambda s: (
-            files_in_turn(s) or (s.kind in ONE_BY_ONE and not s.is_generator)
+            reads_files_in_turn(s)
+            or (s.kind in ONE_BY_ONE and not s.is_generator)
         ),
     )
-    if stage is None or (facts.share(*ONE_BY_ONE) or 0.0) < LARGE:
+    if stage is None or (facts.share(*ONE_BY_ONE) or 0.0) < LARGE_SHARE:
         return None
     if stage.is_reader:
         call = f"tf.data.{stage.kind}Dataset(\n    files, num_parallel_reads="
-        return _values(stage, pool="", call=f"{call}tf.data.AUTOTUNE)")
+        return _optional_values(stage, pool="", call=f"{call}tf.data.AUTOTUNE)")
     # Reading waits for a disk or a network, unless it surely computes.
-    values = _calls(facts, not facts.computes)
+    values = _parallel_calls(facts, not facts.computes)
     cycle = f" cycle_length={values['calls']}," if values["pool"] else ""
-    found = _values_of(stage, pool=values["pool"])
+    stage_values = _stage_values(stage, pool=values["pool"])
     call = (
-        f"files.interleave(\n    {found['function']}, num_parallel_calls="
+        f"files.interleave(\n    {stage_values['function']}, "
+        "num_parallel_calls="
         f"{values['calls']},{cycle} deterministic=False)"
     )
-    return found | {"call": call}
+    return stage_values | {"call": call}
 
 
 def too_few_calls(facts):
     """Whether a map's calls are in turn, or wait in too few threads."""
     serial = (stage for stage in facts.stages if stage.kind == "Map")
     stage = max(serial, key=facts.share_of, default=None)
-    if stage is None or not _works(facts)(stage):
+    if stage is None or not _is_large_part(facts)(stage):
         return _too_few_threads(facts)
     if _is_cheap(stage, facts) or (stage.runs_python and facts.computes):
         return None  # threads would bring nothing, or take turns
@@ -215,11 +217,13 @@ def too_few_calls(facts):
         how += " It waits (a disk, a network): more threads than cores help."
     elif stage.runs_python:
         how += " It runs Python: threads help while it waits or frees the lock."
-    return _values(stage, how=how, **_calls(facts, facts.sleeps))
+    return _optional_values(
+        stage, how=how, **_parallel_calls(facts, facts.sleeps)
+    )
 
 
 def _too_few_threads(facts):
-    parallel = [s for s in facts.stages if s.kind == "ParallelMap"]
+    parallel_maps = [s for s in facts.stages if s.kind == "ParallelMap"]
     pool = facts.data.options().threading.private_threadpool_size or 0
     if not facts.sleeps or pool > cores():
         return None
@@ -227,8 +231,10 @@ def _too_few_threads(facts):
         "waits (a disk, a network), and TensorFlow runs no more calls of it "
         f"than there are cores ({cores()})."
     )
-    stage = _first(parallel, _works(facts))
-    return _values(stage, how=how, **_calls(facts, waits=True))
+    stage = _first(parallel_maps, _is_large_part(facts))
+    return _optional_values(
+        stage, how=how, **_parallel_calls(facts, waits=True)
+    )
 
 
 def no_cache(facts):
@@ -244,9 +250,11 @@ def no_cache(facts):
         return None
     share = facts.share(*MAPS, *FUSED_MAPS) or 0.0
     # The map that works most decides: the last one may only cast a batch.
-    if share < LARGE or _is_cheap(max(maps, key=facts.share_of), facts):
+    if share < LARGE_SHARE or _is_cheap(max(maps, key=facts.share_of), facts):
         return None
-    return _values(maps[0], gain=min(facts.wait_ms, facts.pipeline_ms * share))
+    return _optional_values(
+        maps[0], gain=min(facts.wait_ms, facts.pipeline_ms * share)
+    )
 
 
 def _is_repeated(facts, at):
@@ -300,7 +308,10 @@ def no_grain_workers(facts):
     """Whether Grain reads by few threads, or computes in them."""
     if worker_processes(facts.data):
         return None
-    threads, wanted = read_threads(facts.data), max(facts.threads_to_hide, 16)
+    threads, needed_threads = (
+        read_threads(facts.data),
+        max(facts.threads_to_hide, 16),
+    )
     map_data = "map_dataset"
     first = ""
     if is_grain(facts.data, "DataLoader"):
@@ -310,10 +321,11 @@ def no_grain_workers(facts):
             "map_dataset = grain.MapDataset.source(source)\n"
             "for each in operations: map_dataset = map_dataset.apply(each)\n"
         )
-    if not facts.computes and threads < (wanted if facts.sleeps else 8):
+    if not facts.computes and threads < (needed_threads if facts.sleeps else 8):
         how = f"in {threads or 'no'} thread(s) beside training."
         call = (
-            f".to_iter_dataset(\n    grain.ReadOptions(num_threads={wanted}))"
+            ".to_iter_dataset(\n    "
+            f"grain.ReadOptions(num_threads={needed_threads}))"
         )
     elif facts.sleeps:
         return None

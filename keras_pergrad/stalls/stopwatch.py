@@ -30,9 +30,9 @@ from keras_pergrad.stalls.wait_log import WaitLog, log_of_key
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 # Reading the processor time of many threads takes 30 us and more (measured):
 # it is read for each of the first calls on an iterator, then at intervals.
-CPU_AT_FIRST, CPU_EVERY = 24, 64
+CPU_FIRST_CALLS, CPU_INTERVAL = 24, 64
 
-STEPS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
+STEP_OPS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
 
 _stopwatches = weakref.WeakKeyDictionary()
 
@@ -63,11 +63,11 @@ class Stopwatch:
         self._log = WaitLog()
         self._calls = []
         self._undrained = 0
-        self.iterators = dict.fromkeys(train_function.SLOTS, _gone)
-        self._count = 0
-        self._fetches = {}  # of a call, for each slot
+        self.iterators = dict.fromkeys(train_function.SLOTS, _no_iterator)
+        self._call_count = 0
+        self._fetches_per_call = {}  # of a call, for each slot
         self._specs = {}
-        self._timed = {}  # for each slot
+        self._one_calls = {}  # for each slot
 
     @staticmethod
     def of(model):
@@ -78,17 +78,17 @@ class Stopwatch:
 
     def arm(self, model, slot):
         """Make the next call of `model`'s function a timed one."""
-        timed = self._timed.get(slot)
-        if timed is None:
-            timed = self._timed[slot] = train_function.OneCall(
+        one_call = self._one_calls.get(slot)
+        if one_call is None:
+            one_call = self._one_calls[slot] = train_function.OneCall(
                 model, slot, self.call
             )
-        timed.arm(model)
+        one_call.arm(model)
 
     def disarm(self):
         """Put back an armed function that was never called."""
-        for timed in self._timed.values():
-            timed.restore()
+        for one_call in self._one_calls.values():
+            one_call.restore()
 
     def call(self, slot, function, iterator, model):
         """Call a train or test function of a model with an iterator; time it.
@@ -101,50 +101,56 @@ class Stopwatch:
                 return function(iterator)
             # A weak reference: timing must not keep a pipeline alive.
             self.iterators[slot] = weakref.ref(iterator)
-            self._fetches[slot] = train_function.fetches_of_a_call(model)
-            self._count = 0
-        fetches = self._fetches[slot]
+            self._fetches_per_call[slot] = train_function.fetches_of_a_call(
+                model
+            )
+            self._call_count = 0
+        fetches = self._fetches_per_call[slot]
         if self._undrained + fetches > self._log.capacity:
             self._make_room(fetches)
         self._undrained += fetches
-        self._count += 1
-        asks = self._count <= CPU_AT_FIRST or self._count % CPU_EVERY == 0
+        self._call_count += 1
+        reads_cpu = (
+            self._call_count <= CPU_FIRST_CALLS
+            or self._call_count % CPU_INTERVAL == 0
+        )
+        # A larger log has another key, and so the function is traced again.
         if fresh or self._specs[slot].log_key != self._log.key:
             self._specs[slot] = timed_spec(iterator, self._log)
-        timed = TimedIterator(iterator, self._specs[slot])
-        traces = TraceCounter.count
+        timed_iterator = TimedIterator(iterator, self._specs[slot])
+        traces_before = TraceCounter.count
         finished = failed = False
-        computed = time.process_time() if asks else None
+        cpu_seconds = time.process_time() if reads_cpu else None
         began = time.time()
         try:
-            result = function(timed)
+            result = function(timed_iterator)
             finished = True
             return result
         except (StopIteration, tf.errors.OutOfRangeError):
-            raise
+            raise  # the data has ended, which is no failure
         except BaseException:
             failed = True
             raise
         finally:
-            traced = TraceCounter.count > traces
+            traced = TraceCounter.count > traces_before
             ended = time.time()
-            if computed is not None:
-                computed = time.process_time() - computed
+            if cpu_seconds is not None:
+                cpu_seconds = time.process_time() - cpu_seconds
             # `drain` makes a `Call` of it later.
             self._calls.append(
-                (slot, began, ended, traced, fresh, finished, computed)
+                (slot, began, ended, traced, fresh, finished, cpu_seconds)
             )
             if failed:
                 # Reporting must not hide the error that is being raised.
                 with contextlib.suppress(Exception):
-                    self._tell_of_failure()
+                    self._report_failure()
 
     def _make_room(self, fetches):
         self.drain()
         if fetches > self._log.capacity:
             self._log = WaitLog(fetches)
 
-    def _tell_of_failure(self):
+    def _report_failure(self):
         self.drain()
         for listener in list(self.listeners):
             listener.call_failed()
@@ -160,24 +166,28 @@ class Stopwatch:
             return
         if not calls:
             return
+        # The rows from the begin of a call up to the next belong to that call.
         edges = np.searchsorted(rows[:, 0], [c.began for c in calls])
         rows = np.split(rows, edges)[1:]
         for listener in list(self.listeners):
             listener.calls_done(calls, rows)
 
 
-def _gone():
+def _no_iterator():
     return None
 
 
 class TraceCounter:
-    """Counts the fetches traced so far, to tell a tracing call."""
+    """Counts the fetches traced so far; a call that adds to it has traced."""
 
     count = 0
 
 
 class TimedIterator(StandIn):
-    """Stands in for an iterator and logs its fetches; `spec`: `timed_spec`."""
+    """Stands in for an iterator and logs its fetches.
+
+    Its `spec` comes from `timed_spec`.
+    """
 
     def get_next(self):
         return self._fetch(self.iterator.get_next, lambda batch: True)
@@ -191,29 +201,29 @@ class TimedIterator(StandIn):
     def _fetch(self, fetch, had_batch):
         log = log_of_key(self.spec.log_key)
         if tf.executing_eagerly():
-            asked = time.time()
+            requested = time.time()
             batch = fetch()
             arrived = time.time()
-            log.add(asked, arrived, bool(had_batch(batch)))
+            log.add(requested, arrived, bool(had_batch(batch)))
             return batch
         TraceCounter.count += 1
         row = _row_with_step_end(log)
         with tf.device("CPU:0"):
-            asked = tf.timestamp()
-        with tf.control_dependencies([asked]):
+            requested = tf.timestamp()
+        with tf.control_dependencies([requested]):
             batch = fetch()
         parts = tf.nest.flatten(batch, expand_composites=True)
         with tf.control_dependencies(parts), tf.device("CPU:0"):
             arrived = tf.timestamp()
-        log.write_fetch(row, asked, arrived, had_batch(batch))
+        log.write_fetch(row, requested, arrived, had_batch(batch))
         # The step must not overtake the time stamp on a busy machine.
         with tf.control_dependencies([arrived]):
             batch = tf.nest.map_structure(
                 _pass_on, batch, expand_composites=True
             )
-        copied = time_on_device(batch, self.spec.copied_to)
+        copied = arrival_on_device(batch, self.spec.copy_device)
         if copied is not None:
-            log.write_copied(row, copied)
+            log.write_copy_end(row, copied)
         return batch
 
 
@@ -224,7 +234,7 @@ def _pass_on(part):
 
 
 def _row_with_step_end(log):
-    """Take a row; note the end of a step that runs beside the fetch."""
+    """Take a row, and record the end of a step that runs beside the fetch."""
     # In Keras's loop the fetch is a branch of a condition in the loop's body,
     # and the step is an earlier op of that body.
     graph = tf.compat.v1.get_default_graph()
@@ -232,7 +242,7 @@ def _row_with_step_end(log):
         body = graph_around(graph)
         if not is_function(body):
             return log.next_row()
-        steps = [op for op in body.get_operations() if op.type in STEPS]
+        steps = [op for op in body.get_operations() if op.type in STEP_OPS]
         if steps:
             break
         graph = body
@@ -247,7 +257,7 @@ def _row_with_step_end(log):
 def timed_spec(iterator, log):
     """Return the type of `iterator` when it is timed into `log`."""
     return TimedIteratorSpec(
-        tf.type_spec_from_value(iterator), log.key, copied_to(iterator)
+        tf.type_spec_from_value(iterator), log.key, copy_device(iterator)
     )
 
 
@@ -261,10 +271,10 @@ class TimedIteratorSpec(StandInSpec):
 
     stand_in = TimedIterator
 
-    def __init__(self, iterator_spec, log_key, copied_to):
-        super().__init__(iterator_spec, log_key, copied_to)
+    def __init__(self, iterator_spec, log_key, copy_device):
+        super().__init__(iterator_spec, log_key, copy_device)
         self.log_key = log_key
-        self.copied_to = copied_to
+        self.copy_device = copy_device
 
 
 def accelerator():
@@ -278,25 +288,25 @@ def has_iterators(device):
     return device is not None and device.startswith("GPU:")
 
 
-def prefetching(dataset, device):
+def prefetch_ahead(dataset, device):
     """Return the dataset with batches copied to `device` ahead, or None."""
     if not has_iterators(device):
         return None
     return dataset.apply(tf.data.experimental.prefetch_to_device(device))
 
 
-def copied_to(iterator):
+def copy_device(iterator):
     """Return the one accelerator that batches must be copied to, or None."""
     if "CPU" in device_here().upper():
         return None
-    held = tf.nest.flatten(iterator, expand_composites=True)
-    is_one = isinstance(iterator, tf.data.Iterator)
-    if is_one and all(part.device.endswith("CPU:0") for part in held):
+    handles = tf.nest.flatten(iterator, expand_composites=True)
+    is_single = isinstance(iterator, tf.data.Iterator)
+    if is_single and all(part.device.endswith("CPU:0") for part in handles):
         return accelerator()
     return None
 
 
-def time_on_device(batch, device):
+def arrival_on_device(batch, device):
     """Return, in a graph, when a batch is on the accelerator; or None."""
     parts = [
         part

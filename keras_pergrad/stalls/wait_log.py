@@ -44,7 +44,7 @@ class WaitLog:
         self.capacity = capacity
         self.key = next(_keys)
         _logs[self.key] = self
-        self._read = 0
+        self._rows_read = 0
         # What no trace writes need not be read.
         self._has_step_ends = self._has_copies = False
         with tf.init_scope(), tf.device("CPU:0"):
@@ -54,7 +54,7 @@ class WaitLog:
             self.fetches = self._resource("fetches", self._no_rows)
             self.step_ends = self._resource("ends", self._no_times)
             self.copies = self._resource("copies", self._no_times)
-        self._eager = []
+        self._eager_rows = []
         handles = (self.counter, self.fetches, self.step_ends, self.copies)
         weakref.finalize(self, _destroy, handles).atexit = False
 
@@ -67,9 +67,11 @@ class WaitLog:
         tf.raw_ops.AssignVariableOp(resource=resource, value=value)
         return resource
 
-    def add(self, asked, arrived, had_batch):
+    def add(self, requested, arrived, had_batch):
         """Add a fetch that Python made itself (eager mode)."""
-        self._eager.append((asked, arrived, float(had_batch), 0.0, 0.0))
+        self._eager_rows.append(
+            (requested, arrived, float(had_batch), 0.0, 0.0)
+        )
 
     def next_row(self):
         """Take the next row (in a graph)."""
@@ -82,59 +84,66 @@ class WaitLog:
             )
             return written % tf.constant(self.capacity, tf.int64)
 
-    def write_fetch(self, row, asked, arrived, had_batch):
+    def write_fetch(self, row, requested, arrived, had_batch):
         """Fill in a row (in a graph)."""
         with tf.device("CPU:0"):
             had_batch = tf.cast(had_batch, tf.float64)
             tf.raw_ops.ResourceScatterUpdate(
                 resource=self.fetches,
                 indices=row,
-                updates=tf.stack([asked, arrived, had_batch]),
+                updates=tf.stack([requested, arrived, had_batch]),
             )
 
     def write_step_end(self, row, time):
         """Fill in when the step beside the fetch ended (in a graph)."""
         self._has_step_ends = True
-        _write(self.step_ends, row, time)
+        _write_time(self.step_ends, row, time)
 
-    def write_copied(self, row, time):
+    def write_copy_end(self, row, time):
         """Fill in when the batch was on the accelerator (in a graph)."""
         self._has_copies = True
-        _write(self.copies, row, time)
+        _write_time(self.copies, row, time)
 
     def drain(self):
         """Return new rows, shape (rows, 5), and how many were overwritten."""
-        eager, self._eager = self._eager, []
+        eager_rows, self._eager_rows = self._eager_rows, []
         with tf.init_scope(), tf.device("CPU:0"):
             written = int(
                 tf.raw_ops.ReadVariableOp(resource=self.counter, dtype=tf.int64)
             )
-            fresh = min(written - self._read, self.capacity)
-            lost = written - self._read - fresh
-            rows = np.zeros((fresh, COLUMNS + 2))
-            if fresh:
-                at = np.arange(written - fresh, written) + 1
-                at %= self.capacity
-                rows[:, :COLUMNS] = _taken(self.fetches, self._no_rows)[at]
+            new_count = min(written - self._rows_read, self.capacity)
+            lost = written - self._rows_read - new_count
+            rows = np.zeros((new_count, COLUMNS + 2))
+            if new_count:
+                # `next_row` counts before it reads, so rows begin at 1.
+                places = np.arange(written - new_count, written) + 1
+                places %= self.capacity
+                rows[:, :COLUMNS] = _read_and_clear(
+                    self.fetches, self._no_rows
+                )[places]
                 if self._has_step_ends:
-                    rows[:, -2] = _taken(self.step_ends, self._no_times)[at]
+                    rows[:, -2] = _read_and_clear(
+                        self.step_ends, self._no_times
+                    )[places]
                 if self._has_copies:
-                    rows[:, -1] = _taken(self.copies, self._no_times)[at]
-        self._read = written
-        rows = np.concatenate([rows, np.reshape(eager, (-1, COLUMNS + 2))])
+                    rows[:, -1] = _read_and_clear(self.copies, self._no_times)[
+                        places
+                    ]
+        self._rows_read = written
+        rows = np.concatenate([rows, np.reshape(eager_rows, (-1, COLUMNS + 2))])
         # No arrival: the pipeline ended or raised inside that fetch, or a
         # loop over steps took no further batch.
         return rows[rows[:, 1] > 0], lost
 
 
-def _write(resource, row, time):
+def _write_time(resource, row, time):
     with tf.device("CPU:0"):
         tf.raw_ops.ResourceScatterUpdate(
             resource=resource, indices=row, updates=time
         )
 
 
-def _taken(resource, empty):
+def _read_and_clear(resource, empty):
     """Return the numbers in `resource`, and clear it."""
     value = tf.raw_ops.ReadVariableOp(resource=resource, dtype=empty.dtype)
     tf.raw_ops.AssignVariableOp(resource=resource, value=empty)

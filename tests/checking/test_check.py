@@ -384,7 +384,9 @@ def test_the_ten_bits_of_products_on_a_gpu_are_rounding(known, monkeypatch):
     monkeypatch.setattr(execution.TracedMode, "_compute", shortened)
     if known:  # of the CPU, which is the GPU here
         monkeypatch.setattr(
-            numerics, "on_device", lambda dtype, device: numerics.TENSOR_FLOAT
+            numerics,
+            "on_device",
+            lambda dtype, device: numerics.TENSOR_FLOAT_32,
         )
     model = keras.Sequential(
         [
@@ -414,7 +416,7 @@ def test_products_have_ten_bits_on_a_card_that_has_them(monkeypatch):
     monkeypatch.setattr(
         experimental, "get_device_details", lambda device: details
     )
-    short = numerics.TENSOR_FLOAT
+    short = numerics.TENSOR_FLOAT_32
     assert numerics.on_device("float32", "GPU:0") == short
     assert numerics.on_device("float32", "CPU:0") == "float32"
     assert numerics.on_device("bfloat16", "GPU:0") == "bfloat16"

@@ -13,11 +13,11 @@ def node(op, **types):
 
 
 def test_kernels_of_this_process():
-    assert kernels.serving(node("MatMul", T=tf.float32), "CPU") == "device"
-    assert kernels.serving(node("MatMul", T=tf.string), "CPU") == "none"
-    assert kernels.serving(node("MatMul", T=tf.float32), "NONE") == "none"
+    assert kernels.kernel_kind(node("MatMul", T=tf.float32), "CPU") == "device"
+    assert kernels.kernel_kind(node("MatMul", T=tf.string), "CPU") == "none"
+    assert kernels.kernel_kind(node("MatMul", T=tf.float32), "NONE") == "none"
     read = node("ReadVariableOp", dtype=tf.float32)
-    assert kernels.serving(read, "METAL") == "generic"
+    assert kernels.kernel_kind(read, "METAL") == "generic"
 
 
 def test_reasons():

@@ -77,7 +77,7 @@ def say_in_profile(monkeypatch, figures_of, work=None):
     def measure(data, batches, step, stopwatch):
         found = measured(data, batches, step, stopwatch)
         if found.batches_per_s is not None:
-            figures = figures_of(data, step is not profile.FETCH)
+            figures = figures_of(data, step is not profile.FETCH_CALL)
             found.report = lasting(found.report, **figures)
             if work is not None:
                 found.running = worked(found.running, work)

@@ -49,7 +49,7 @@ def test_an_epoch_of_plain_calls():
         rows((108.0, 108.5)),
     ]
     timer.add_calls(calls, fetches)
-    timer.threads = None  # no account of the machine's other work
+    timer.threads_before = None  # no account of the machine's other work
     report = timer.report()
     assert report.steps == 3
     assert report.first_batch_s == pytest.approx(3.0)
@@ -143,7 +143,7 @@ def test_a_copy_to_an_accelerator_is_a_part_of_its_step():
 def test_lost_rows_leave_no_figures():
     timer = EpochTimer(began=0.0)
     timer.add_calls([call(0.0, 1.0, fresh=True)], [rows((0.0, 0.5))])
-    timer.lost += 4
+    timer.lost_rows += 4
     assert timer.report() == StallReport(steps=None, not_recorded=4)
     assert timer.report().wait_ms is None
 
@@ -179,7 +179,7 @@ def test_a_full_timeline_joins_neighbours():
     timeline = Timeline(size=4)
     timeline.add(np.arange(8.0), np.full(8, 2.0))
     first, wait, compute = timeline.arrays()
-    assert timeline.group == 2
+    assert timeline.group_size == 2
     np.testing.assert_array_equal(first, [0, 2, 4, 6])
     np.testing.assert_array_equal(wait, [0.5, 2.5, 4.5, 6.5])
     np.testing.assert_array_equal(compute, [2, 2, 2, 2])

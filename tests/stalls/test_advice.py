@@ -12,7 +12,7 @@ from keras_pergrad.stalls import facts as facts_module
 from keras_pergrad.stalls import stall_causes
 from keras_pergrad.stalls.advice import RULES, advise
 from keras_pergrad.stalls.diagnosis import diagnose
-from keras_pergrad.stalls.facts import gather
+from keras_pergrad.stalls.facts import collect_facts
 from keras_pergrad.stalls.running import RunningPipeline, RunningStage
 from tests.stalls import planted_faults, recorded_stalls, slow_data
 from tests.stalls.recorded import Epoch
@@ -82,7 +82,7 @@ def given(data, wait_ms=20.0, step_ms=10.0, running=None, **times):
     """The advice on data with these times, by name."""
     if isinstance(running, str):
         running = RunningPipeline([RunningStage(running, 1.0)])
-    facts = gather(data, running, wait_ms, step_ms, **times)
+    facts = collect_facts(data, running, wait_ms, step_ms, **times)
     return {advice.name: advice for advice in advise(facts)}
 
 

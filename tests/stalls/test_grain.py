@@ -11,7 +11,7 @@ from keras_pergrad.keras_internals.data.sources import (
 from keras_pergrad.stalls import facts as facts_module
 from keras_pergrad.stalls import stall_causes
 from keras_pergrad.stalls.advice import advise
-from keras_pergrad.stalls.facts import gather, kind_of
+from keras_pergrad.stalls.facts import collect_facts, kind_of
 from keras_pergrad.stalls.profile import profile_pipeline
 from tests.stalls import recorded_stalls
 from tests.stalls.stall_truth import Clock, TimedStepModel
@@ -100,7 +100,7 @@ def test_threads_and_processes_are_read(make, threads, processes):
     ],
 )
 def test_the_code_gives_workers_as_printed(make, times, threads, processes):
-    (advice,) = advise(gather(make(), None, 20.0, 1.0, **times))
+    (advice,) = advise(collect_facts(make(), None, 20.0, 1.0, **times))
     assert advice.name == "grain workers"
     scope = {
         "grain": grain,
@@ -123,7 +123,7 @@ def test_the_code_gives_workers_as_printed(make, times, threads, processes):
 )
 def test_where_more_workers_bring_nothing(make, times):
     times = {"step_ms": 1.0, **times}
-    assert advise(gather(make(), None, 20.0, **times)) == []
+    assert advise(collect_facts(make(), None, 20.0, **times)) == []
 
 
 def test_a_stalled_fit_is_told_of_its_dataset(monkeypatch):

@@ -9,7 +9,12 @@ from keras.src.random.seed_generator import global_seed_generator
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import DataStall
 from keras_pergrad.stalls.accounting import StallReport
-from keras_pergrad.stalls.measuring import Measured, measure, trials, untrained
+from keras_pergrad.stalls.measuring import (
+    Measurement,
+    measure,
+    temporary_step,
+    try_workers,
+)
 from keras_pergrad.stalls.profile import profile_pipeline
 from keras_pergrad.stalls.wait_log import CAPACITY
 from tests.stalls import recorded_stalls
@@ -115,7 +120,7 @@ def test_executions_of_many_steps_are_counted_in_batches(
     executed, batches, taken
 ):
     model = executing(executed)
-    with untrained(model, batches) as step:
+    with temporary_step(model, batches) as step:
         report = measure(repeated(-1), batches, step).report
     assert report.steps == taken
     # Once more before, since the first call traced.
@@ -309,10 +314,10 @@ def test_a_torch_loader_has_processes_only_and_an_error_has_its_row():
         if loader.num_workers == 4:
             raise OSError("no more processes")
         report = StallReport(steps=3, data_stall_s=0.02, step_ms=0.0)
-        return Measured(report, None, memory=2**20)
+        return Measurement(report, None, memory=2**20)
 
     loader = DataLoader([1], **settings)
-    found = trials(loader, "dataloader", (0, 2, 4), measured)
+    found = try_workers(loader, "dataloader", (0, 2, 4), measured)
     assert seen == [0, 2, 4]
     assert [trial.batches_per_s for trial in found] == [100.0, 100.0, None]
     assert (found[0].memory_mib, found[2].error) == (1.0, "OSError")
