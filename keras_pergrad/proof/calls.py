@@ -35,7 +35,7 @@ from keras_pergrad.proof.tensor_types import (
     rule_of,
 )
 
-#: So often the types or shapes of a loop may change until they stay.
+#: The types and shapes of a loop must reach a fixed point in so many turns.
 _MAX_ITERATIONS = 12
 
 
@@ -45,9 +45,9 @@ class Call:
 
     Attributes:
         type, name: as of an op.
-        inputs: tensors like those that it is given.
+        inputs: the tensors of the typed graph that it takes.
         node: its `NodeDef`.
-        values: the values of outputs that are known, by place.
+        values: the place of an output → its value, where that is known.
     """
 
     type: str
@@ -65,11 +65,11 @@ class Call:
 
     @property
     def is_control_flow(self):
-        """Whether it may go round several times, or take one of branches."""
+        """Whether it is a loop or a condition, not a plain call."""
         return self.type not in FUNCTION_CALLS
 
     def function(self, attribute):
-        """Return the name of a function."""
+        """Return the name of the function that an attribute names."""
         return self.node.attr[attribute].func.name
 
     def branches(self):
@@ -108,6 +108,7 @@ def _condition(call, types, typing):
     output_types: Any = None
     with typing.state.record_changes() as changed_keys:
         for name in call.branches():
+            # Each branch finds the variables as they were before the choice.
             typing.state.assigned = dict(assigned_before)
             _, outputs = typing.type_function(name, call.inputs[1:], types[1:])
             branch_states.append(typing.state.assigned)
@@ -154,7 +155,7 @@ def _types_after_choice(call, choice, output_types, changed_keys, typing, why):
 
 
 def _merge_shapes(a, b):
-    """Return a tensor like one or the other."""
+    """Return a tensor with the sizes that two tensors have in common."""
     shape = a.shape.most_specific_compatible_shape(b.shape)
     if shape == a.shape:
         return a
@@ -163,7 +164,7 @@ def _merge_shapes(a, b):
 
 
 def _merge_lists(a, b, lists):
-    """Return a tensor like one or the other, with what is known of lists."""
+    """Return such a tensor, with what is known of both lists."""
     if a.dtype != tf.variant:
         return _merge_shapes(a, b)
     list_facts, changes = lists.merge(a, b)
@@ -230,7 +231,7 @@ def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
                 and is_shape_stable
             ):
                 break
-            # What failed in this turn may not, with the types of the next.
+            # What failed with these types may not fail with the next ones.
             del typing.failures[failure_count:]
             for merged, tensor in zip(merged_tensors, tensors):
                 if merged is not tensor:
@@ -250,7 +251,7 @@ def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
     result_types = _types_after_choice(
         call, typing.of(condition_output), loop_types, changed_keys, typing, why
     )
-    # What stays as it is does so however often it goes round.
+    # A loop-invariant variable keeps its type, however many turns there are.
     invariant = typing.definitions.nodes(body).handed_on()
     return tensors, [
         loop_types[k] if k in invariant else result_type
@@ -298,7 +299,7 @@ class State:
 
     @contextlib.contextmanager
     def record_changes(self):
-        """Give a set; meanwhile the keys of what is assigned are added."""
+        """Yield a set that gets the keys of what is assigned meanwhile."""
         changed_before, self._changed = self._changed, set()
         try:
             yield self._changed
@@ -310,7 +311,10 @@ class State:
         return self.origins.get(id(handle), id(handle))
 
     def alias(self, stand_in, tensor):
-        """Let a handle be another one, in another graph or behind an op."""
+        """Note that a handle leads to the same variable as another one.
+
+        It stands for that one in another graph, or is what an op hands on.
+        """
         if tensor.dtype in (tf.resource, tf.variant):
             self.origins[id(stand_in)] = self.key(tensor)
 
@@ -354,7 +358,7 @@ class State:
 
 
 def keeps_unknown(op, types):
-    """Whether no rule knows what an op keeps, or reads of what is kept."""
+    """Whether an op keeps or reads state in a way that no rule knows."""
     if op.type in KNOWN_STATE:
         if op.type == "PrintV2":
             # What is printed into a file can be read from there.
@@ -380,7 +384,7 @@ def stages(nodes, has_known_shape):
     need only nodes of earlier stages.
     """
     levels, leading = {}, leading_nodes(nodes, has_known_shape)
-    # They begin a level.
+    # Leading nodes begin a level: what follows needs the shapes they give.
     for name in topological_order(nodes.by_name, nodes.needs.get):
         needed_levels = [
             levels[one] for one in nodes.needs[name] if one in levels
@@ -431,6 +435,7 @@ def topological_order(items, needs):
         for need in needed:
             dependents.setdefault(need, []).append(item)
     ready = [places[item] for item in items if not missing_counts[item]]
+    # A heap: items that are ready come in their given order.
     while ready:
         item = items[heapq.heappop(ready)]
         yield item
@@ -464,6 +469,7 @@ def keep_order(nodes, graph, first, resources):
                 variables[op.outputs[k].name] = handle
             continue
         for handle in handles.values():
+            # All wait for the last write, and a write for the reads before.
             nodes.needs[name] += last_writes.get(handle, [])
             if op.type in READS:
                 pending_reads.setdefault(handle, []).append(name)

@@ -37,12 +37,12 @@ _PRODUCTS = op_types(
     "Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum"
 )
 _QUOTIENTS = op_types("RealDiv Div DivNoNan")
-#: What gives all entries of a number of one entry the same value.
+#: Ops that repeat a single number, or give it another shape.
 _BROADCASTS = op_types(
     "Identity StopGradient Reshape ExpandDims Squeeze BroadcastTo Tile Fill"
 )
 _PER_SAMPLE_USE = "uses a sum over the samples for each of them"
-#: So many ops before a number are compared with those before another one.
+#: How many ops in a row are compared to tell whether two numbers are equal.
 _MAX_DEPTH = 50
 
 
@@ -50,7 +50,8 @@ _MAX_DEPTH = 50
 class Divisors:
     """Finds the factors of tensors, in one `Typing`.
 
-    A factor is a sorted tuple of (how it is applied, number of a tensor).
+    A factor is a sorted tuple of (operation, value number of a tensor), such
+    as `(("RealDiv", 3),)` for all that is divided by one sum.
     """
 
     _originals: dict = dataclasses.field(default_factory=dict)
@@ -58,14 +59,14 @@ class Divisors:
     _value_numbers: dict = dataclasses.field(default_factory=dict)
 
     def alias(self, stand_in, tensor):
-        """Note that a tensor is another one, in another graph."""
+        """Note that a tensor stands for another one, in another graph."""
         self._originals[id(stand_in)] = stand_in, tensor
 
     def apply_factors(self, op, types, output_types, backward):
         """Return the types of an op's outputs with their factors.
 
         Raises:
-            Mixes: it does more with sums than scale all samples alike.
+            Mixes: the op does more with sums than scale all samples alike.
         """
         type_list = (
             output_types if isinstance(output_types, list) else [output_types]
@@ -108,6 +109,7 @@ class Divisors:
                 factors.add(input_type.factor)
             elif isinstance(input_type, Free):
                 is_zero = is_zero and _is_zero(op.inputs[k])
+        # None is the factor of a settled loss, which goes with any other.
         factors.discard(None)
         if len(factors) > 1:
             raise Mixes(UNEQUAL)
@@ -159,7 +161,11 @@ class Divisors:
         return tensor
 
     def _value_number(self, tensor, depth):
-        """Return the same number for tensors that the same ops make."""
+        """Return a number that is the same for tensors of equal values.
+
+        This is value numbering: equal ops on inputs of equal numbers get one
+        number. A draw, or an op that is too deep, has a number of its own.
+        """
         tensor = self._original(tensor)
         cached = self._cache.get(id(tensor))
         if cached is not None:

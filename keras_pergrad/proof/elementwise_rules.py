@@ -49,7 +49,7 @@ _ELEMENTWISE = op_types(
     "Sub TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta StringJoin "
     "AccumulateNV2"
 )
-#: Linear in each input, and so in a total.
+#: Sums: linear in all inputs together.
 _SUMS = {"Add", "AddN", "AddV2", "Sub", "AccumulateNV2"}
 _LINEAR_UNARY = op_types(
     "Identity Cast Neg StopGradient PreventGradient CheckNumerics "
@@ -103,7 +103,7 @@ def elementwise(op, types):
 
 
 def _broadcast_type(op, types):
-    """Return the type of entries side by side, the last axes together."""
+    """Return the type of an output to whose shape the inputs broadcast."""
     rank, places, flags = op.outputs[0].shape.rank, set(), 0
     for k, input_type in enumerate(types):
         flags |= input_type.flags
@@ -115,6 +115,7 @@ def _broadcast_type(op, types):
         if op.type == "Select" and k == 0:
             # One flag for each entry of the first axis, not of the last.
             input_rank = rank
+        # Broadcasting aligns the last axes, so places are counted from there.
         places.add(
             (input_type.axis - input_rank, input_type.rows, input_type.lead)
         )
@@ -346,7 +347,7 @@ def cross_entropy(op, types):
 
 @type_rule("L2Loss")
 def l2_loss(op, types):
-    """Half the sum of squares: of all entries."""
+    """Halve the sum of the squares of all entries."""
     (input_type,) = types
     if isinstance(input_type, At):
         return Total(input_type.flags)
@@ -409,7 +410,7 @@ def fill(op, types):
 # A draw by numbers that are the same for all is `Free`, as any op on them.
 
 
-#: The place of the parameters among the inputs.
+#: The place of the first parameter among the inputs.
 _FIRST_PARAMETER = {
     "RandomGamma": 1,
     "RandomGammaGrad": 0,

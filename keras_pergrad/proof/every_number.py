@@ -36,7 +36,7 @@ _BY_SHAPES = TAKE_SIZES | op_types(
     "ReverseV2 Split Squeeze Unpack"
 )
 _ELEMENTWISE_RULES = unary, elementwise
-#: So many times as many samples must not bring places to begin anew.
+#: Products must not overflow with so many times as many samples.
 _HEADROOM = 16
 _IRREGULAR_SIZE = (
     "takes a size that follows the number of samples in a way that is known "
@@ -68,14 +68,14 @@ class EveryNumber:
                 irregular[id(stand_in)] = stand_in
 
     def note_sizes(self, op):
-        """Note sizes of what has a shape that is known for one alone."""
+        """Note that sizes of an irregular shape are irregular, too."""
         if self._irregular_shapes and self._any_in(
             op.inputs, self._irregular_shapes
         ):
             self._mark_irregular(op.outputs)
 
     def note(self, op, types, flags):
-        """Note what an op makes of no samples; `flags`: of all its inputs."""
+        """Note what an op without samples gives; `flags`: of all its inputs."""
         follows_number = flags & BY_SIZE
         is_irregular = follows_number and not self._is_regular(op, types)
         if not is_irregular and not self.has_irregular:
@@ -94,7 +94,7 @@ class EveryNumber:
             )
 
     def check(self, op):
-        """Refuse an op on samples that takes such a size, or such a shape."""
+        """Refuse an op on samples that takes an irregular size or shape."""
         # A place in a list, or a hint at its shape, moves no entries.
         takes_size = not op.type.startswith(
             "TensorList"
@@ -114,7 +114,7 @@ class EveryNumber:
         return any(id(t) in irregular for t in tensors)
 
     def _takes_irregular_size(self, op):
-        """Whether its outputs' shapes may follow such a number."""
+        """Whether the shapes of outputs may follow an irregular number."""
         size_inputs = list(op.inputs)
         if op.type in _BY_SHAPES or RULES.get(op.type) in _ELEMENTWISE_RULES:
             places = FACTS[op.type].size_inputs
@@ -184,9 +184,10 @@ def _is_regular_maximum(x, y, n):
 
 
 def _counts_several(x, y, n):
-    """Whether it tells more than one sample from one, or none.
+    """Whether a comparison tells several samples from one, or from none.
 
-    One sample cannot mix with others.
+    The answer is the same for all numbers but one, and a single sample cannot
+    mix with others.
     """
     is_size = (x % n == 0) & (x > 0) & ((y == 0) | (y == 1))
     return is_size.all()

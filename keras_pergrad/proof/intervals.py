@@ -24,7 +24,7 @@ _SELECTS_ENTRIES = op_types(
     "BroadcastTo Transpose StridedSlice Slice GatherV2 GatherNd ReverseV2 "
     "EnsureShape"
 )
-#: Each entry is made of one of an input.
+#: Ops that round each entry, and how.
 _ROUNDING = {
     "Cast": math.trunc,
     "Floor": math.floor,
@@ -32,6 +32,7 @@ _ROUNDING = {
     "Rint": round,
     "Round": round,
 }
+#: Ops whose entries are those of several inputs, and of which ones.
 _UNIONS = {
     "Pack": slice(None),
     "ConcatV2": slice(-1),
@@ -68,7 +69,7 @@ class _Ranges:
 
     def _compute(self, tensor):
         if self._op.type_of(tensor) == Free(BY_SIZE):
-            # It is known for one number of samples alone.
+            # Its value holds for the typed number of samples alone.
             return limits(tensor.dtype)
         number = self._op.value_of(tensor)
         if self._op.lengths.primes and tensor.op.type != "Const":
@@ -86,7 +87,7 @@ class _Ranges:
         least, most = limits(tensor.dtype)
         if bounds is not None and least <= bounds[0] <= bounds[1] <= most:
             return tuple(bounds)
-        # Beyond what the data type holds, whole numbers begin anew.
+        # Whole numbers wrap beyond what the data type holds.
         return least, most
 
     def _propagate(self, tensor):
@@ -140,10 +141,10 @@ def limits(dtype):
 
 
 def _rounded_bounds(bounds, dtype):
-    """Return bounds of what is left of numbers in a data type of floats.
+    """Return bounds that hold after rounding to a floating-point type.
 
-    Rounding keeps the order: no rounded number passes the type's own number
-    that is next to a bound, on its far side.
+    Rounding is monotonic: no number within the bounds is rounded beyond the
+    type's next number outside of them.
     """
     if bounds is None or not dtype.is_floating:
         return bounds
@@ -185,10 +186,10 @@ def _sum_range(tensor, total, bounds):
 
 
 def _sum_bound(bound, terms, dtype, outward):
-    """Return what a number added up may come to, in whatever order.
+    """Return a bound for the sum of `terms` numbers, added in any order.
 
-    Of whole numbers that the type holds, each partial sum is exact. Else each
-    addition loses a part of the sum (Higham, Accuracy and Stability of
+    For whole numbers that the type holds, each partial sum is exact. Otherwise
+    each addition has a rounding error (Higham, Accuracy and Stability of
     Numerical Algorithms, 2002, section 4.2).
     """
     total, np_type = terms * bound, dtype.as_numpy_dtype
@@ -247,9 +248,9 @@ def reaches_own_entries(op, ids, index_type, length, block_type):
 
     Args:
         ids: the tensor of indices.
-        index_type: the `At` of what they are for.
+        index_type: the `At` of the indices, or of the values that go there.
         length: how many entries the axis has.
-        block_type: the `At` of the axis.
+        block_type: the `At` of the axis to which the indices lead.
     """
     if length is None or not ids.shape.is_fully_defined():
         return False
@@ -293,7 +294,7 @@ def _reaches_owners(op, ids, owners, run_length, samples):
             offsets = offsets + np.asarray(number, np.int64)
     shape = ids.shape.as_list()
     offsets = np.broadcast_to(offsets, shape).ravel()
-    # So many indices may be of one block.
+    # How many indices share a block is not told: what fits the shape is tried.
     for run in [int(np.prod(shape[axes:])) for axes in range(1, 6)] + [
         run_length
     ]:
@@ -310,7 +311,7 @@ def _reaches_owners(op, ids, owners, run_length, samples):
             is_own
             and (offsets == np.arange(offsets.size) // run * block_size).all()
         ):
-            # A sum beyond what its type holds begins anew.
+            # A sum beyond what its type holds would wrap.
             fits = samples.size - 1 <= limits(ids.dtype)[1]
             return fits and _are_below(op, unknown_parts, block_size)
     return False
@@ -352,7 +353,7 @@ def _keeps_integers(op, tensor, dtype):
     if not tensor.dtype.is_integer or not dtype.is_integer:
         return False
     if min(tensor.dtype.size, dtype.size) >= 4:
-        # Both hold every place; whether one is, is told by its parts.
+        # Both types hold any index, so that none wraps.
         return True
     low, high = number_range(op, tensor)
     least, most = limits(dtype)
@@ -360,9 +361,10 @@ def _keeps_integers(op, tensor, dtype):
 
 
 def _strip_clip(op, ids):
-    """Return what a gradient of segments keeps from being below zero.
+    """Return indices without a clip at zero.
 
-    Places in blocks are not: a block begins at zero or later.
+    The gradient of a segment reduction clips its indices. Places in a block
+    are not negative, so that the clip leaves them as they are.
     """
     if ids.op.type != "Maximum":
         return ids
@@ -375,9 +377,10 @@ def _strip_clip(op, ids):
 
 
 def _strip_wrap(op, ids):
-    """Return the places of which `keras.ops.take` counts negative ones back.
+    """Return indices without the wrap of negative ones.
 
-    Places that are proved are not negative: they stay as they are.
+    `keras.ops.take` counts negative indices from the end. Those that are
+    proved to be in their block are not negative.
     """
     if ids.op.type not in ("Select", "SelectV2"):
         return ids
@@ -409,11 +412,12 @@ def addends(tensor):
 
 
 def own_column_flags(op, k, ids, target):
-    """Return the flags of indices that are each sample's own; None: not known.
+    """Return the flags of indices that lead each sample to its own entries.
 
-    They are where the column `target` has the number of the sample that the
-    entry is of, as in `tf.stack([tf.range(n), last], -1)`. The flags are those
-    of the other columns: each sample finds its place whatever their number.
+    The indices do if their column `target` has the number of the sample that
+    they belong to, as in `tf.stack([tf.range(n), last], -1)`. The flags are
+    those of the other columns: a sample's own number is no dependence on how
+    many samples there are. None: it is not known where they lead.
     """
     shape = op.shape(k)[:-1]
     columns = _columns(op, op.inputs[k])
@@ -481,7 +485,7 @@ def _cast_columns(columns, dtype):
 
 
 def _transposed_columns(op, producer):
-    """Return the same of a transposed pack, if that packs the last axis."""
+    """Return the columns of a transposed pack that becomes the last axis."""
     pack, perm = producer.inputs[0].op, op.value_of(producer.inputs[1])
     axis = pack.get_attr("axis") % producer.inputs[0].shape.rank
     if perm is None or perm[-1] != axis:

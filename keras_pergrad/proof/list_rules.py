@@ -173,12 +173,15 @@ class ListShapes:
         return self.of(tensor)[2] is _EMPTY and self.of(tensor)[0] is None
 
     def alias(self, stand_in, tensor):
-        """Let a list be like another one."""
+        """Note that a list stands for another one."""
         if stand_in.dtype == tf.variant and id(tensor) in self._facts:
             self.set_facts(stand_in, self.of(tensor))
 
     def merge(self, tensor, other):
-        """Return what is known of both lists, and if it differs from a's."""
+        """Return what is known of a list that is either of two.
+
+        Also returns whether it differs from what is known of `tensor`.
+        """
         facts, other_facts = self.of(tensor), self.of(other)
         number = facts[0] if facts[0] == other_facts[0] else None
         shape = facts[1]

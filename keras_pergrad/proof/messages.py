@@ -100,8 +100,8 @@ def behind_vouched(layer, op_type, op_name):
     return (
         f"Or the reason is {_layer_label(layer)}, which is vouched for: "
         f"behind its op {op_type} ({op_name}) samples are known to be apart "
-        "only on an axis as long as the batch. Write it with tensors of the shape "
-        "(batch, ...) and a mask."
+        "only on an axis as long as the batch. Write it with tensors of the "
+        "shape (batch, ...) and a mask."
     )
 
 

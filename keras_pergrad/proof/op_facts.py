@@ -77,7 +77,7 @@ SIZES = op_types("Shape ShapeN Size Rank")
 GIVE_SIZES = SIZES | op_types(
     "VariableShape TensorListLength TensorListElementShape"
 )
-#: Ops that need no type: constants, placeholders, control flow.
+#: Ops whose outputs have the type `Free`, or that was set before.
 _IGNORED = op_types("Placeholder Const NoOp")
 #: Ops on lists, of which is noted what they do to them.
 _ON_LISTS = op_types(

@@ -126,9 +126,9 @@ class OpOrigin:
 
 # Custom gradients of weights, made with `tf.custom_gradient`.
 #
-# A sample's part in such a gradient is computed by calling it with the
-# cotangents of all other samples set to zero, or weighted. So the gradient
-# must be linear in its cotangents.
+# A sample's part in such a gradient is computed with the cotangents of the
+# other samples set to zero, and samples are weighted by their cotangents. Both
+# need a gradient that is linear in its cotangents.
 
 
 #: What `tf.custom_gradient` leaves in a graph.
@@ -154,10 +154,10 @@ class CustomGradient:
     weight_gradients: list
 
 
-def custom_gradients(candidates, at_ops, graph):
+def custom_gradients(candidates, op_cotangents, graph):
     """Return a `CustomGradient` for each candidate that has, or calls, one."""
     definitions, result = Definitions(graph), []
-    for candidate, cotangents in zip(candidates, at_ops):
+    for candidate, cotangents in zip(candidates, op_cotangents):
         if not _has_custom_gradient(candidate.op, definitions):
             continue
         pairs = [
@@ -176,12 +176,14 @@ def custom_gradients(candidates, at_ops, graph):
             candidate.op.inputs,
         )
         weight_gradients = [
-            tf.convert_to_tensor(g) for g in weight_gradients if g is not None
+            tf.convert_to_tensor(gradient)
+            for gradient in weight_gradients
+            if gradient is not None
         ]
         weight_gradients = [
-            part
-            for g in weight_gradients
-            for part in _addends(g, output_gradients)
+            term
+            for gradient in weight_gradients
+            for term in _addends(gradient, output_gradients)
         ]
         result.append(
             CustomGradient(candidate, output_gradients, weight_gradients)

@@ -32,7 +32,7 @@ OTHER_ORDER = (
 
 @dataclasses.dataclass(frozen=True)
 class LoopCounter(Free):
-    """The number of the sample of this turn.
+    """The type of the loop's counter: the number of the turn's sample.
 
     Attributes:
         level: how many such loops are around the loop.
@@ -332,7 +332,7 @@ class SampleLoop:
         )
 
     def join(self, before, after):
-        """Return what the variables are at the begin of any turn, so far."""
+        """Return the types that variables have at the begin of either turn."""
         return [self._join(a, b) for a, b in zip(before, after)]
 
     def _join(self, a, b):
@@ -407,7 +407,7 @@ class _Body:
         return array.item() if array.ndim == 0 else None
 
     def is_updated_by(self, k, op_type):
-        """Whether a variable is what an op has made of it, by its first."""
+        """Whether each turn sets a variable to the output of an op on it."""
         node, name = self._producer(self.outputs[k])
         if node is None or node.op != op_type or not name.endswith(":0"):
             return False
@@ -429,7 +429,7 @@ class _Body:
                 self.iteration_count(part, counters, invariant_values)
                 for part in self._inputs(node)
             ]
-            # A smaller limit would be the smaller one for this number of
+            # Which limit is the smaller one may hold for this number of
             # samples alone.
             return part_limits[0] if len(set(part_limits)) == 1 else None
         if node.op != "Less":

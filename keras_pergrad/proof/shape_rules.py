@@ -39,10 +39,11 @@ def _is_explicit(op, axis):
 
 
 def _check_inferred_axis(op, input_type, output_type):
-    """Refuse a samples' axis that is as long as all entries make it.
+    """Refuse a samples' axis whose size is given as -1, if it may mix them.
 
-    That cuts across samples if, for some lengths, the other axes do not divide
-    the entries of each. Sizes that are all given must have as many entries.
+    It cuts across samples if, for some lengths, the other axes do not divide
+    the entries of each sample. Where all sizes are given, TensorFlow checks
+    that they have as many entries.
     """
     input_sizes, output_sizes = op.shape(), op.shape_out()
     input_sizes[input_type.axis] = input_type.rows * input_type.lead
@@ -65,6 +66,8 @@ def reshaped_type(input_type, input_sizes, output_sizes, n):
     """Return the type of a tensor in another shape; there are n samples."""
     blocks = product(input_sizes[: input_type.axis]) * input_type.lead
     entries = input_type.rows * product(input_sizes[input_type.axis + 1 :])
+    # The entries are blocks x n x entries, in this order. Output axes before
+    # that of the samples may take some of the blocks; `outer` counts them.
     outer = 1
     for axis, size in enumerate(output_sizes):
         if size is None:

@@ -24,7 +24,7 @@ from keras_pergrad.proof.tensor_types import (
 
 
 class StaticNumbers:
-    """What is known of such tensors."""
+    """The values of tensors of whole numbers that shapes determine."""
 
     #: Larger tensors are not evaluated.
     MAX_SIZE = 2**20
@@ -40,7 +40,7 @@ class StaticNumbers:
         )
 
     def forget(self, tensors):
-        """Let the values of tensors not be known."""
+        """Forget the values of tensors; they are not evaluated again."""
         for tensor in tensors:
             self._values[id(tensor)] = tensor, None
 
@@ -126,7 +126,10 @@ _MASKS = ("begin_mask", "end_mask", "shrink_axis_mask")
 
 
 def by_numpy(op, arrays):
-    """Return the outputs of a frequent op, several times as fast, or None."""
+    """Return the outputs of a frequent op, or None.
+
+    NumPy is several times as fast as TensorFlow on such small arrays.
+    """
     if op.type not in _BY_NUMPY or not _is_plain(op, arrays):
         return None
     try:
@@ -177,7 +180,7 @@ def _slice(op, begin, end, step):
 
 
 def _broadcast_axes(x, y):
-    """Return the axes of gradients of both that broadcasting makes sums."""
+    """Return the axes over which the gradient of each shape is summed."""
     if np.array_equal(x, y):
         return [], []
     rank = max(len(x), len(y))
@@ -222,7 +225,7 @@ def by_tensorflow(op, arrays):
 
 @functools.cache
 def _argument_names(op_type):
-    """Return the arguments of an op: Python has other names for some."""
+    """Return the names of an op's arguments, which differ in Python."""
     return list(inspect.signature(getattr(tf.raw_ops, op_type)).parameters)
 
 

@@ -71,7 +71,7 @@ class StepRefusals:
         yield from self._loss_refusals()
 
     def _mixed_refusals(self, mixed):
-        """Refuse what mixes, once; that a layer does so comes next."""
+        """Refuse what mixes samples, each op once."""
         if mixed not in self._refused:
             self._refused.add(mixed)
             yield self._proof.origin.refusal(mixed)
@@ -131,7 +131,7 @@ class StepRefusals:
                 yield other, ValueError(messages.mixing_op(model, other, mixed))
 
     def _custom_gradient_refusals(self):
-        """Refuse own gradients of weights that are no sum over samples."""
+        """Refuse custom gradients of weights that are no sum over samples."""
         proof = self._proof
         if proof.types.number in (0, 1):
             return
@@ -274,9 +274,16 @@ def layout_of(tensor_type, fixed):
 
 
 class StepProof:
-    """What types say of a step.
+    """The types of a step, and what they prove or refuse.
 
-    Layers of the classes `as_batches` may take statistics of the batch.
+    Args:
+        traced: the traced step.
+        uses: the candidates for uses of weights.
+        all_cotangents: the cotangents at the candidates' outputs, and at what
+            the rules of layers watch.
+        loss: what is differentiated.
+        others: further tensors whose types are asked for.
+        as_batches: classes of layers that may take statistics of the batch.
 
     Attributes:
         types: the `StepTypes`.
@@ -287,7 +294,7 @@ class StepProof:
     """
 
     def __init__(
-        self, traced, uses, cotangents_at, loss, others=(), as_batches=()
+        self, traced, uses, all_cotangents, loss, others=(), as_batches=()
     ):
         self._traced, self._uses = traced, uses
         graph, calls = traced.graph, traced.calls
@@ -297,13 +304,13 @@ class StepProof:
         ]
         self._as_batches = as_batches
         self._vouched = set(getattr(traced.model, "vouched", ()))
-        at_ops, at_rules = cotangents_at
+        op_cotangents, rule_cotangents = all_cotangents
         watched = [t for call in calls for t in call.watched]
-        self._watched = list(zip(watched, at_rules))
+        self._watched = list(zip(watched, rule_cotangents))
         typed_tensors = [
             t for pair in self._watched for t in pair if t is not None
         ]
-        for candidate, cotangents in zip(uses.candidates, at_ops):
+        for candidate, cotangents in zip(uses.candidates, op_cotangents):
             typed_tensors += [
                 t for t in candidate.op.inputs if t.graph is graph
             ]
@@ -319,7 +326,7 @@ class StepProof:
             for candidate in uses.candidates
         ):
             self.custom_gradients = custom_gradients(
-                uses.candidates, at_ops, graph
+                uses.candidates, op_cotangents, graph
             )
         for gradient in self.custom_gradients:
             typed_tensors += gradient.weight_gradients
@@ -354,19 +361,19 @@ class StepProof:
             raise ValueError(text) from None
         self.use_types = [
             self._use_types(candidate, cotangents)
-            for candidate, cotangents in zip(uses.candidates, at_ops)
+            for candidate, cotangents in zip(uses.candidates, op_cotangents)
         ]
         self.refusals = list(StepRefusals(self, traced, uses))
 
     @functools.cached_property
     def origin(self):
         """The `OpOrigin` of the step's ops, which refusals ask."""
-        operations, added = self._operations
+        operations, backward_ops = self._operations
         return OpOrigin(
             self._traced.model,
             operations[self._traced.stop :],
             self._traced.scopes,
-            added,
+            backward_ops,
             {op.name for op in operations if op.type in CALLS},
         )
 
@@ -414,9 +421,9 @@ class StepProof:
         return self.types.by_name.get(tensor.name, FREE)
 
     def choose_uses(self):
-        """Keep what is a use, and return it as (candidate, `UseTypes`).
+        """Return the candidates that are uses, as (candidate, `UseTypes`).
 
-        Its `weights` lose the inputs that are behind another use.
+        Their `weights` lose the inputs that are behind another use.
         """
         covered, uses = set(), []
         for candidate, use_types in zip(self._uses.candidates, self.use_types):

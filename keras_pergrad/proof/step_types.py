@@ -154,7 +154,7 @@ class StepTypes:
         linear in them gets the type of a sum, too.
         """
         inputs = self._inputs()
-        # A cotangent that has no stand-in has no effect on the tensors.
+        # Cotangents that were not typed have no effect on the tensors.
         sums = {t.name: t for t in output_gradients if t.name in self._tensors}
         nodes = self._nodes([*inputs.values(), *sums.values()])
         nodes.only([t.op.name for t in tensors])
@@ -206,8 +206,8 @@ class StepTypes:
             )
             state.alias(tensors[name], first_handle)
             handles.setdefault(id(first_handle), handle)
-            # Several handles may be of one variable, as a captured one and
-            # one of an outer graph: the variable's own is reported.
+            # Several handles may lead to one variable. Reported is the one of
+            # the trained variable itself.
             if id(handle) in trained_handles:
                 handles[id(first_handle)] = handle
                 state.trained.add(id(first_handle))

@@ -167,6 +167,8 @@ def _findings(traced, repeated, values=None):
 
 def _trace_findings(traced, specs, repeated, values):
     error: Any = None
+    # A step for any number of samples proves most. Where the model takes no
+    # other number, it is traced with that of the batch.
     for number in dict.fromkeys([None, traced.number]):
         try:
             return _trace_step(traced, specs, number, repeated, values)
@@ -199,8 +201,8 @@ def _trace_step(traced, specs, number, repeated, values):
         all_findings.append(_judge_step(step, y_pred, loss, watched, repeated))
 
     with traced_functions(), random_state_kept(), losses_kept(traced.model):
-        xla = _under_xla(traced.model)
-        function = tf.function(run, autograph=False, jit_compile=xla)
+        jit_compile = _under_xla(traced.model)
+        function = tf.function(run, autograph=False, jit_compile=jit_compile)
         function.get_concrete_function(
             *[_with_number(s, number) for s in flat_specs]
         )
@@ -222,9 +224,11 @@ def _judge_step(traced, y_pred, loss, terms, repeated):
     outputs = [t for t in loss_tensors(y_pred) if t.dtype.is_floating]
     uses = traced.uses()
     watched = [t for call in traced.calls for t in call.watched]
-    *gradients, at_outputs = uses.gradients(loss, [*watched, *outputs])
-    at_rules = at_outputs[: len(watched)]
-    cotangents = at_outputs[len(watched) :]
+    *op_cotangents, watched_cotangents = uses.gradients(
+        loss, [*watched, *outputs]
+    )
+    rule_cotangents = watched_cotangents[: len(watched)]
+    cotangents = watched_cotangents[len(watched) :]
     terms = [
         (t, flags)
         for t, flags in terms
@@ -237,7 +241,7 @@ def _judge_step(traced, y_pred, loss, terms, repeated):
     proof = StepProof(
         traced,
         uses,
-        (*gradients, at_rules),
+        (*op_cotangents, rule_cotangents),
         loss,
         other_tensors,
         messages.OF_MICROBATCHES if repeated == "microbatch" else (),
