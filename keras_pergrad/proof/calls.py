@@ -387,7 +387,7 @@ def stages(nodes, has_known_shape):
     # Leading nodes begin a level: what follows needs the shapes they give.
     for name in topological_order(nodes.by_name, nodes.needs.get):
         needed_levels = [
-            levels[one] for one in nodes.needs[name] if one in levels
+            levels[need] for need in nodes.needs[name] if need in levels
         ]
         levels[name] = max(needed_levels, default=0) + (name in leading)
     deepest = max(levels.values(), default=0)

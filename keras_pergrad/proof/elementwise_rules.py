@@ -227,8 +227,8 @@ def bias_gradient(op, types):
     if not isinstance(input_type, At):
         return type_of_totals(op, types)
     rank = op.rank()
-    first = op.attribute("data_format") == b"NCHW"
-    if input_type.axis == (1 if first else rank - 1):
+    is_channels_first = op.attribute("data_format") == b"NCHW"
+    if input_type.axis == (1 if is_channels_first else rank - 1):
         raise Mixes("has the samples in place of the channels")
     return Total(input_type.flags)
 
@@ -333,9 +333,9 @@ def _row_by_row(op, types):
 @type_rule("LowerBound", "UpperBound")
 def search_sorted(op, types):
     """Where numbers are among sorted ones: row by row, each by itself."""
-    rows, values = types
-    if isinstance(rows, Free) and isinstance(values, At):
-        return values.flagged(rows.flags)
+    row_type, value_type = types
+    if isinstance(row_type, Free) and isinstance(value_type, At):
+        return value_type.flagged(row_type.flags)
     return _row_by_row(op, types)
 
 

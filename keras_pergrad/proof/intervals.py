@@ -84,11 +84,11 @@ class _Ranges:
             self._depth += 1
             bounds = _rounded_bounds(self._propagate(tensor), tensor.dtype)
             self._depth -= 1
-        least, most = limits(tensor.dtype)
-        if bounds is not None and least <= bounds[0] <= bounds[1] <= most:
+        least, greatest = limits(tensor.dtype)
+        if bounds is not None and least <= bounds[0] <= bounds[1] <= greatest:
             return tuple(bounds)
         # Whole numbers wrap beyond what the data type holds.
-        return least, most
+        return least, greatest
 
     def _propagate(self, tensor):
         """Return the range by what made a tensor, or None."""
@@ -206,14 +206,14 @@ def _remainder_range(dtype, x, divisor):
 
     A rounded remainder of a negative number may be the divisor itself.
     """
-    least, most = divisor
+    least, greatest = divisor
     if least <= 0:
         return None
     if dtype.is_integer:
-        return 0, most - 1
+        return 0, greatest - 1
     np_type = dtype.as_numpy_dtype
-    below = float(np.nextafter(np_type(most), np_type(0)))
-    return 0, below if x[0] >= 0 else most
+    below = float(np.nextafter(np_type(greatest), np_type(0)))
+    return 0, below if x[0] >= 0 else greatest
 
 
 def _product_range(x, y):
@@ -356,8 +356,8 @@ def _keeps_integers(op, tensor, dtype):
         # Both types hold any index, so that none wraps.
         return True
     low, high = number_range(op, tensor)
-    least, most = limits(dtype)
-    return least <= low <= high <= most
+    least, greatest = limits(dtype)
+    return least <= low <= high <= greatest
 
 
 def _strip_clip(op, ids):

@@ -22,7 +22,7 @@ from keras_pergrad.proof.tensor_types import (
 
 
 def refuse_sums(types):
-    """Refuse to look sums over the samples up."""
+    """Refuse a look-up in, or by, sums over the samples."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
         raise Mixes("looks sums over the samples up")
 
@@ -43,6 +43,8 @@ def gather(op, types):
     if op.type == "GatherV2":
         axis = int(op.number(2)) % op.rank()
     batch = batch + rank_ids if batch < 0 else batch
+    # The output has the table's axes before `axis`, the axes of the indices
+    # without the batch axes, and the rest of the table's.
     if isinstance(table_type, Free):
         axis_out = id_type.axis
         if axis_out >= batch:
@@ -104,15 +106,16 @@ def _own_rows_type(op, table_type, id_type, flags):
 
 
 def _scattered_rows(op, input_type, ids, length, flags):
-    """Return the type of an axis to which numbers send a sample's entries.
+    """Return the type of an axis to whose places `ids` sends entries.
 
-    Entry e, of type `input_type` on axis 0, goes to ids[e]. None: entries leave
-    their sample.
+    Entry e, of type `input_type` on axis 0, goes to ids[e]. None: some entry
+    goes to another sample.
     """
     block = op.n * input_type.lead
     if input_type.axis or ids.size % block or length % block:
         return None
     rows = length // block
+    # An entry stays with its sample if it goes to the block it comes from.
     owners = np.arange(ids.size) // (ids.size // block)
     if (np.ravel(ids) // rows == owners).all():
         return At(0, rows, input_type.lead, flags)
@@ -149,6 +152,7 @@ def segments(op, types):
     if isinstance(value_type, At) and value_type.axis >= rank_ids:
         if not isinstance(id_type, Free):
             raise Mixes("takes entries by numbers of other samples")
+        # All axes of the ids become one, that of the segments.
         axis_out = value_type.axis - rank_ids + 1
         return At(axis_out, value_type.rows, value_type.lead, flags)
     are_sampled = isinstance(value_type, At) and isinstance(id_type, At)
@@ -289,8 +293,9 @@ def scatter(op, types):
 def _counting_axes(op, k, sizes):
     """Return which axes of indices count the samples, and along which axis.
 
-    Axis of the indices → axis of the tensor of these sizes: what is at i along
-    the one has the index i along the other, both as long as the batch.
+    It is a dict: axis of the indices → axis of the tensor of these sizes. Both
+    axes are as long as the batch, and indices at i on the one lead to i on the
+    other.
     """
     ids, counting_axes = op.number_or_none(k), {}
     if ids is None:
@@ -320,9 +325,9 @@ def _scattered_axis(op, k, sizes, value_type):
 
 
 def _drop_counter_flags(op, types, k, axis, target):
-    """Return the types, without the flags of what only counts the samples.
+    """Return the types, without the flags of a mere count of the samples.
 
-    Each sample finds its own place by it, whatever their number.
+    By such a count each sample finds its own place, in a batch of any size.
     """
     ids, flags = op.number(k), 0
     for tensor in addends(op.inputs[k]):

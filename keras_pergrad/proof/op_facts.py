@@ -200,6 +200,7 @@ class _Facts(dict):
     def __missing__(self, op_type):
         definition = op_definition(op_type)
         facts = OpFacts.of(op_type, definition)
+        # The library of an op without a definition may be loaded later.
         if definition is not None:
             self[op_type] = facts
         return facts

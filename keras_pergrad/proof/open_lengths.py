@@ -127,6 +127,8 @@ class OpenLengths:
         return True
 
 
+# First the axes differ in length, then they are equal. The last lengths have
+# no primes: with them divisibility proves nothing.
 def _length_candidates():
     for times, primes in itertools.product((1, 16, 64), [(61, 67, 71)]):
         yield OpenLengths(primes, times)
@@ -138,5 +140,5 @@ def _length_candidates():
         yield OpenLengths((length,), 0)
 
 
-#: What is tried until it fits the model.
+#: The lengths that are tried, in order, until one fits the model.
 LENGTH_CANDIDATES = tuple(_length_candidates())

@@ -75,7 +75,7 @@ class OpOrigin:
         if caller is None:
             return set(self._layers)
         if self._has_prefix(name, self._calls):
-            return {one.name for one in layers_of(caller)}
+            return {layer.name for layer in layers_of(caller)}
         return set()
 
     def _has_prefix(self, name, names):
@@ -200,9 +200,9 @@ def is_linear(tensor_type, gradient):
 
 def _addends(tensor, stops):
     """Return the tensors of which this one is the sum or the difference."""
-    if tensor.op.type not in _SUM_OPS or any(tensor is one for one in stops):
+    if tensor.op.type not in _SUM_OPS or any(tensor is term for term in stops):
         return [tensor]
-    return [one for t in tensor.op.inputs for one in _addends(t, stops)]
+    return [term for t in tensor.op.inputs for term in _addends(t, stops)]
 
 
 def _is_zero(tensor):

@@ -48,6 +48,7 @@ def contraction(op, types):
         if isinstance(labelling, str):
             raise Untyped(labelling)
         labels, target = labelling
+    # Samples stay apart if all inputs have them under one label.
     sample_labels, layouts, flags = set(), set(), 0
     for term, input_type in zip(labels, types):
         flags |= input_type.flags
@@ -145,17 +146,17 @@ def several_matrices(op, types):
         if isinstance(input_type, (Total, Divisor)):
             raise Mixes("takes sums over the samples")
         if isinstance(input_type, At):
-            inner = 1 if op.type == "Cross" or _is_diagonal(op, k) else 2
-            if input_type.axis >= op.rank(k) - inner:
+            inner_axes = 1 if op.type == "Cross" or _is_diagonal(op, k) else 2
+            if input_type.axis >= op.rank(k) - inner_axes:
                 raise Mixes("takes the samples' axis for that of matrices")
             # Counted from the axes of the matrices.
-            by_axis[input_type.axis - (op.rank(k) - inner)] = input_type
+            by_axis[input_type.axis - (op.rank(k) - inner_axes)] = input_type
     if len(by_axis) != 1:
         raise Mixes("brings samples together that are on different axes")
     ((place, input_type),) = by_axis.items()
-    inner = 1 if op.type == "Cross" else 2
+    inner_axes = 1 if op.type == "Cross" else 2
     return At(
-        op.rank_out() - inner + place,
+        op.rank_out() - inner_axes + place,
         input_type.rows,
         input_type.lead,
         flags_of(types),
@@ -170,10 +171,12 @@ def _are_right_sides(op, types):
     """Whether each sample is one right side: the columns are solved alone."""
     if op.type not in ("MatrixSolve", "MatrixTriangularSolve"):
         return False
-    matrix, sides = types
-    is_column = isinstance(sides, At) and sides.axis == op.rank(1) - 1
+    matrix_type, side_type = types
+    is_column = isinstance(side_type, At) and side_type.axis == op.rank(1) - 1
     # Where the matrices have more axes than the right sides, theirs come first.
-    return is_column and isinstance(matrix, Free) and op.rank(0) <= op.rank(1)
+    return (
+        is_column and isinstance(matrix_type, Free) and op.rank(0) <= op.rank(1)
+    )
 
 
 # Type rules of convolutions, pooling and other ops on images.
@@ -231,8 +234,8 @@ def colours(op, types):
     input_type = types[0]
     if any(not isinstance(t, Free) for t in types[1:]):
         raise Mixes("takes its factor from the samples")
-    inner = 3 if op.type == "AdjustContrastv2" else 1
-    if isinstance(input_type, At) and input_type.axis >= op.rank() - inner:
+    inner_axes = 3 if op.type == "AdjustContrastv2" else 1
+    if isinstance(input_type, At) and input_type.axis >= op.rank() - inner_axes:
         raise Mixes("takes the samples for pixels or colours")
     if not isinstance(input_type, At):
         return type_of_totals(op, types)

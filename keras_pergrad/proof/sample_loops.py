@@ -211,6 +211,7 @@ def _stack(op, types):
 
 
 def _add_lists(op, types):
+    # Counters and lists of them are subclasses of `Free`, and no zeros.
     if any(map(is_list, types)) and all(
         is_list(t) or type(t) is Free for t in types
     ):
@@ -358,6 +359,7 @@ class SampleLoop:
             elif isinstance(tensor_type, GrowingList):
                 tensor_type = tensor_type.item_type
             elif isinstance(tensor_type, ShrinkingList):
+                # Which samples are left in the list is not known.
                 tensor_type = Mixed(
                     self._call.type, self._call.name, OTHER_ORDER
                 )

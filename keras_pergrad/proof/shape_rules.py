@@ -287,20 +287,20 @@ def reverse_sequence(op, types):
     """Turn the first entries of each row round; lengths by row."""
     if any(not isinstance(t, (Free, At)) for t in types):
         raise Mixes("turns sums over the samples round")
-    axis = op.attribute("batch_dim") % op.rank()
-    along = op.attribute("seq_dim") % op.rank()
+    batch_axis = op.attribute("batch_dim") % op.rank()
+    sequence_axis = op.attribute("seq_dim") % op.rank()
     input_type, lengths = types
-    if isinstance(input_type, At) and input_type.axis == along:
+    if isinstance(input_type, At) and input_type.axis == sequence_axis:
         raise Mixes("turns the order of the samples round")
     if isinstance(lengths, At):
         if isinstance(input_type, At):
             if (
-                input_type.axis != axis
+                input_type.axis != batch_axis
                 or input_type.place[1:] != lengths.place[1:]
             ):
                 raise Mixes("takes lengths of other samples")
             return input_type.flagged(lengths.flags)
-        return lengths.on(axis)
+        return lengths.on(batch_axis)
     return input_type
 
 

@@ -34,7 +34,7 @@ def plain_slice(op, types):
 
 
 def _batch_range(input_type, begin, size, n):
-    """Return the type of some whole batches of several, one after the other."""
+    """Return the type of a range of batches that lie one after the other."""
     block = n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("takes some of the samples")
@@ -43,13 +43,13 @@ def _batch_range(input_type, begin, size, n):
     return At(input_type.axis, input_type.rows, size // block, input_type.flags)
 
 
-def sliced_axes(op, rank, begins):
+def sliced_axes(op, rank, begins_input):
     """Yield (input axis or None, output axis or None, k) of a strided slice.
 
-    k is the place in the vectors of beginnings, which are input `begins`;
-    None: the axis is taken whole.
+    k is the place of the axis in the vector of beginnings, which is input
+    `begins_input`; None: the axis is taken whole.
     """
-    count = op.inputs[begins].shape[0]
+    count = op.inputs[begins_input].shape[0]
     if count is None:
         raise Untyped("how many axes it slices is not known while tracing")
     masks = {
@@ -60,10 +60,10 @@ def sliced_axes(op, rank, begins):
     for k in range(count):
         if masks["ellipsis"] >> k & 1:
             # New axes behind it do not count.
-            behind = sum(
+            later_axes = sum(
                 not masks["new_axis"] >> j & 1 for j in range(k + 1, count)
             )
-            while source < rank - behind:
+            while source < rank - later_axes:
                 yield source, target, None
                 source, target = source + 1, target + 1
         elif masks["new_axis"] >> k & 1:
@@ -108,6 +108,7 @@ def strided_slice(op, types):
             return input_type.on(target)
         ends = op.partial_number(2)
         if op.any_number and ends is not None and ends[k] is not None:
+            # An end beyond the samples of this trace would cut larger batches.
             open_end = op.attribute("end_mask") >> k & 1
             if not open_end and length is not None and ends[k] > length:
                 raise Mixes("takes as many of the samples as are given")
@@ -143,7 +144,7 @@ def strided_gradient(op, types):
 
 
 def _padded_batches(input_type, begin, size, n):
-    """Return the type of batches that were put among blank ones."""
+    """Return the type of batches with whole batches of zeros around them."""
     block = n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("puts the samples among others")

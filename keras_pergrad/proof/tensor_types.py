@@ -62,7 +62,7 @@ class At:
         lead: how many times all samples come, one after the other.
         flags: what else the entries depend on.
         factor: the sums by which the forward pass has multiplied all entries,
-            see `divisors`; None: that of a loss, which is settled.
+            see `divisors`; None: that of a whole loss, which goes with any.
 
     Example:
 
@@ -163,6 +163,7 @@ class Mixed:
     why: str
     untyped: bool = False
 
+    # No field: what is mixed follows the values of the batch.
     flags = VALUES
 
     def flagged(self, flags):
@@ -209,14 +210,14 @@ def flags_of(types):
 
 
 def settle_factor(tensor_type):
-    """Return the type of a whole loss: others may have other factors."""
+    """Return the type of a whole loss, whose factor goes with any other."""
     if not isinstance(tensor_type, (At, Total)):
         return tensor_type
     return dataclasses.replace(tensor_type, factor=None)
 
 
 def join_types(a, b):
-    """Return the type of what is one or the other: of branches, of turns.
+    """Return the type of a tensor that has either type, as of two branches.
 
     Raises:
         Mixes: the samples are on different axes, or multiplied by different

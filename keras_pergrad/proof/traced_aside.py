@@ -1,7 +1,7 @@
 """The types of a step whose own graph is not at hand.
 
-The step is traced aside, with any number of samples where the model takes
-that, and not run. The findings are kept as text with the model.
+The step is traced for its types alone and never runs. The trace is for any
+number of samples where the model takes that. Findings are kept for each model.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ from keras_pergrad.uses.layer_rules.registry import find_rule
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"
-#: What a sample must not depend on where its pass is repeated with others.
+#: Dependences on other samples, which a repeated pass would not reproduce.
 _BATCH_FLAGS = BY_SIZE | DIVIDED
 _FINDINGS = weakref.WeakKeyDictionary()
 
@@ -159,6 +159,7 @@ def _findings(traced, repeated, values=None):
     loss = compiled_loss(model)
     model_findings = _FINDINGS.setdefault(model, {})
     cached = model_findings.get(key)
+    # Another `compile` makes another loss, whose findings may differ.
     if cached is None or cached[0]() is not (loss or model):
         findings = _trace_findings(traced, specs, repeated, values)
         model_findings[key] = cached = weakref.ref(loss or model), findings

@@ -217,6 +217,7 @@ class Typing:
         try:
             outputs, output_types = calls.type_call(call, types, self)
         except (Mixes, Untyped) as error:
+            # First the path: the failure is named as of the call itself.
             self._path, self._in_backward = path, was_backward
             mixed = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = calls.unknown_outputs(call)
@@ -345,6 +346,7 @@ class Typing:
             return
         if facts.size_inputs and _any_flagged(BY_SIZE, types):
             types = without_size_flags(op, types)
+        # The types of counters in loops are subclasses of `Free`, with rules.
         if facts.is_python or not all(type(t) is Free for t in types):
             self._set_types(op, self._by_rule(op, facts, types))
             return
