@@ -49,14 +49,14 @@ class EveryNumber:
     """Tells which tensors without samples are known for one number alone.
 
     Attributes:
-        has_irregular: whether there are any. Only then does it matter which
-            ops take them.
+        is_needed: whether there are any. Only then does it matter which ops
+            take them.
     """
 
     _n: int
     _numbers: Any
     _lengths: Any
-    has_irregular: bool = False
+    is_needed: bool = False
     # Id → tensor, so that the id stays its own.
     _irregular_values: dict = dataclasses.field(default_factory=dict)
     _irregular_shapes: dict = dataclasses.field(default_factory=dict)
@@ -78,7 +78,7 @@ class EveryNumber:
         """Note what an op without samples gives; `flags`: of all its inputs."""
         follows_number = flags & BY_SIZE
         is_irregular = follows_number and not self._is_regular(op, types)
-        if not is_irregular and not self.has_irregular:
+        if not is_irregular and not self.is_needed:
             return
         has_irregular_shape = self._any_in(op.inputs, self._irregular_shapes)
         if (
@@ -88,7 +88,7 @@ class EveryNumber:
         ):
             self._mark_irregular(op.outputs)
         if has_irregular_shape or self._takes_irregular_size(op):
-            self.has_irregular = True
+            self.is_needed = True
             self._irregular_shapes.update(
                 (id(t), t) for t in op.outputs if t.shape.rank != 0
             )
@@ -105,7 +105,7 @@ class EveryNumber:
     def _mark_irregular(self, tensors):
         for tensor in tensors:
             if tensor.dtype.is_integer or tensor.dtype.is_bool:
-                self.has_irregular = True
+                self.is_needed = True
                 self._irregular_values[id(tensor)] = tensor
                 self._numbers.forget([tensor])
 

@@ -56,18 +56,16 @@ class StepRefusals:
 
     def _refusals(self):
         yield from self._chance_refusals()
-        for tensor_type in self._proof.types.effects:
-            yield from self._mixed_refusals(tensor_type)
-        for candidate, use_types in zip(
-            self._uses.candidates, self._proof.use_types
-        ):
-            if candidate.by_value or use_types.has_samples:
-                yield from self._use_refusals(candidate, use_types)
+        for effect in self._proof.types.effects:
+            yield from self._mixed_refusals(effect)
+        for use, types in zip(self._uses.candidates, self._proof.use_types):
+            if use.by_value or types.has_samples:
+                yield from self._use_refusals(use, types)
         yield from self._custom_gradient_refusals()
-        for tensor_types in self._proof.types_at_rules():
-            for tensor_type in tensor_types:
-                if isinstance(tensor_type, Mixed):
-                    yield from self._mixed_refusals(tensor_type)
+        for rule_types in self._proof.types_at_rules():
+            for rule_type in rule_types:
+                if isinstance(rule_type, Mixed):
+                    yield from self._mixed_refusals(rule_type)
         yield from self._loss_refusals()
 
     def _mixed_refusals(self, mixed):
@@ -87,19 +85,19 @@ class StepRefusals:
     def _use_refusals(self, candidate, use_types):
         """Refuse a use whose samples are mixed, or no longer apart."""
         pairs = [
-            (output_type, cotangent_type)
-            for output_type, cotangent_type in zip(
+            (output, cotangent)
+            for output, cotangent in zip(
                 use_types.outputs, use_types.cotangents
             )
-            if cotangent_type is not None
+            if cotangent is not None
         ]
         if not pairs:
             return
-        tensor_types = [
+        types = [
             *use_types.inputs.values(),
             *(k for pair in pairs for k in pair),
         ]
-        mixed = next((k for k in tensor_types if isinstance(k, Mixed)), None)
+        mixed = next((k for k in types if isinstance(k, Mixed)), None)
         if mixed is None:
             yield from self._misplaced_refusals(candidate, pairs)
             return
@@ -135,23 +133,19 @@ class StepRefusals:
         proof = self._proof
         if proof.types.number in (0, 1):
             return
-        for gradient in proof.custom_gradients:
-            op = gradient.candidate.op
+        for custom in proof.custom_gradients:
+            op = custom.candidate.op
             if proof.is_vouched(op, op.name):
                 continue
-            gradient_types = [proof.of(t) for t in gradient.weight_gradients]
-            mixed = next(
-                (k for k in gradient_types if isinstance(k, Mixed)), None
-            )
+            types = [proof.of(t) for t in custom.weight_gradients]
+            mixed = next((k for k in types if isinstance(k, Mixed)), None)
             if mixed is not None:
                 yield from self._mixed_refusals(mixed)
-            elif gradient.weight_gradients:
-                gradient_types = proof.types.types_if_linear(
-                    gradient.weight_gradients, gradient.output_gradients
+            elif custom.weight_gradients:
+                types = proof.types.types_if_linear(
+                    custom.weight_gradients, custom.output_gradients
                 )
-                if not all(
-                    map(is_linear, gradient_types, gradient.weight_gradients)
-                ):
+                if not all(map(is_linear, types, custom.weight_gradients)):
                     layer = proof.origin.layer(op.name)
                     yield layer, ValueError(messages.custom_gradient(layer, op))
 
@@ -215,12 +209,9 @@ class UseTypes:
     def __post_init__(self):
         self.layouts = [
             layout_of(
-                output_type if isinstance(output_type, At) else cotangent_type,
-                self.fixed,
+                output if isinstance(output, At) else cotangent, self.fixed
             )
-            for output_type, cotangent_type in zip(
-                self.outputs, self.cotangents
-            )
+            for output, cotangent in zip(self.outputs, self.cotangents)
         ]
         self.input_layouts = {
             k: layout_of(input_type, self.fixed)
@@ -231,11 +222,8 @@ class UseTypes:
     def has_samples(self):
         """Whether there are samples in its outputs."""
         return any(
-            isinstance(output_type, (At, Total))
-            or isinstance(cotangent_type, At)
-            for output_type, cotangent_type in zip(
-                self.outputs, self.cotangents
-            )
+            isinstance(output, (At, Total)) or isinstance(cotangent, At)
+            for output, cotangent in zip(self.outputs, self.cotangents)
         )
 
     @property
@@ -307,19 +295,13 @@ class StepProof:
         op_cotangents, rule_cotangents = all_cotangents
         watched = [t for call in calls for t in call.watched]
         self._watched = list(zip(watched, rule_cotangents))
-        typed_tensors = [
-            t for pair in self._watched for t in pair if t is not None
-        ]
+        tensors = [t for pair in self._watched for t in pair if t is not None]
         for candidate, cotangents in zip(uses.candidates, op_cotangents):
-            typed_tensors += [
-                t for t in candidate.op.inputs if t.graph is graph
-            ]
-            typed_tensors += candidate.outputs
-            typed_tensors += [
-                cotangent for cotangent in cotangents if cotangent is not None
-            ]
+            tensors += [t for t in candidate.op.inputs if t.graph is graph]
+            tensors += candidate.outputs
+            tensors += [d for d in cotangents if d is not None]
         for call in calls:
-            typed_tensors += self._rule_inputs(call)
+            tensors += self._rule_inputs(call)
         self.custom_gradients = []
         if any(
             _may_have_custom_gradient(candidate.op.type)
@@ -329,8 +311,8 @@ class StepProof:
                 uses.candidates, op_cotangents, graph
             )
         for gradient in self.custom_gradients:
-            typed_tensors += gradient.weight_gradients
-        typed_tensors += [loss, *self.outputs, *others]
+            tensors += gradient.weight_gradients
+        tensors += [loss, *self.outputs, *others]
         operations = graph.get_operations()
         backward_ops = {op.name for op in operations[uses.before :]}
         self._operations = operations, backward_ops
@@ -350,7 +332,7 @@ class StepProof:
                 graph,
                 batch,
                 traced.variables,
-                typed_tensors,
+                tensors,
                 traced.operations,
                 self.is_vouched if asks_vouching else None,
                 self._is_shaped if has_per_sample_layers else None,
@@ -444,11 +426,9 @@ class StepProof:
         layouts = []
         for tensor in call.watched:
             value, cotangent = self._watched[positions[id(tensor)]]
-            tensor_types = [self.of(value)]
-            tensor_types += [] if cotangent is None else [self.of(cotangent)]
-            sample_type = next(
-                (k for k in tensor_types if isinstance(k, At)), None
-            )
+            types = [self.of(value)]
+            types += [] if cotangent is None else [self.of(cotangent)]
+            sample_type = next((k for k in types if isinstance(k, At)), None)
             layouts.append(layout_of(sample_type, self.types.fixed))
         return layouts
 
@@ -474,7 +454,7 @@ class StepProof:
             # A weight of size one looks like one for each sample.
             return UseTypes({}, (), (), self.types.fixed, self.types.find_type)
         inputs = {}
-        if any(cotangent is not None for cotangent in cotangents):
+        if any(d is not None for d in cotangents):
             inputs = {
                 k: input_type
                 for k in _data_inputs(candidate)
@@ -485,10 +465,7 @@ class StepProof:
         return UseTypes(
             inputs,
             tuple(self.of(t) for t in candidate.outputs),
-            tuple(
-                None if cotangent is None else self.of(cotangent)
-                for cotangent in cotangents
-            ),
+            tuple(None if d is None else self.of(d) for d in cotangents),
             self.types.fixed,
             self.types.find_type,
         )

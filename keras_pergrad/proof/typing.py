@@ -106,13 +106,7 @@ class Typing:
         self._sizes = Sizes(n, any_number, self._numbers)
         self._every_number = EveryNumber(n, self._numbers, self.lengths)
         self.lists = ListShapes()
-        self._op_context = (
-            n,
-            any_number,
-            self.lengths,
-            self._numbers,
-            self.lists,
-        )
+        self._context = n, any_number, self.lengths, self._numbers, self.lists
         # Typed tensors stay alive, so that no other one gets the id of one.
         self._alive, self._names, self._path = [], {}, ""
         self.level, self.assumes_same_for_all = 0, False
@@ -181,21 +175,19 @@ class Typing:
         with graph.as_default():
             inputs = [placeholder(t.dtype, t.shape, t) for t in arguments]
         tensors.update(zip(nodes.inputs, inputs))
-        constant_inputs = (
-            nodes.handed_on() if is_repeated else range(len(inputs))
-        )
-        for k, (inner, outer, tensor_type) in enumerate(
+        constants = nodes.handed_on() if is_repeated else range(len(inputs))
+        for k, (inner, outer, input_type) in enumerate(
             zip(inputs, arguments, types)
         ):
-            self._add_stand_in(inner, outer, tensor_type)
+            self._add_stand_in(inner, outer, input_type)
             if not is_repeated:
                 self._divisors.alias(inner, outer)
             self.lists.alias(inner, outer)
             value = self._numbers.of(outer)
-            if k in constant_inputs and value is not None:
+            if k in constants and value is not None:
                 with graph.as_default():
                     inner = tf.constant(value, outer.dtype)
-                self._add_stand_in(inner, outer, tensor_type)
+                self._add_stand_in(inner, outer, input_type)
                 tensors[nodes.inputs[k]] = inner
             self.state.alias(inner, outer)
         try:
@@ -213,15 +205,15 @@ class Typing:
         self._in_backward = self._is_backward(name)
         path, self._path = self._path, f"{self._path}{name}/"
         outputs: Any
-        output_types: Any
+        results: Any
         try:
-            outputs, output_types = calls.type_call(call, types, self)
+            outputs, results = calls.type_call(call, types, self)
         except (Mixes, Untyped) as error:
             # First the path: the failure is named as of the call itself.
             self._path, self._in_backward = path, was_backward
             mixed = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = calls.unknown_outputs(call)
-            output_types = [mixed] * len(outputs)
+            results = [mixed] * len(outputs)
         self._path, self._in_backward = path, was_backward
         # Not inside of the graph: there nothing can be evaluated.
         values: Any = [
@@ -229,18 +221,16 @@ class Typing:
             for k, t in enumerate(outputs)
         ]
         with graph.as_default():
-            for k, (tensor, output_type) in enumerate(
-                zip(outputs, output_types)
-            ):
+            for k, (tensor, result) in enumerate(zip(outputs, results)):
                 stand_in = placeholder(tensor.dtype, tensor.shape, tensor)
                 tensors[f"{name}:{k}"] = stand_in
-                self._add_stand_in(stand_in, tensor, output_type)
+                self._add_stand_in(stand_in, tensor, result)
                 if not call.is_control_flow:
                     self._divisors.alias(stand_in, tensor)
                 self.lists.alias(stand_in, tensor)
                 if values[k] is not None:
                     stand_in = tf.constant(values[k], tensor.dtype)
-                    self._add_stand_in(stand_in, tensor, output_type)
+                    self._add_stand_in(stand_in, tensor, result)
                     tensors[f"{name}:{k}"] = stand_in
                 self.state.alias(stand_in, tensor)
 
@@ -261,12 +251,12 @@ class Typing:
         for k, tensor in enumerate(op.outputs):
             shape = self.lists.shape_of(op, k)
             shape = nodes.shape_of(f"{name}:{k}", shape)
-            output_type = self.of(tensor)
-            if shape.rank is not None and isinstance(output_type, At):
-                size = self.n * output_type.rows * output_type.lead
+            result = self.of(tensor)
+            if shape.rank is not None and isinstance(result, At):
+                size = self.n * result.rows * result.lead
                 sizes = shape.as_list()
-                if 0 <= output_type.axis < len(sizes):
-                    sizes[output_type.axis] = size
+                if 0 <= result.axis < len(sizes):
+                    sizes[result.axis] = size
                 shape = tf.TensorShape(sizes)
             if tensor.shape.is_compatible_with(shape):
                 tensor.set_shape(shape)
@@ -353,11 +343,7 @@ class Typing:
         flags = 0
         for input_type in types:
             flags |= input_type.flags
-        if (
-            self.any_number
-            or self._every_number.has_irregular
-            or flags & BY_SIZE
-        ):
+        if self.any_number or self._every_number.is_needed or flags & BY_SIZE:
             self._set_free(op, types, flags)
         elif flags:
             self._set_types(op, Free(flags))
@@ -367,7 +353,7 @@ class Typing:
         output_flags = self._sizes.flags(
             op, types, flags, lambda t: self._apply_rule(op, t)
         )
-        if self._every_number.has_irregular or flags & BY_SIZE:
+        if self._every_number.is_needed or flags & BY_SIZE:
             self._every_number.note(op, types, flags)
         if any(output_flags):
             self._set_types(op, list(map(Free, output_flags)))
@@ -381,35 +367,25 @@ class Typing:
 
     def _typed_op(self, op):
         op_fields = op, op.type, op.inputs, op.outputs, self.of
-        return TypedOp(*op_fields, *self._op_context)
+        return TypedOp(*op_fields, *self._context)
 
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            if self._every_number.has_irregular:
+            if self._every_number.is_needed:
                 self._every_number.check(op)
             if _has_loop_types(types) and not facts.is_python:
-                output_types = sample_loops.type_in_loop(
-                    self._typed_op(op), types
-                )
-                output_types = (
-                    Free(flags_of(types))
-                    if output_types is None
-                    else output_types
-                )
+                results = sample_loops.type_in_loop(self._typed_op(op), types)
+                results = Free(flags_of(types)) if results is None else results
             else:
-                output_types = self._apply_rule(op, types)
-            type_list = (
-                output_types
-                if isinstance(output_types, list)
-                else [output_types]
-            )
-            if _any_flagged(DIVIDED, type_list):
+                results = self._apply_rule(op, types)
+            result_list = results if isinstance(results, list) else [results]
+            if _any_flagged(DIVIDED, result_list):
                 backward = self._is_backward(self._names.get(op, op.name))
-                output_types = self._divisors.apply_factors(
-                    op, types, output_types, backward
+                results = self._divisors.apply_factors(
+                    op, types, results, backward
                 )
-            return output_types
+            return results
         except Mixes as error:
             why, untyped = str(error), False
         except Untyped as error:
@@ -432,23 +408,21 @@ class Typing:
         if not self._is_vouched(op):
             return self.failed(op, why, untyped)
         self.vouched_ops.append((op.type, name))
-        output_types = static_numbers.vouched_types(op, types, self.n)
-        if not static_numbers.have_sample_axes(op, output_types, self.n):
+        results = static_numbers.vouched_types(op, types, self.n)
+        if not static_numbers.have_sample_axes(op, results, self.n):
             self.without_axis.append((op.type, name))
-        return output_types
+        return results
 
-    def _set_types(self, op, output_types):
-        if not isinstance(output_types, (list, tuple)):
-            output_types = [output_types] * len(op.outputs)
-        for tensor, output_type in zip(op.outputs, output_types):
-            is_mask = tensor.dtype == tf.bool and output_type.flags & VALUES
-            if is_mask and not isinstance(output_type, Mixed):
+    def _set_types(self, op, types):
+        if not isinstance(types, (list, tuple)):
+            types = [types] * len(op.outputs)
+        for tensor, type_ in zip(op.outputs, types):
+            is_mask = tensor.dtype == tf.bool and type_.flags & VALUES
+            if is_mask and not isinstance(type_, Mixed):
                 # A mask: how many there are may divide a loss.
-                output_type = dataclasses.replace(
-                    output_type, flags=output_type.flags & ~VALUES
-                )
-            if output_type != FREE:
-                self.set_type(tensor, output_type)
+                type_ = dataclasses.replace(type_, flags=type_.flags & ~VALUES)
+            if type_ != FREE:
+                self.set_type(tensor, type_)
 
     def _size_types(self, op, types):
         """Return the type of sizes: free, unless they follow values."""
@@ -484,16 +458,11 @@ class Typing:
             # It is not known what is behind it.
             self._set_types(op, self.of(handle))
             return True
-        assigned_type, flags = (
-            self.state.assigned_type(handle),
-            self.state.flags(handle),
-        )
+        held, flags = self.state.assigned_type(handle), self.state.flags(handle)
         if op.type == "ReadVariableOp":
-            self._set_types(
-                op, assigned_type.flagged(flags) if flags else assigned_type
-            )
+            self._set_types(op, held.flagged(flags) if flags else held)
             return True
-        if not isinstance(assigned_type, Free):
+        if not isinstance(held, Free):
             why = "looks up what the step has assigned from its samples"
             self._set_types(op, self.failed(op, why, False))
             return True
