@@ -11,7 +11,7 @@ import keras
 import pytest
 
 from docs import addresses, blocks, make_install
-from keras_pergrad.proof.tensor_types import OWN
+from keras_pergrad.proof.tensor_types import USER_RULES
 from tests import type_table
 from tests.marks import few
 
@@ -124,7 +124,7 @@ def test_code_runs_on_a_model(page, tmp_path):
             assert list(blocks.run(ROOT / page, BEFORE))
     finally:
         # A rule for functions of NumPy holds for that page alone.
-        OWN.clear()
+        USER_RULES.clear()
 
 
 def test_the_table_of_types_is_that_of_the_rules():

@@ -12,14 +12,18 @@ from keras_pergrad.proof.op_facts import (
     ADVANCE,
     CONDITIONS,
     FACTS,
+    FORWARD_HANDLES,
     FUNCTION_CALLS,
-    HAND_ON,
     KNOWN_STATE,
     LOOPS,
     PADS,
     READS,
 )
-from keras_pergrad.proof.sample_loops import SampleLoop, Single, of_choice
+from keras_pergrad.proof.sample_loops import (
+    CurrentSample,
+    SampleLoop,
+    types_of_choice,
+)
 from keras_pergrad.proof.tensor_types import (
     FREE,
     TRAINED,
@@ -27,12 +31,12 @@ from keras_pergrad.proof.tensor_types import (
     Mixed,
     Mixes,
     Untyped,
-    joined_or_mixed,
+    join_or_mixed,
     rule_of,
 )
 
-#: So often the types or shapes of a loop may change until they stay.
-_TURNS = 12
+#: The types and shapes of a loop must reach a fixed point in so many turns.
+_MAX_ITERATIONS = 12
 
 
 @dataclasses.dataclass
@@ -41,9 +45,9 @@ class Call:
 
     Attributes:
         type, name: as of an op.
-        inputs: tensors like those that it is given.
+        inputs: the tensors of the typed graph that it takes.
         node: its `NodeDef`.
-        values: the values of outputs that are known, by place.
+        values: the place of an output → its value, where that is known.
     """
 
     type: str
@@ -53,19 +57,19 @@ class Call:
     values: dict = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, node, known):
-        """Return the call; known: name → tensor."""
+    def of(cls, node, tensors):
+        """Return the call of a node; `tensors`: name → tensor."""
         names = [tensor_name(text)[1] for text in node.input]
-        inputs = [known[name] for name in names if name is not None]
+        inputs = [tensors[name] for name in names if name is not None]
         return cls(node.op, node.name, inputs, node)
 
     @property
-    def repeats(self):
-        """Whether it may go round several times, or take one of branches."""
+    def is_control_flow(self):
+        """Whether it is a loop or a condition, not a plain call."""
         return self.type not in FUNCTION_CALLS
 
     def function(self, attribute):
-        """Return the name of a function."""
+        """Return the name of the function that an attribute names."""
         return self.node.attr[attribute].func.name
 
     def branches(self):
@@ -75,10 +79,12 @@ class Call:
         return [f.name for f in self.node.attr["branches"].list.func]
 
 
-def called(call, types, typing):
+def type_call(call, types, typing):
     """Return tensors like the outputs of a call, and their types."""
     if call.type in FUNCTION_CALLS:
-        _, outputs = typing.function(call.function("f"), call.inputs, types)
+        _, outputs = typing.type_function(
+            call.function("f"), call.inputs, types
+        )
         return outputs, [typing.of(t) for t in outputs]
     if call.type in CONDITIONS:
         return _condition(call, types, typing)
@@ -97,47 +103,59 @@ def unknown_outputs(call):
 
 def _condition(call, types, typing):
     choice, why = types[0], "lets the samples choose one branch for all of them"
-    before, after = dict(typing.state.assigned), []
+    assigned_before, branch_states = dict(typing.state.assigned), []
     tensors: Any = None
-    kinds: Any = None
-    with typing.state.noting() as noted:
+    output_types: Any = None
+    with typing.state.record_changes() as changed_keys:
         for name in call.branches():
-            typing.state.assigned = dict(before)
-            _, outputs = typing.function(name, call.inputs[1:], types[1:])
-            after.append(typing.state.assigned)
-            of_branch = [typing.of(t) for t in outputs]
-            if kinds is None:
-                tensors, kinds = outputs, of_branch
+            # Each branch finds the variables as they were before the choice.
+            typing.state.assigned = dict(assigned_before)
+            _, outputs = typing.type_function(name, call.inputs[1:], types[1:])
+            branch_states.append(typing.state.assigned)
+            branch_types = [typing.of(t) for t in outputs]
+            if output_types is None:
+                tensors, output_types = outputs, branch_types
             else:
-                tensors = [_either(a, b) for a, b in zip(tensors, outputs)]
-                kinds = _all_joined(call, kinds, of_branch)
-    typing.state.assigned = _states(call, after)
-    return tensors, _chosen(call, choice, kinds, noted, typing, why)
+                tensors = [
+                    _merge_shapes(a, b) for a, b in zip(tensors, outputs)
+                ]
+                output_types = _join_all(call, output_types, branch_types)
+    typing.state.assigned = _merge_states(call, branch_states)
+    return tensors, _types_after_choice(
+        call, choice, output_types, changed_keys, typing, why
+    )
 
 
-def _chosen(call, choice, kinds, noted, typing, why):
-    """Return the types of what a choice decides, and note them of variables.
+def _types_after_choice(call, choice, output_types, changed_keys, typing, why):
+    """Return the types of what a choice decides, and set those of variables.
 
-    `kinds` are the types whatever it is, `noted` the keys of variables that
-    are assigned meanwhile, `why` the reason to refuse it if samples choose.
+    Args:
+        choice: the type of the number or truth value that decides.
+        output_types: the types of the outputs, whatever is chosen.
+        changed_keys: the keys of the variables that the branches assign.
+        why: the reason for a refusal, if samples choose.
     """
     if isinstance(choice, Free):
-        return [kind.flagged(choice.flags) for kind in kinds]
-    held = choice
-    if not isinstance(choice, (Mixed, Single)):
-        held = Mixed(call.type, call.name, why)
-    for key in noted:
-        kind = typing.state.assigned.get(key, FREE)
-        typing.state.assigned[key] = joined_or_mixed(call, kind, held)
+        return [
+            tensor_type.flagged(choice.flags) for tensor_type in output_types
+        ]
+    choice_type = choice
+    if not isinstance(choice, (Mixed, CurrentSample)):
+        choice_type = Mixed(call.type, call.name, why)
+    for key in changed_keys:
+        tensor_type = typing.state.assigned.get(key, FREE)
+        typing.state.assigned[key] = join_or_mixed(
+            call, tensor_type, choice_type
+        )
     if isinstance(choice, Mixed):
-        return [choice] * len(kinds)
-    if isinstance(choice, Single):
-        return of_choice(choice, kinds)
+        return [choice] * len(output_types)
+    if isinstance(choice, CurrentSample):
+        return types_of_choice(choice, output_types)
     raise Mixes(why)
 
 
-def _either(a, b):
-    """Return a tensor like one or the other."""
+def _merge_shapes(a, b):
+    """Return a tensor with the sizes that two tensors have in common."""
     shape = a.shape.most_specific_compatible_shape(b.shape)
     if shape == a.shape:
         return a
@@ -145,97 +163,122 @@ def _either(a, b):
         return placeholder(a.dtype, shape, a)
 
 
-def _either_list(a, b, lists):
-    """Return a tensor like one or the other, with what is known of lists."""
+def _merge_lists(a, b, lists):
+    """Return such a tensor, with what is known of both lists."""
     if a.dtype != tf.variant:
-        return _either(a, b)
-    known, changes = lists.joined(a, b)
+        return _merge_shapes(a, b)
+    list_facts, changes = lists.merge(a, b)
     if not changes:
         return a
     with a.graph.as_default():
-        either = placeholder(a.dtype, a.shape, a)
-    lists.give(either, known)
-    return either
+        merged = placeholder(a.dtype, a.shape, a)
+    lists.set_facts(merged, list_facts)
+    return merged
 
 
 def _loop(call, types, typing):
-    now, tensors = list(types), list(call.inputs)
-    over = SampleLoop.of(call, types, typing)
-    if over is not None:
+    loop_types, tensors = list(types), list(call.inputs)
+    sample_loop = SampleLoop.of(call, types, typing)
+    if sample_loop is not None:
         typing.level += 1
         try:
-            return _turns(call, over.begin(now), tensors, typing, over)
+            return _find_fixed_point(
+                call,
+                sample_loop.types_at_begin(loop_types),
+                tensors,
+                typing,
+                sample_loop,
+            )
         finally:
             typing.level -= 1
-    return _turns(call, now, tensors, typing)
+    return _find_fixed_point(call, loop_types, tensors, typing)
 
 
-def _turns(call, now, tensors, typing, over=None):
+def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
     """Type a loop's body until its variables keep their types."""
     body, condition = call.function("body"), call.function("cond")
-    with typing.state.noting() as noted:
-        for _ in range(_TURNS):
-            before = dict(typing.state.assigned)
-            failed = len(typing.failures)
-            _, outputs = typing.function(body, tensors, now, repeated=True)
-            after = [typing.of(t) for t in outputs]
-            if over is None:
-                after = _all_joined(call, now, after)
-            else:
-                after = over.joined(now, over.after(after))
-                typing.state.assigned = {
-                    key: over.left(kind)
-                    for key, kind in typing.state.assigned.items()
-                }
-            typing.state.assigned = _states(
-                call, [before, typing.state.assigned]
+    with typing.state.record_changes() as changed_keys:
+        for _ in range(_MAX_ITERATIONS):
+            assigned_before = dict(typing.state.assigned)
+            failure_count = len(typing.failures)
+            _, outputs = typing.type_function(
+                body, tensors, loop_types, is_repeated=True
             )
-            like = [
-                _either_list(a, b, typing.lists)
+            new_types = [typing.of(t) for t in outputs]
+            if sample_loop is None:
+                new_types = _join_all(call, loop_types, new_types)
+            else:
+                new_types = sample_loop.join(
+                    loop_types, sample_loop.types_after(new_types)
+                )
+                typing.state.assigned = {
+                    key: sample_loop.carried_type(tensor_type)
+                    for key, tensor_type in typing.state.assigned.items()
+                }
+            typing.state.assigned = _merge_states(
+                call, [assigned_before, typing.state.assigned]
+            )
+            merged_tensors = [
+                _merge_lists(a, b, typing.lists)
                 for a, b in zip(tensors, outputs)
             ]
-            shapes_stay = all(a is b for a, b in zip(like, tensors))
-            if after == now and typing.state.assigned == before and shapes_stay:
+            is_shape_stable = all(
+                a is b for a, b in zip(merged_tensors, tensors)
+            )
+            if (
+                new_types == loop_types
+                and typing.state.assigned == assigned_before
+                and is_shape_stable
+            ):
                 break
-            # What failed in this turn may not, with the types of the next.
-            del typing.failures[failed:]
-            for made, tensor in zip(like, tensors):
-                if made is not tensor:
-                    typing.state.same(made, tensor)
-            now, tensors = after, like
+            # What failed with these types may not fail with the next ones.
+            del typing.failures[failure_count:]
+            for merged, tensor in zip(merged_tensors, tensors):
+                if merged is not tensor:
+                    typing.state.alias(merged, tensor)
+            loop_types, tensors = new_types, merged_tensors
         else:
             raise Untyped("the types of its variables do not settle")
-        _, (goes_on,) = typing.function(condition, tensors, now, repeated=True)
-    if over is not None and isinstance(typing.of(goes_on), Free):
-        call.values = over.counted()
-        return tensors, over.end(now)
+        _, (condition_output,) = typing.type_function(
+            condition, tensors, loop_types, is_repeated=True
+        )
+    if sample_loop is not None and isinstance(
+        typing.of(condition_output), Free
+    ):
+        call.values = sample_loop.counter_values()
+        return tensors, sample_loop.types_at_end(loop_types)
     why = "lets the samples choose how often it goes round for all"
-    kinds = _chosen(call, typing.of(goes_on), now, noted, typing, why)
-    # What stays as it is does so however often it goes round.
-    stays = typing.definitions.nodes(body).handed_on()
-    return tensors, [now[k] if k in stays else f for k, f in enumerate(kinds)]
+    result_types = _types_after_choice(
+        call, typing.of(condition_output), loop_types, changed_keys, typing, why
+    )
+    # A loop-invariant variable keeps its type, however many turns there are.
+    invariant = typing.definitions.nodes(body).handed_on()
+    return tensors, [
+        loop_types[k] if k in invariant else result_type
+        for k, result_type in enumerate(result_types)
+    ]
 
 
-def _states(call, several):
+def _merge_states(call, states):
     """Return what variables hold after one of several branches."""
     assigned = {}
-    for key in {key for state in several for key in state}:
-        kinds = [state.get(key, FREE) for state in several]
-        assigned[key] = kinds[0]
-        for kind in kinds[1:]:
-            assigned[key] = joined_or_mixed(call, assigned[key], kind)
+    for key in {key for state in states for key in state}:
+        held_types = [state.get(key, FREE) for state in states]
+        assigned[key] = held_types[0]
+        for held_type in held_types[1:]:
+            assigned[key] = join_or_mixed(call, assigned[key], held_type)
     return assigned
 
 
-def _all_joined(call, first, second):
-    return [joined_or_mixed(call, a, b) for a, b in zip(first, second)]
+def _join_all(call, first, second):
+    return [join_or_mixed(call, a, b) for a, b in zip(first, second)]
 
 
 # The types of what variables and tables hold while a step runs.
 
 
 #: These give a variable its new value, or add to it; all others change a part.
-_WHOLE, _ADD = (
+_REPLACES, _ADDS = (
     "AssignVariableOp",
     {"AssignAddVariableOp", "AssignSubVariableOp"},
 )
@@ -252,48 +295,51 @@ class State:
 
     def __init__(self):
         self.trained, self.origins, self.assigned = set(), {}, {}
-        self._noted = set()
+        self._changed = set()
 
     @contextlib.contextmanager
-    def noting(self):
-        """Give a set; meanwhile the keys of what is assigned are added."""
-        before, self._noted = self._noted, set()
+    def record_changes(self):
+        """Yield a set that gets the keys of what is assigned meanwhile."""
+        changed_before, self._changed = self._changed, set()
         try:
-            yield self._noted
+            yield self._changed
         finally:
-            self._noted = before | self._noted
+            self._changed = changed_before | self._changed
 
     def key(self, handle):
         """Return the key of the variable behind a handle."""
         return self.origins.get(id(handle), id(handle))
 
-    def same(self, tensor, other):
-        """Let a handle be another one, in another graph or behind an op."""
-        if other.dtype in (tf.resource, tf.variant):
-            self.origins[id(tensor)] = self.key(other)
+    def alias(self, stand_in, tensor):
+        """Note that a handle leads to the same variable as another one.
+
+        It stands for that one in another graph, or is what an op hands on.
+        """
+        if tensor.dtype in (tf.resource, tf.variant):
+            self.origins[id(stand_in)] = self.key(tensor)
 
     def assign(self, op, types):
         """Note what an op of `ASSIGN` assigns."""
-        key, kind = self.key(op.inputs[0]), FREE
-        for given in types[1:]:
-            kind = joined_or_mixed(op, kind, given)
-        if op.type != _WHOLE:
-            if op.type not in _ADD and not isinstance(kind, Free):
-                kind = Mixed(
+        key, assigned_type = self.key(op.inputs[0]), FREE
+        for value_type in types[1:]:
+            assigned_type = join_or_mixed(op, assigned_type, value_type)
+        if op.type != _REPLACES:
+            if op.type not in _ADDS and not isinstance(assigned_type, Free):
+                assigned_type = Mixed(
                     op.type,
                     op.name,
                     "gives a part of a variable what follows the samples",
                 )
-            before = self.assigned.get(key, FREE)
-            kind = joined_or_mixed(op, before, kind)
-        self.assigned[key] = kind
-        self._noted.add(key)
+            type_before = self.assigned.get(key, FREE)
+            assigned_type = join_or_mixed(op, type_before, assigned_type)
+        self.assigned[key] = assigned_type
+        self._changed.add(key)
 
     def advance(self, op):
         """Note that an op draws from the state behind its first input."""
-        self._noted.add(self.key(op.inputs[0]))
+        self._changed.add(self.key(op.inputs[0]))
 
-    def held(self, handle):
+    def assigned_type(self, handle):
         """Return the type of what the step has assigned behind a handle."""
         return self.assigned.get(self.key(handle), FREE)
 
@@ -301,59 +347,63 @@ class State:
         """Return the flags of what is read from a handle."""
         return TRAINED if self.key(handle) in self.trained else 0
 
-    def unknown(self, op):
+    def mixed_state(self, op):
         """Return the `Mixed` that is kept behind a handle of an op, or None."""
         for tensor in op.inputs:
             if tensor.dtype == tf.resource:
-                held = self.held(tensor)
-                if isinstance(held, Mixed):
-                    return held
+                assigned_type = self.assigned_type(tensor)
+                if isinstance(assigned_type, Mixed):
+                    return assigned_type
         return None
 
 
 def keeps_unknown(op, types):
-    """Whether no rule knows what an op keeps, or reads of what is kept."""
+    """Whether an op keeps or reads state in a way that no rule knows."""
     if op.type in KNOWN_STATE:
         if op.type == "PrintV2":
             # What is printed into a file can be read from there.
             return op.get_attr("output_stream").startswith(b"file:")
-        moved = op.type in ADVANCE and not rule_of(op.type)
-        return moved and not all(isinstance(t, Free) for t in types)
-    if rule_of(op.type) or op.type in HAND_ON:
+        draws_without_rule = op.type in ADVANCE and not rule_of(op.type)
+        return draws_without_rule and not all(
+            isinstance(t, Free) for t in types
+        )
+    if rule_of(op.type) or op.type in FORWARD_HANDLES:
         return False
-    gives = any(t.dtype == tf.resource for t in op.outputs)
-    return gives or FACTS[op.type].has_state
+    makes_handle = any(t.dtype == tf.resource for t in op.outputs)
+    return makes_handle or FACTS[op.type].has_state
 
 
 # The order in which nodes are put into a graph and typed.
 
 
-def stages(nodes, shaped):
+def stages(nodes, has_known_shape):
     """Yield (first nodes, other nodes): what can be put into a graph together.
 
-    The first are calls, and ops whose shapes are better known once they are
-    typed (`shaped(name)`, if given, tells of more). They need only what was
-    put there before.
+    The first nodes are calls, and ops whose shapes are better known once they
+    are typed; `has_known_shape(name)`, if given, tells of more such ops. They
+    need only nodes of earlier stages.
     """
-    level, calls = {}, first_ones(nodes, shaped)
-    # They begin a level.
-    for name in in_order(nodes.by_name, nodes.needs.get):
-        needed = [level[one] for one in nodes.needs[name] if one in level]
-        level[name] = max(needed, default=0) + (name in calls)
-    most = max(level.values(), default=0)
-    by_level = [([], []) for _ in range(most + 1)]
-    for name, number in level.items():
-        by_level[number][name not in calls].append(name)
+    levels, leading = {}, leading_nodes(nodes, has_known_shape)
+    # Leading nodes begin a level: what follows needs the shapes they give.
+    for name in topological_order(nodes.by_name, nodes.needs.get):
+        needed_levels = [
+            levels[need] for need in nodes.needs[name] if need in levels
+        ]
+        levels[name] = max(needed_levels, default=0) + (name in leading)
+    deepest = max(levels.values(), default=0)
+    by_level = [([], []) for _ in range(deepest + 1)]
+    for name, level in levels.items():
+        by_level[level][name not in leading].append(name)
     return by_level
 
 
-def first_ones(nodes, shaped):
+def leading_nodes(nodes, has_known_shape):
     """Return the names of nodes behind which shapes follow from types."""
     return {
         name
         for name, node in nodes.by_name.items()
         if FACTS[node.op].goes_first
-        or (shaped is not None and shaped(name))
+        or (has_known_shape is not None and has_known_shape(name))
         or (node.op in PADS and _is_computed_pad(nodes, node))
     }
 
@@ -374,24 +424,25 @@ def set_padded_shape(op, numbers):
         op.outputs[0].set_shape(widths.sum(1) + sizes.as_list())
 
 
-def in_order(items, needs):
+def topological_order(items, needs):
     """Yield items, each after those of them that it needs."""
     items = list(items)
     places = {item: k for k, item in enumerate(items)}
-    missing, takers = {}, {}
+    missing_counts, dependents = {}, {}
     for item in items:
-        needed = {one for one in needs(item) if one in places}
-        missing[item] = len(needed)
-        for one in needed:
-            takers.setdefault(one, []).append(item)
-    ready = [places[item] for item in items if not missing[item]]
+        needed = {need for need in needs(item) if need in places}
+        missing_counts[item] = len(needed)
+        for need in needed:
+            dependents.setdefault(need, []).append(item)
+    ready = [places[item] for item in items if not missing_counts[item]]
+    # A heap: items that are ready come in their given order.
     while ready:
         item = items[heapq.heappop(ready)]
         yield item
-        for taker in takers.get(item, ()):
-            missing[taker] -= 1
-            if not missing[taker]:
-                heapq.heappush(ready, places[taker])
+        for dependent in dependents.get(item, ()):
+            missing_counts[dependent] -= 1
+            if not missing_counts[dependent]:
+                heapq.heappush(ready, places[dependent])
 
 
 def keep_order(nodes, graph, first, resources):
@@ -402,25 +453,26 @@ def keep_order(nodes, graph, first, resources):
     loss, the step finds as it is. `resources` has what is behind each handle
     that the graph is given, by name.
     """
-    variable, written, read = dict(resources), {}, {}
+    variables, last_writes, pending_reads = dict(resources), {}, {}
     operations = graph.get_operations()
-    before = () if first is None else operations[: operations.index(first)]
-    before = {op.name for op in before}
+    earlier_ops = () if first is None else operations[: operations.index(first)]
+    earlier_ops = {op.name for op in earlier_ops}
     for name in nodes.by_name:
         op = graph.get_operation_by_name(name)
         handles = {
-            k: variable.get(t.name, t.name)
+            k: variables.get(t.name, t.name)
             for k, t in enumerate(op.inputs)
             if t.dtype == tf.resource
         }
-        if op.type in HAND_ON and handles:
+        if op.type in FORWARD_HANDLES and handles:
             for k, handle in handles.items():
-                variable[op.outputs[k].name] = handle
+                variables[op.outputs[k].name] = handle
             continue
         for handle in handles.values():
-            nodes.needs[name] += written.get(handle, [])
+            # All wait for the last write, and a write for the reads before.
+            nodes.needs[name] += last_writes.get(handle, [])
             if op.type in READS:
-                read.setdefault(handle, []).append(name)
-            elif name not in before:
-                nodes.needs[name] += read.pop(handle, [])
-                written[handle] = [name]
+                pending_reads.setdefault(handle, []).append(name)
+            elif name not in earlier_ops:
+                nodes.needs[name] += pending_reads.pop(handle, [])
+                last_writes[handle] = [name]

@@ -37,88 +37,92 @@ _PRODUCTS = op_types(
     "Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum"
 )
 _QUOTIENTS = op_types("RealDiv Div DivNoNan")
-#: What gives all entries of a number of one entry the same value.
-_SPREAD = op_types(
+#: Ops that repeat a single number, or give it another shape.
+_BROADCASTS = op_types(
     "Identity StopGradient Reshape ExpandDims Squeeze BroadcastTo Tile Fill"
 )
-_FOR_EACH = "uses a sum over the samples for each of them"
-#: So many ops before a number are compared with those before another one.
-_DEPTH = 50
+_PER_SAMPLE_USE = "uses a sum over the samples for each of them"
+#: How many ops in a row are compared to tell whether two numbers are equal.
+_MAX_DEPTH = 50
 
 
 @dataclasses.dataclass
 class Divisors:
     """Finds the factors of tensors, in one `Typing`.
 
-    A factor is a sorted tuple of (how it is applied, number of a tensor).
+    A factor is a sorted tuple of (operation, value number of a tensor), such
+    as `(("RealDiv", 3),)` for all that is divided by one sum.
     """
 
-    _stand_for: dict = dataclasses.field(default_factory=dict)
-    _known: dict = dataclasses.field(default_factory=dict)
-    _numbers: dict = dataclasses.field(default_factory=dict)
+    _originals: dict = dataclasses.field(default_factory=dict)
+    _cache: dict = dataclasses.field(default_factory=dict)
+    _value_numbers: dict = dataclasses.field(default_factory=dict)
 
-    def same(self, made, tensor):
-        """Note that a tensor is another one, in another graph."""
-        self._stand_for[id(made)] = made, tensor
+    def alias(self, stand_in, tensor):
+        """Note that a tensor stands for another one, in another graph."""
+        self._originals[id(stand_in)] = stand_in, tensor
 
-    def typed(self, op, types, kinds, backward):
+    def apply_factors(self, op, types, output_types, backward):
         """Return the types of an op's outputs with their factors.
 
         Raises:
-            Mixes: it does more with sums than scale all samples alike.
+            Mixes: the op does more with sums than scale all samples alike.
         """
-        several = kinds if isinstance(kinds, list) else [kinds]
-        if not any(kind.flags & DIVIDED for kind in several):
-            return kinds
+        type_list = (
+            output_types if isinstance(output_types, list) else [output_types]
+        )
+        if not any(t.flags & DIVIDED for t in type_list):
+            return output_types
         if op.type == "IdentityN" and not backward:
-            return kinds
+            return output_types
         factor = ()
         if not backward:
-            if all(isinstance(kind, (Divisor, Free)) for kind in several):
-                return kinds
-            if not all(map(_is_part, several)):
+            if all(isinstance(t, (Divisor, Free)) for t in type_list):
+                return output_types
+            if not all(map(_has_sample_parts, type_list)):
                 # A sum of masks alone, or a turn of a loop.
-                if all(isinstance(kind, Total) for kind in several):
-                    return kinds
-                raise Mixes(_FOR_EACH)
-            factor = self._factor(op, types)
-        several = [_with(kind, factor) for kind in several]
-        return several if isinstance(kinds, list) else several[0]
+                if all(isinstance(t, Total) for t in type_list):
+                    return output_types
+                raise Mixes(_PER_SAMPLE_USE)
+            factor = self._output_factor(op, types)
+        type_list = [_with_factor(t, factor) for t in type_list]
+        return type_list if isinstance(output_types, list) else type_list[0]
 
-    def _factor(self, op, types):
+    def _output_factor(self, op, types):
         if op.type in _LINEAR and not any(t.flags & DIVIDED for t in types[1:]):
             return types[0].factor
         if op.type in _SUMS:
-            return self._of_terms(op, types, 0)
+            return self._factor_of_terms(op, types, 0)
         if op.type in _SELECTS:
-            return self._of_choice(op, types)
+            return self._factor_of_choice(op, types)
         if op.type in _PRODUCTS or op.type in _QUOTIENTS:
-            return self._of_product(op, types)
-        raise Mixes(_FOR_EACH)
+            return self._factor_of_product(op, types)
+        raise Mixes(_PER_SAMPLE_USE)
 
-    def _of_terms(self, op, types, first):
+    def _factor_of_terms(self, op, types, first):
         """Return the one factor of all terms, from input `first` on."""
-        found, zero = set(), True
-        for k, kind in list(enumerate(types))[first:]:
-            if isinstance(kind, Divisor):
-                found.add((self._applied("*", op, k),))
-            elif _is_part(kind):
-                found.add(kind.factor)
-            elif isinstance(kind, Free):
-                zero = zero and _is_zero(op.inputs[k])
-        found.discard(None)
-        if len(found) > 1:
+        factors, is_zero = set(), True
+        for k, input_type in list(enumerate(types))[first:]:
+            if isinstance(input_type, Divisor):
+                factors.add((self._applied("*", op, k),))
+            elif _has_sample_parts(input_type):
+                factors.add(input_type.factor)
+            elif isinstance(input_type, Free):
+                is_zero = is_zero and _is_zero(op.inputs[k])
+        # None is the factor of a settled loss, which goes with any other.
+        factors.discard(None)
+        if len(factors) > 1:
             raise Mixes(UNEQUAL)
-        if not zero and any(isinstance(t, At) for t in types[first:]):
+        if not is_zero and any(isinstance(t, At) for t in types[first:]):
             raise Mixes(UNEQUAL)
-        return found.pop() if found else None
+        return factors.pop() if factors else None
 
-    def _of_choice(self, op, types):
-        chosen = types[0]
-        if isinstance(chosen, At) and chosen.flags & DIVIDED:
-            raise Mixes(_FOR_EACH)
-        factor = self._of_terms(op, types, 1)
-        if not isinstance(chosen, Divisor):
+    def _factor_of_choice(self, op, types):
+        condition_type = types[0]
+        if isinstance(condition_type, At) and condition_type.flags & DIVIDED:
+            raise Mixes(_PER_SAMPLE_USE)
+        factor = self._factor_of_terms(op, types, 1)
+        if not isinstance(condition_type, Divisor):
             return factor
         if not any(
             isinstance(t, Free) and _is_zero(op.inputs[k])
@@ -127,70 +131,77 @@ class Divisors:
             raise Mixes(UNEQUAL)
         return tuple(sorted([*(factor or ()), self._applied("?", op, 0)]))
 
-    def _of_product(self, op, types):
+    def _factor_of_product(self, op, types):
         factor = []
-        for k, kind in enumerate(types):
-            below = k == 1 and op.type in _QUOTIENTS
-            if _is_part(kind):
-                if below and kind.flags & DIVIDED:
-                    raise Mixes(_FOR_EACH)
-                factor += kind.factor or ()
-            elif not isinstance(kind, Free):
-                how = op.type if below else "*"
-                factor.append(self._applied(how, op, k))
-        settled = any(getattr(t, "factor", ()) is None for t in types)
-        return None if settled and not factor else tuple(sorted(factor))
+        for k, input_type in enumerate(types):
+            is_divisor = k == 1 and op.type in _QUOTIENTS
+            if _has_sample_parts(input_type):
+                if is_divisor and input_type.flags & DIVIDED:
+                    raise Mixes(_PER_SAMPLE_USE)
+                factor += input_type.factor or ()
+            elif not isinstance(input_type, Free):
+                operation = op.type if is_divisor else "*"
+                factor.append(self._applied(operation, op, k))
+        is_settled = any(getattr(t, "factor", ()) is None for t in types)
+        return None if is_settled and not factor else tuple(sorted(factor))
 
-    def _applied(self, how, op, k):
+    def _applied(self, operation, op, k):
         """Return what an input adds to a factor; it must be one number."""
-        tensor = self._outermost(op.inputs[k])
-        while tensor.op.type in _SPREAD:
+        tensor = self._original(op.inputs[k])
+        while tensor.op.type in _BROADCASTS:
             place = 1 if tensor.op.type == "Fill" else 0
-            tensor = self._outermost(tensor.op.inputs[place])
+            tensor = self._original(tensor.op.inputs[place])
         if tensor.shape.num_elements() != 1:
-            raise Mixes(_FOR_EACH)
-        return how, self._number(tensor, _DEPTH)
+            raise Mixes(_PER_SAMPLE_USE)
+        return operation, self._value_number(tensor, _MAX_DEPTH)
 
-    def _outermost(self, tensor):
-        while id(tensor) in self._stand_for:
-            tensor = self._stand_for[id(tensor)][1]
+    def _original(self, tensor):
+        while id(tensor) in self._originals:
+            tensor = self._originals[id(tensor)][1]
         return tensor
 
-    def _number(self, tensor, depth):
-        """Return the same number for tensors that the same ops make."""
-        tensor = self._outermost(tensor)
-        known = self._known.get(id(tensor))
-        if known is not None:
-            return known[1]
-        op, made = tensor.op, None
-        fixed = op.type != "Placeholder" and not op.op_def.is_stateful
-        if fixed and depth:
+    def _value_number(self, tensor, depth):
+        """Return a number that is the same for tensors of equal values.
+
+        This is value numbering: equal ops on inputs of equal numbers get one
+        number. A draw, or an op that is too deep, has a number of its own.
+        """
+        tensor = self._original(tensor)
+        cached = self._cache.get(id(tensor))
+        if cached is not None:
+            return cached[1]
+        op, expression = tensor.op, None
+        is_repeatable = op.type != "Placeholder" and not op.op_def.is_stateful
+        if is_repeatable and depth:
             node = op.node_def
             attributes = tuple(
                 (name, node.attr[name].SerializeToString(deterministic=True))
                 for name in sorted(node.attr)
                 if not name.startswith("_")
             )
-            inputs = [self._number(t, depth - 1) for t in op.inputs]
-            made = op.type, attributes, tuple(inputs), tensor.value_index
+            inputs = [self._value_number(t, depth - 1) for t in op.inputs]
+            expression = op.type, attributes, tuple(inputs), tensor.value_index
         else:
-            made = id(tensor)
-        number = self._numbers.setdefault(made, len(self._numbers))
+            expression = id(tensor)
+        number = self._value_numbers.setdefault(
+            expression, len(self._value_numbers)
+        )
         # The tensor stays, so that no other one gets its id.
-        self._known[id(tensor)] = tensor, number
+        self._cache[id(tensor)] = tensor, number
         return number
 
 
-def _with(kind, factor):
-    if not isinstance(kind, (At, Total)) or kind.factor == factor:
-        return kind
-    return dataclasses.replace(kind, factor=factor)
+def _with_factor(tensor_type, factor):
+    if not isinstance(tensor_type, (At, Total)) or tensor_type.factor == factor:
+        return tensor_type
+    return dataclasses.replace(tensor_type, factor=factor)
 
 
-def _is_part(kind):
+def _has_sample_parts(tensor_type):
     """Whether a tensor has parts of samples, and is no sum of masks alone."""
-    return isinstance(kind, At) or (
-        isinstance(kind, Total) and bool(kind.flags & (TRAINED | VALUES))
+    return isinstance(tensor_type, At) or (
+        isinstance(tensor_type, Total)
+        and bool(tensor_type.flags & (TRAINED | VALUES))
     )
 
 

@@ -38,7 +38,7 @@ _UNARY = op_types(
     "_EagerConst DebugIdentityV2 DebugIdentityV3 "
     "FakeQuantWithMinMaxArgsGradient"
 )
-_SEVERAL = op_types(
+_ELEMENTWISE = op_types(
     "Add AddN AddV2 ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr "
     "BitwiseXor ClipByValue Complex Div DivNoNan EluGrad Equal FloorDiv "
     "FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac InvGrad "
@@ -49,9 +49,9 @@ _SEVERAL = op_types(
     "Sub TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta StringJoin "
     "AccumulateNV2"
 )
-#: Linear in each input, and so in a total.
+#: Sums: linear in all inputs together.
 _SUMS = {"Add", "AddN", "AddV2", "Sub", "AccumulateNV2"}
-_SAME = op_types(
+_LINEAR_UNARY = op_types(
     "Identity Cast Neg StopGradient PreventGradient CheckNumerics "
     "CheckNumericsV2 EnsureShape Snapshot PlaceholderWithDefault "
     "DebugIdentityV2 DebugIdentityV3 Real Imag Conj"
@@ -80,129 +80,140 @@ _GRADIENTS = {
 
 
 @type_rule(*_UNARY)
-def one_tensor(op, types):
+def unary(op, types):
     """Each entry follows from the same entry."""
-    (kind,) = types[:1]
+    (input_type,) = types[:1]
     if op.type in _CONSTANT:
         return Free()
-    if isinstance(kind, Total) and op.type not in _SAME:
-        return of_totals(op, types)
-    if isinstance(kind, At) and op.type == "Bitcast":
+    if isinstance(input_type, Total) and op.type not in _LINEAR_UNARY:
+        return type_of_totals(op, types)
+    if isinstance(input_type, At) and op.type == "Bitcast":
         ranks = op.rank(), op.rank_out()
-        if ranks[0] != ranks[1] and kind.axis >= min(ranks):
+        if ranks[0] != ranks[1] and input_type.axis >= min(ranks):
             raise Mixes("takes the last axis, that of the samples")
-    return kind
+    return input_type
 
 
-@type_rule(*_SEVERAL)
-def several_tensors(op, types):
+@type_rule(*_ELEMENTWISE)
+def elementwise(op, types):
     """Each entry follows from the same entries, with broadcasting."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
-        return of_totals(op, types)
-    return _broadcast(op, types)
+        return type_of_totals(op, types)
+    return _broadcast_type(op, types)
 
 
-def _broadcast(op, types):
-    """Return the type of entries side by side, the last axes together."""
+def _broadcast_type(op, types):
+    """Return the type of an output to whose shape the inputs broadcast."""
     rank, places, flags = op.outputs[0].shape.rank, set(), 0
-    for k, kind in enumerate(types):
-        flags |= kind.flags
-        if not isinstance(kind, At):
+    for k, input_type in enumerate(types):
+        flags |= input_type.flags
+        if not isinstance(input_type, At):
             continue
-        own = op.inputs[k].shape.rank
-        if own is None or rank is None:
+        input_rank = op.inputs[k].shape.rank
+        if input_rank is None or rank is None:
             raise Untyped(UNKNOWN_RANK)
         if op.type == "Select" and k == 0:
             # One flag for each entry of the first axis, not of the last.
-            own = rank
-        places.add((kind.axis - own, kind.rows, kind.lead))
+            input_rank = rank
+        # Broadcasting aligns the last axes, so places are counted from there.
+        places.add(
+            (input_type.axis - input_rank, input_type.rows, input_type.lead)
+        )
     if len(places) > 1:
         raise Mixes("brings samples together that are on different axes")
     axis, rows, lead = places.pop()
     return At(rank + axis, rows, lead, flags)
 
 
-def of_totals(op, types):
+def type_of_totals(op, types):
     """Return the type of an elementwise op that takes sums over samples."""
     flags = flags_of(types)
     totals = [t for t in types if isinstance(t, Total)]
-    samples = [t for t in types if isinstance(t, At)]
-    if totals and not samples:
-        plain = all(isinstance(t, (Free, Total)) for t in types)
-        if op.type in _SUMS and plain:
+    sample_types = [t for t in types if isinstance(t, At)]
+    if totals and not sample_types:
+        is_linear = all(isinstance(t, (Free, Total)) for t in types)
+        if op.type in _SUMS and is_linear:
             return Total(flags)
-        if _scales(op, types):
+        if _scales_one_total(op, types):
             return Total(flags | (DIVIDED if len(totals) > 1 else 0))
         if op.type in _SELECTS and not isinstance(types[0], Total):
             return Total(flags)
-        at = _GRADIENTS.get(op.type)
-        if plain and at is not None and totals == [types[at]]:
+        gradient_input = _GRADIENTS.get(op.type)
+        if (
+            is_linear
+            and gradient_input is not None
+            and totals == [types[gradient_input]]
+        ):
             return Total(flags)
     if totals:
         types = [as_divisor(op, k, t) for k, t in enumerate(types)]
-    if not samples:
+    if not sample_types:
         return Divisor(flags_of(types) | DIVIDED)
-    return _divided(op, types)
+    return _scaled_samples(op, types)
 
 
-def _scales(op, types):
+def _scales_one_total(op, types):
     """Whether one total is multiplied, or divided, by numbers for all."""
     totals = [k for k, t in enumerate(types) if isinstance(t, Total)]
-    parts = [k for k in totals if types[k].flags & (TRAINED | VALUES)]
+    data_totals = [k for k in totals if types[k].flags & (TRAINED | VALUES)]
     if op.type in _QUOTIENTS:
-        fits = totals == [0] or (0 in parts)
+        is_scaled = totals == [0] or (0 in data_totals)
     else:
-        fits = op.type in _PRODUCTS and (len(totals) == 1 or len(parts) == 1)
-    if fits:
-        main = 0 if op.type in _QUOTIENTS else (parts or totals)[0]
+        is_scaled = op.type in _PRODUCTS and (
+            len(totals) == 1 or len(data_totals) == 1
+        )
+    if is_scaled:
+        scaled_input = (
+            0 if op.type in _QUOTIENTS else (data_totals or totals)[0]
+        )
         for k in totals:
-            if k != main:
+            if k != scaled_input:
                 as_divisor(op, k, types[k])
-    return fits
+    return is_scaled
 
 
-def as_divisor(op, k, kind):
+def as_divisor(op, k, input_type):
     """Return a sum over the samples as a divisor, if it may be one."""
-    if not isinstance(kind, Total):
-        return kind
-    if kind.flags & (TRAINED | VALUES):
+    if not isinstance(input_type, Total):
+        return input_type
+    if input_type.flags & (TRAINED | VALUES):
         raise Mixes("uses a sum over the samples for each of them")
     if op.inputs[k].shape.num_elements() != 1:
         raise Mixes("uses sums over the samples for each of them")
-    return Divisor(kind.flags | DIVIDED)
+    return Divisor(input_type.flags | DIVIDED)
 
 
-def _divided(op, types):
+def _scaled_samples(op, types):
     """Return samples times or over a number made of masks and weights."""
-    at = [k for k, t in enumerate(types) if isinstance(t, At)]
-    fits = (
+    sample_inputs = [k for k, t in enumerate(types) if isinstance(t, At)]
+    is_scaled = (
         op.type in _PRODUCTS
-        or (op.type in _QUOTIENTS and at == [0])
-        or (op.type in _SELECTS and _is_or_zero(op, types))
+        or (op.type in _QUOTIENTS and sample_inputs == [0])
+        or (op.type in _SELECTS and _selects_or_zeros(op, types))
     )
-    if not fits:
+    if not is_scaled:
         raise Mixes("uses a sum over the samples for each of them")
-    return _broadcast(op, types).flagged(DIVIDED)
+    return _broadcast_type(op, types).flagged(DIVIDED)
 
 
-def _is_or_zero(op, types):
+def _selects_or_zeros(op, types):
     """Whether a choice is between one thing and zeros.
 
     Between two things it would weigh samples unequally, by sums over others.
     """
-    kinds = types[1:]
-    if not any(isinstance(t, Free) for t in kinds):
+    branch_types = types[1:]
+    if not any(isinstance(t, Free) for t in branch_types):
         return False
     zeros = [
         tf.get_static_value(op.inputs[k + 1])
-        for k, t in enumerate(kinds)
+        for k, t in enumerate(branch_types)
         if isinstance(t, Free)
     ]
-    return any(z is not None and not np.any(z) for z in zeros)
+    return any(value is not None and not np.any(value) for value in zeros)
 
 
 @type_rule("BiasAdd", "BiasAddV1")
-def bias(op, types):
+def bias_add(op, types):
     """Add the bias along the channels."""
     if isinstance(types[0], At) and isinstance(types[1], Free):
         return types[0].flagged(types[1].flags)
@@ -212,23 +223,23 @@ def bias(op, types):
 @type_rule("BiasAddGrad")
 def bias_gradient(op, types):
     """Sum over all axes but the channels."""
-    (kind,) = types
-    if not isinstance(kind, At):
-        return of_totals(op, types)
+    (input_type,) = types
+    if not isinstance(input_type, At):
+        return type_of_totals(op, types)
     rank = op.rank()
-    first = op.attribute("data_format") == b"NCHW"
-    if kind.axis == (1 if first else rank - 1):
+    is_channels_first = op.attribute("data_format") == b"NCHW"
+    if input_type.axis == (1 if is_channels_first else rank - 1):
         raise Mixes("has the samples in place of the channels")
-    return Total(kind.flags)
+    return Total(input_type.flags)
 
 
 @type_rule("IdentityN", "ShapeN")
-def side_by_side(op, types):
+def identity_n(op, types):
     """Each output is the input of the same place."""
     return list(types)
 
 
-def is_true(op):
+def is_self_comparison(op):
     """Whether an op compares what can be no NaN with itself.
 
     `tf.recompute_grad` and `keras.remat` do, to wait for a gradient.
@@ -241,140 +252,146 @@ def is_true(op):
 # Type rules of ops that reduce, sort or accumulate along axes.
 
 
-_LINEAR = {"Sum", "Mean"}
+_LINEAR_REDUCTIONS = {"Sum", "Mean"}
 
 
 @type_rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
 def reduce(op, types):
     """Reduce some axes."""
-    kind = only_first(types)
-    if isinstance(kind, Divisor):
-        return kind
-    if isinstance(kind, Total):
-        if op.type in _LINEAR:
-            return kind
-        return as_divisor(op, 0, kind)
+    input_type = only_first(types)
+    if isinstance(input_type, Divisor):
+        return input_type
+    if isinstance(input_type, Total):
+        if op.type in _LINEAR_REDUCTIONS:
+            return input_type
+        return as_divisor(op, 0, input_type)
     axes = op.axes(1, op.rank()) if op.rank() else []
-    if kind.axis in axes:
-        if op.type not in _LINEAR:
+    if input_type.axis in axes:
+        if op.type not in _LINEAR_REDUCTIONS:
             raise Mixes(f"reduces the samples' axis ({op.type})")
-        return Total(kind.flags | (BY_SIZE if op.type == "Mean" else 0))
+        return Total(input_type.flags | (BY_SIZE if op.type == "Mean" else 0))
     if op.attribute("keep_dims"):
-        return kind
-    return kind.on(kind.axis - sum(a < kind.axis for a in axes))
+        return input_type
+    return input_type.on(
+        input_type.axis - sum(a < input_type.axis for a in axes)
+    )
 
 
 @type_rule("ArgMax", "ArgMin")
-def arg(op, types):
+def arg_extreme(op, types):
     """Find the place of the largest entry along an axis."""
-    kind = only_first(types)
-    if not isinstance(kind, At):
-        return as_divisor(op, 0, kind)
+    input_type = only_first(types)
+    if not isinstance(input_type, At):
+        return as_divisor(op, 0, input_type)
     (axis,) = op.axes(1, op.rank())
-    if axis == kind.axis:
+    if axis == input_type.axis:
         raise Mixes("compares the samples")
-    return kind.on(kind.axis - (axis < kind.axis))
+    return input_type.on(input_type.axis - (axis < input_type.axis))
 
 
 @type_rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
 def cumulate(op, types):
     """Accumulate along an axis."""
-    kind = only_first(types)
-    if not isinstance(kind, At):
-        return kind if op.type == "Cumsum" else as_divisor(op, 0, kind)
-    if kind.axis in op.axes(1, op.rank()):
+    input_type = only_first(types)
+    if not isinstance(input_type, At):
+        return (
+            input_type if op.type == "Cumsum" else as_divisor(op, 0, input_type)
+        )
+    if input_type.axis in op.axes(1, op.rank()):
         raise Mixes("accumulates over the samples")
-    return kind
+    return input_type
 
 
 @type_rule(
     "Softmax LogSoftmax TopK TopKV2 InTopK InTopKV2 Multinomial NthElement "
     "CTCGreedyDecoder"
 )
-def along_the_last(op, types):
+def along_last_axis(op, types):
     """Something over the last axis."""
-    kind = only_first(types) if not op.type.startswith("InTopK") else None
-    if kind is None:
-        return _in_top(op, types)
-    if not isinstance(kind, At):
-        return as_divisor(op, 0, kind)
-    if kind.axis == op.rank() - 1:
+    input_type = only_first(types) if not op.type.startswith("InTopK") else None
+    if input_type is None:
+        return _row_by_row(op, types)
+    if not isinstance(input_type, At):
+        return as_divisor(op, 0, input_type)
+    if input_type.axis == op.rank() - 1:
         raise Mixes("compares the samples")
-    return kind
+    return input_type
 
 
-def _in_top(op, types):
-    with_samples = [t for t in types if isinstance(t, At)]
+def _row_by_row(op, types):
+    sample_types = [t for t in types if isinstance(t, At)]
     if any(not isinstance(t, (At, Free)) for t in types):
         raise Mixes("compares sums over the samples")
     if (
-        any(t.axis != 0 for t in with_samples)
-        or len({t.place for t in with_samples}) > 1
+        any(t.axis != 0 for t in sample_types)
+        or len({t.place for t in sample_types}) > 1
     ):
         raise Mixes("compares the samples")
-    return with_samples[0].flagged(flags_of(types))
+    return sample_types[0].flagged(flags_of(types))
 
 
 @type_rule("LowerBound", "UpperBound")
-def sought(op, types):
+def search_sorted(op, types):
     """Where numbers are among sorted ones: row by row, each by itself."""
-    rows, values = types
-    if isinstance(rows, Free) and isinstance(values, At):
-        return values.flagged(rows.flags)
-    return _in_top(op, types)
+    row_type, value_type = types
+    if isinstance(row_type, Free) and isinstance(value_type, At):
+        return value_type.flagged(row_type.flags)
+    return _row_by_row(op, types)
 
 
 @type_rule("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits")
 def cross_entropy(op, types):
     """Give a loss for each row, and its gradient."""
-    return _in_top(op, types)
+    return _row_by_row(op, types)
 
 
 @type_rule("L2Loss")
-def half_square(op, types):
-    """Half the sum of squares: of all entries."""
-    (kind,) = types
-    if isinstance(kind, At):
-        return Total(kind.flags)
-    return as_divisor(op, 0, kind)
+def l2_loss(op, types):
+    """Halve the sum of the squares of all entries."""
+    (input_type,) = types
+    if isinstance(input_type, At):
+        return Total(input_type.flags)
+    return as_divisor(op, 0, input_type)
 
 
 @type_rule("UniqueV2", "Unique", "UniqueWithCounts", "Where", "ListDiff")
-def by_values(op, types):
+def value_dependent_size(op, types):
     """How many entries there are follows their values."""
     raise Mixes("gives as many entries as all samples together have")
 
 
 @type_rule("DynamicPartition", "DynamicStitch")
-def by_place(op, types):
+def dynamic_scatter(op, types):
     """Entries go to places that are given by values."""
     raise Mixes("puts entries of all samples together, by their values")
 
 
 @type_rule("Bincount", "DenseBincount")
-def counted(op, types):
+def bincount(op, types):
     """Count over an axis; over the last one, if there are two."""
     if op.type != "DenseBincount" or not isinstance(types[0], At):
         raise Mixes("counts over the samples")
-    kind = types[0]
+    input_type = types[0]
     if any(not isinstance(t, (Free, At)) for t in types):
         raise Mixes("counts by sums over the samples")
     if not isinstance(types[1], Free):
         raise Mixes("takes sizes from the values of the samples")
     if op.rank() == 1:
-        weighted = isinstance(types[2], At) and types[2].place != kind.place
-        if weighted:
+        mixes_weights = (
+            isinstance(types[2], At) and types[2].place != input_type.place
+        )
+        if mixes_weights:
             raise Mixes("weighs samples by others")
         return Total(flags_of(types))
-    if kind.axis != 0:
+    if input_type.axis != 0:
         raise Mixes("counts over the samples")
-    if isinstance(types[2], At) and types[2].place != kind.place:
+    if isinstance(types[2], At) and types[2].place != input_type.place:
         raise Mixes("weighs samples by others")
-    return kind.flagged(flags_of(types))
+    return input_type.flagged(flags_of(types))
 
 
 @type_rule("LinSpace", "Range")
-def range_of(op, types):
+def number_sequence(op, types):
     """Numbers between limits."""
     del op, types
     raise Untyped("its limits follow the samples")
@@ -393,8 +410,8 @@ def fill(op, types):
 # A draw by numbers that are the same for all is `Free`, as any op on them.
 
 
-#: The place of the parameters among the inputs.
-_PARAMETERS = {
+#: The place of the first parameter among the inputs.
+_FIRST_PARAMETER = {
     "RandomGamma": 1,
     "RandomGammaGrad": 0,
     "RandomPoissonV2": 1,
@@ -408,17 +425,19 @@ _PARAMETERS = {
 }
 
 
-@type_rule(*_PARAMETERS)
-def draw(op, types):
+@type_rule(*_FIRST_PARAMETER)
+def random_draw(op, types):
     """Draw a number for each entry; parameters go along the last axes."""
-    first, rank, places = _PARAMETERS[op.type], op.rank_out(), set()
-    for k, kind in enumerate(types):
-        if isinstance(kind, Free):
+    first, rank, places = _FIRST_PARAMETER[op.type], op.rank_out(), set()
+    for k, input_type in enumerate(types):
+        if isinstance(input_type, Free):
             continue
-        if k < first or not isinstance(kind, At):
+        if k < first or not isinstance(input_type, At):
             raise Mixes("takes sizes or seeds from the samples")
         # `shape` comes before the axes of the parameters of a gamma.
-        places.add((kind.axis - op.rank(k), kind.rows, kind.lead))
+        places.add(
+            (input_type.axis - op.rank(k), input_type.rows, input_type.lead)
+        )
     if len(places) != 1:
         raise Mixes("brings samples together that are on different axes")
     ((axis, rows, lead),) = places
@@ -426,20 +445,20 @@ def draw(op, types):
 
 
 @type_rule("StatelessMultinomial")
-def classes(op, types):
+def multinomial(op, types):
     """Classes for each row of logits."""
-    kind = types[0]
+    input_type = types[0]
     if any(not isinstance(t, Free) for t in types[1:]):
         raise Mixes("takes sizes or seeds from the samples")
-    if not isinstance(kind, At) or kind.axis != 0:
+    if not isinstance(input_type, At) or input_type.axis != 0:
         raise Mixes("takes the samples for classes")
-    return kind
+    return input_type
 
 
 @type_rule("RandomShuffle", "RandomIndexShuffle")
 def shuffle(op, types):
     """Another order along the first axis."""
-    kind = types[0]
-    if isinstance(kind, At) and kind.axis == 0:
+    input_type = types[0]
+    if isinstance(input_type, At) and input_type.axis == 0:
         raise Mixes("shuffles the samples")
-    return kind
+    return input_type

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.proof.elementwise_rules import one_tensor, several_tensors
+from keras_pergrad.proof.elementwise_rules import elementwise, unary
 from keras_pergrad.proof.intervals import limits
 from keras_pergrad.proof.op_facts import FACTS, TAKE_SIZES, op_types
 from keras_pergrad.proof.tensor_types import BY_SIZE, RULES, Untyped
@@ -27,7 +27,7 @@ _REGULAR = op_types(
     "ZerosLike"
 )
 #: Ops that take parts of their first input, which must follow the number.
-_PARTS = op_types("GatherNd GatherV2 Slice SplitV StridedSlice")
+_TAKES_PARTS = op_types("GatherNd GatherV2 Slice SplitV StridedSlice")
 #: Ops whose outputs have their shape from those of the inputs, or from the
 #: inputs that are sizes.
 _BY_SHAPES = TAKE_SIZES | op_types(
@@ -35,10 +35,10 @@ _BY_SHAPES = TAKE_SIZES | op_types(
     "ExpandDims GatherNd GatherV2 InvertPermutation Max Min Pack Prod Reverse "
     "ReverseV2 Split Squeeze Unpack"
 )
-_EACH_ENTRY = one_tensor, several_tensors
-#: So many times as many samples must not bring places to begin anew.
-_ROOM = 16
-_WRONG = (
+_ELEMENTWISE_RULES = unary, elementwise
+#: Products must not overflow with so many times as many samples.
+_HEADROOM = 16
+_IRREGULAR_SIZE = (
     "takes a size that follows the number of samples in a way that is known "
     "for one number alone: it wraps, is clipped, rounded or compared"
 )
@@ -49,85 +49,98 @@ class EveryNumber:
     """Tells which tensors without samples are known for one number alone.
 
     Attributes:
-        finds: whether there are any, so that it matters which ops take them.
+        is_needed: whether there are any. Only then does it matter which ops
+            take them.
     """
 
     _n: int
     _numbers: Any
     _lengths: Any
-    finds: bool = False
+    is_needed: bool = False
     # Id → tensor, so that the id stays its own.
-    _values: dict = dataclasses.field(default_factory=dict)
-    _shapes: dict = dataclasses.field(default_factory=dict)
+    _irregular_values: dict = dataclasses.field(default_factory=dict)
+    _irregular_shapes: dict = dataclasses.field(default_factory=dict)
 
-    def same(self, made, tensor):
+    def alias(self, stand_in, tensor):
         """Note that a tensor stands for another one."""
-        for known in (self._values, self._shapes):
-            if id(tensor) in known:
-                known[id(made)] = made
+        for irregular in (self._irregular_values, self._irregular_shapes):
+            if id(tensor) in irregular:
+                irregular[id(stand_in)] = stand_in
 
     def note_sizes(self, op):
-        """Note sizes of what has a shape that is known for one alone."""
-        if self._shapes and self._among(op.inputs, self._shapes):
-            self._forget(op.outputs)
+        """Note that sizes of an irregular shape are irregular, too."""
+        if self._irregular_shapes and self._any_in(
+            op.inputs, self._irregular_shapes
+        ):
+            self._mark_irregular(op.outputs)
 
     def note(self, op, types, flags):
-        """Note what an op makes of no samples; `flags`: of all its inputs."""
-        follows = flags & BY_SIZE
-        irregular = follows and not self._is_regular(op, types)
-        if not irregular and not self.finds:
+        """Note what an op without samples gives; `flags`: of all its inputs."""
+        follows_number = flags & BY_SIZE
+        is_irregular = follows_number and not self._is_regular(op, types)
+        if not is_irregular and not self.is_needed:
             return
-        shapes = self._among(op.inputs, self._shapes)
-        if irregular or shapes or self._among(op.inputs, self._values):
-            self._forget(op.outputs)
-        if shapes or self._as_sizes(op):
-            self.finds = True
-            self._shapes.update(
+        has_irregular_shape = self._any_in(op.inputs, self._irregular_shapes)
+        if (
+            is_irregular
+            or has_irregular_shape
+            or self._any_in(op.inputs, self._irregular_values)
+        ):
+            self._mark_irregular(op.outputs)
+        if has_irregular_shape or self._takes_irregular_size(op):
+            self.is_needed = True
+            self._irregular_shapes.update(
                 (id(t), t) for t in op.outputs if t.shape.rank != 0
             )
 
     def check(self, op):
-        """Refuse an op on samples that takes such a size, or such a shape."""
+        """Refuse an op on samples that takes an irregular size or shape."""
         # A place in a list, or a hint at its shape, moves no entries.
-        sizes = not op.type.startswith("TensorList") and self._as_sizes(op)
-        if sizes or self._among(op.inputs, self._shapes):
-            raise Untyped(_WRONG)
+        takes_size = not op.type.startswith(
+            "TensorList"
+        ) and self._takes_irregular_size(op)
+        if takes_size or self._any_in(op.inputs, self._irregular_shapes):
+            raise Untyped(_IRREGULAR_SIZE)
 
-    def _forget(self, tensors):
+    def _mark_irregular(self, tensors):
         for tensor in tensors:
             if tensor.dtype.is_integer or tensor.dtype.is_bool:
-                self.finds = True
-                self._values[id(tensor)] = tensor
+                self.is_needed = True
+                self._irregular_values[id(tensor)] = tensor
                 self._numbers.forget([tensor])
 
     @staticmethod
-    def _among(tensors, known):
-        return any(id(t) in known for t in tensors)
+    def _any_in(tensors, irregular):
+        return any(id(t) in irregular for t in tensors)
 
-    def _as_sizes(self, op):
-        """Whether its outputs' shapes may follow such a number."""
-        given = list(op.inputs)
-        if op.type in _BY_SHAPES or RULES.get(op.type) in _EACH_ENTRY:
-            places = FACTS[op.type].sizes
-            given = [given[k] for k in places if k < len(given)]
-        return self._among(given, self._values)
+    def _takes_irregular_size(self, op):
+        """Whether the shapes of outputs may follow an irregular number."""
+        size_inputs = list(op.inputs)
+        if op.type in _BY_SHAPES or RULES.get(op.type) in _ELEMENTWISE_RULES:
+            places = FACTS[op.type].size_inputs
+            size_inputs = [
+                size_inputs[k] for k in places if k < len(size_inputs)
+            ]
+        return self._any_in(size_inputs, self._irregular_values)
 
     def _is_regular(self, op, types):
-        if op.type in _PARTS:
+        if op.type in _TAKES_PARTS:
             return types[0].flags & BY_SIZE and not self._is_clipped(op)
         if op.type in _REGULAR:
             return True
         if op.type == "Cast":
-            given, made = op.inputs[0].dtype, op.outputs[0].dtype
-            return is_wide(made) and (given.is_integer or given.is_bool)
+            source_dtype, target_dtype = op.inputs[0].dtype, op.outputs[0].dtype
+            return is_wide(target_dtype) and (
+                source_dtype.is_integer or source_dtype.is_bool
+            )
         numbers = [self._numbers.of(t) for t in op.inputs]
         if op.type not in _CONDITIONS or any(v is None for v in numbers):
             return False
         numbers = [v.astype(np.int64) for v in numbers]
         if op.type == "Mul":
-            most = limits(op.outputs[0].dtype)[1]
+            largest = limits(op.outputs[0].dtype)[1]
             first, second = numbers
-            return _is_small(first, second, self._n, most)
+            return _has_headroom(first, second, self._n, largest)
         if op.type in _QUOTIENTS and not self._divides(*numbers):
             return False
         return _CONDITIONS[op.type](*numbers, self._n)
@@ -147,11 +160,15 @@ class EveryNumber:
         """Whether a slice ends by a given number behind as many samples."""
         if op.type != "StridedSlice" or op.inputs[0].shape.rank != 1:
             return False
-        before, after = op.inputs[0].shape[0], op.outputs[0].shape
+        length, output_shape = op.inputs[0].shape[0], op.outputs[0].shape
         ends = self._numbers.of(op.inputs[2])
-        if ends is None or op.get_attr("end_mask") & 1 or after.rank != 1:
+        if (
+            ends is None
+            or op.get_attr("end_mask") & 1
+            or output_shape.rank != 1
+        ):
             return False
-        return before is None or (before % self._n == 0 and ends[0] > before)
+        return length is None or (length % self._n == 0 and ends[0] > length)
 
 
 def is_wide(dtype):
@@ -159,29 +176,30 @@ def is_wide(dtype):
     return dtype.is_integer and dtype.size >= 4
 
 
-def _larger(x, y, n):
+def _is_regular_maximum(x, y, n):
     """Whether a maximum is one of both, however many samples there are."""
     del n
     least = np.minimum(x, y)
     return ((x == y) | (least == 0) | (least == 1)).all()
 
 
-def _of_several(x, y, n):
-    """Whether it tells more than one sample from one, or none.
+def _counts_several(x, y, n):
+    """Whether a comparison tells several samples from one, or from none.
 
-    One sample cannot mix with others.
+    The answer is the same for all numbers but one, and a single sample cannot
+    mix with others.
     """
-    sizes = (x % n == 0) & (x > 0) & ((y == 0) | (y == 1))
-    return sizes.all()
+    is_size = (x % n == 0) & (x > 0) & ((y == 0) | (y == 1))
+    return is_size.all()
 
 
-def _one_of_equals(x, axes, n):
+def _are_equal(x, axes, n):
     """Whether all numbers of which one is taken are equal."""
     del axes, n
     return (x == x.ravel()[:1]).all()
 
 
-def _quotient(x, y, n):
+def _is_regular_quotient(x, y, n):
     """Whether a quotient, rounded down, is the same function of the number.
 
     Of a size it is if nothing is left. Of places in a long axis it is if the
@@ -191,21 +209,23 @@ def _quotient(x, y, n):
         return False
     if _is_long(x, n):
         return y.ndim == 0 and (y % n == 0 or y <= x.max())
-    sizes = x.ndim > 0 or x % n == 0
-    return sizes and (x % y == 0).all()
+    is_size = x.ndim > 0 or x % n == 0
+    return is_size and (x % y == 0).all()
 
 
-def _remainder(x, y, n):
+def _is_regular_remainder(x, y, n):
     """Tell the same of what is left."""
     if (y <= 0).any() or (x < 0).any() or y.ndim:
         return False
     return y % n == 0 or (_is_long(x, n) and y <= x.max())
 
 
-def _is_small(x, y, n, most):
+def _has_headroom(x, y, n, largest):
     """Whether products leave room for more samples."""
     product = x.astype(float) * y
-    return not _is_long(product, n) or np.abs(product).max() * _ROOM < most
+    return (
+        not _is_long(product, n) or np.abs(product).max() * _HEADROOM < largest
+    )
 
 
 def _is_long(x, n):
@@ -214,16 +234,16 @@ def _is_long(x, n):
 
 _QUOTIENTS = op_types("FloorDiv TruncateDiv")
 _CONDITIONS = {
-    "Equal": _of_several,
-    "Greater": _of_several,
-    "NotEqual": _of_several,
-    "Max": _one_of_equals,
-    "Maximum": _larger,
-    "Min": _one_of_equals,
+    "Equal": _counts_several,
+    "Greater": _counts_several,
+    "NotEqual": _counts_several,
+    "Max": _are_equal,
+    "Maximum": _is_regular_maximum,
+    "Min": _are_equal,
     "Mul": None,
-    "FloorDiv": _quotient,
-    "TruncateDiv": _quotient,
-    "FloorMod": _remainder,
-    "Mod": _remainder,
-    "TruncateMod": _remainder,
+    "FloorDiv": _is_regular_quotient,
+    "TruncateDiv": _is_regular_quotient,
+    "FloorMod": _is_regular_remainder,
+    "Mod": _is_regular_remainder,
+    "TruncateMod": _is_regular_remainder,
 }

@@ -19,20 +19,21 @@ from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 
 
 #: Each entry of the output is one of the first input.
-_SAME = op_types(
+_SELECTS_ENTRIES = op_types(
     "Identity StopGradient PreventGradient Reshape ExpandDims Squeeze Tile "
     "BroadcastTo Transpose StridedSlice Slice GatherV2 GatherNd ReverseV2 "
     "EnsureShape"
 )
-#: Each entry is made of one of an input.
-_EACH = {
+#: Ops that round each entry, and how.
+_ROUNDING = {
     "Cast": math.trunc,
     "Floor": math.floor,
     "Ceil": math.ceil,
     "Rint": round,
     "Round": round,
 }
-_CHOICES = {
+#: Ops whose entries are those of several inputs, and of which ones.
+_UNIONS = {
     "Pack": slice(None),
     "ConcatV2": slice(-1),
     "Select": slice(1, None),
@@ -54,70 +55,75 @@ class _Ranges:
     """The ranges of the tensors from which one is made."""
 
     #: So many ops are looked through, one after the other.
-    DEPTH = 40
+    MAX_DEPTH = 40
 
     def __init__(self, op):
         self._op = op
-        self._known, self._depth = {}, 0
+        self._cache, self._depth = {}, 0
 
     def of(self, tensor):
         """Return the range of a tensor."""
-        if id(tensor) not in self._known:
-            self._known[id(tensor)] = self._found(tensor)
-        return self._known[id(tensor)]
+        if id(tensor) not in self._cache:
+            self._cache[id(tensor)] = self._compute(tensor)
+        return self._cache[id(tensor)]
 
-    def _found(self, tensor):
+    def _compute(self, tensor):
         if self._op.type_of(tensor) == Free(BY_SIZE):
-            # It is known for one number of samples alone.
+            # Its value holds for the typed number of samples alone.
             return limits(tensor.dtype)
-        number = self._op.of_tensor(tensor)
+        number = self._op.value_of(tensor)
         if self._op.lengths.primes and tensor.op.type != "Const":
             # What follows a length is known for one length alone.
             number = None
         if number is None and tensor.op.type == "Const":
             number = tf.get_static_value(tensor)
-        found = None
+        bounds = None
         if number is not None:
-            found = _of_numbers(np.asarray(number))
-        elif self._depth < self.DEPTH:
+            bounds = _array_range(np.asarray(number))
+        elif self._depth < self.MAX_DEPTH:
             self._depth += 1
-            found = _as_held(self._made(tensor), tensor.dtype)
+            bounds = _rounded_bounds(self._propagate(tensor), tensor.dtype)
             self._depth -= 1
-        least, most = limits(tensor.dtype)
-        if found is not None and least <= found[0] <= found[1] <= most:
-            return tuple(found)
-        # Beyond what the data type holds, whole numbers begin anew.
-        return least, most
+        least, greatest = limits(tensor.dtype)
+        if bounds is not None and least <= bounds[0] <= bounds[1] <= greatest:
+            return tuple(bounds)
+        # Whole numbers wrap beyond what the data type holds.
+        return least, greatest
 
-    def _made(self, tensor):
+    def _propagate(self, tensor):
         """Return the range by what made a tensor, or None."""
-        made = tensor.op
-        kind, inputs = made.type, list(made.inputs)
-        if kind in ("ArgMax", "ArgMin"):
-            return self._of_places(inputs[0], tf.get_static_value(inputs[1]))
-        if kind == "TopKV2" and tensor.value_index:
-            return self._of_places(inputs[0], -1)
-        if kind in _SAME or kind == "TopKV2":
+        producer = tensor.op
+        op_type, inputs = producer.type, list(producer.inputs)
+        if op_type in ("ArgMax", "ArgMin"):
+            return self._index_range(inputs[0], tf.get_static_value(inputs[1]))
+        if op_type == "TopKV2" and tensor.value_index:
+            return self._index_range(inputs[0], -1)
+        if op_type in _SELECTS_ENTRIES or op_type == "TopKV2":
             return self.of(inputs[0])
-        if kind in _CHOICES:
-            ranges = [self.of(t) for t in inputs[_CHOICES[kind]]]
-            return min(r[0] for r in ranges), max(r[1] for r in ranges)
-        if kind in _EACH:
+        if op_type in _UNIONS:
+            ranges = [self.of(t) for t in inputs[_UNIONS[op_type]]]
+            return min(bounds[0] for bounds in ranges), max(
+                bounds[1] for bounds in ranges
+            )
+        if op_type in _ROUNDING:
             bounds = self.of(inputs[0])
-            if kind == "Cast" and not tensor.dtype.is_integer:
+            if op_type == "Cast" and not tensor.dtype.is_integer:
                 return bounds
-            return [b if math.isinf(b) else _EACH[kind](b) for b in bounds]
-        if kind == "Sum":
+            return [
+                bound if math.isinf(bound) else _ROUNDING[op_type](bound)
+                for bound in bounds
+            ]
+        if op_type == "Sum":
             if any(map(self._op.lengths.has, inputs[0].shape)):
                 return None
-            return _of_sum(inputs[0], tensor, self.of(inputs[0]))
-        if kind == "FloorMod":
-            return _of_remainder(tensor.dtype, *map(self.of, inputs))
-        if kind in _ARITHMETIC:
-            return _ARITHMETIC[kind](*map(self.of, inputs))
+            return _sum_range(inputs[0], tensor, self.of(inputs[0]))
+        if op_type == "FloorMod":
+            return _remainder_range(tensor.dtype, *map(self.of, inputs))
+        if op_type in _ARITHMETIC:
+            return _ARITHMETIC[op_type](*map(self.of, inputs))
         return None
 
-    def _of_places(self, tensor, axis):
+    def _index_range(self, tensor, axis):
         """Return the range of places along an axis."""
         if axis is None or tensor.shape.rank is None:
             return None
@@ -134,35 +140,39 @@ def limits(dtype):
     return (dtype.min, dtype.max) if dtype.is_integer else (-math.inf, math.inf)
 
 
-def _as_held(bounds, dtype):
-    """Return bounds of what is left of numbers in a data type of floats.
+def _rounded_bounds(bounds, dtype):
+    """Return bounds that hold after rounding to a floating-point type.
 
-    Rounding keeps the order: no rounded number passes the type's own number
-    that is next to a bound, on its far side.
+    Rounding is monotonic: no number within the bounds is rounded beyond the
+    type's next number outside of them.
     """
     if bounds is None or not dtype.is_floating:
         return bounds
-    return _rounded(bounds[0], dtype, -math.inf), _rounded(
+    return _round_bound(bounds[0], dtype, -math.inf), _round_bound(
         bounds[1], dtype, math.inf
     )
 
 
-def _rounded(bound, dtype, outward):
-    held = dtype.as_numpy_dtype
+def _round_bound(bound, dtype, outward):
+    np_type = dtype.as_numpy_dtype
     with np.errstate(over="ignore"):
-        near = held(float(bound))
-    beyond = float(near) >= bound if outward > 0 else float(near) <= bound
-    return float(near if beyond else np.nextafter(near, held(outward)))
+        nearest = np_type(float(bound))
+    is_outside = (
+        float(nearest) >= bound if outward > 0 else float(nearest) <= bound
+    )
+    return float(
+        nearest if is_outside else np.nextafter(nearest, np_type(outward))
+    )
 
 
-def _of_numbers(number):
+def _array_range(number):
     if not number.size or number.dtype.kind not in "iufb":
         return None
     low, high = number.min().item(), number.max().item()
     return low, high
 
 
-def _of_sum(tensor, total, bounds):
+def _sum_range(tensor, total, bounds):
     """Return the range of sums of as many entries as are added up."""
     before, after = tensor.shape.num_elements(), total.shape.num_elements()
     if not before or not after:
@@ -170,67 +180,67 @@ def _of_sum(tensor, total, bounds):
     terms = before // after
     if total.dtype.is_integer:
         return [terms * bound for bound in bounds]
-    return _added(bounds[0], terms, total.dtype, -1), _added(
+    return _sum_bound(bounds[0], terms, total.dtype, -1), _sum_bound(
         bounds[1], terms, total.dtype, 1
     )
 
 
-def _added(bound, terms, dtype, outward):
-    """Return what a number added up may come to, in whatever order.
+def _sum_bound(bound, terms, dtype, outward):
+    """Return a bound for the sum of `terms` numbers, added in any order.
 
-    Of whole numbers that the type holds, each partial sum is exact. Else each
-    addition loses a part of the sum (Higham, Accuracy and Stability of
+    For whole numbers that the type holds, each partial sum is exact. Otherwise
+    each addition has a rounding error (Higham, Accuracy and Stability of
     Numerical Algorithms, 2002, section 4.2).
     """
-    total, held = terms * bound, dtype.as_numpy_dtype
-    part = float(np.nextafter(held(1), held(2))) - 1
-    if float(bound).is_integer() and abs(total) * part <= 2:
+    total, np_type = terms * bound, dtype.as_numpy_dtype
+    epsilon = float(np.nextafter(np_type(1), np_type(2))) - 1
+    if float(bound).is_integer() and abs(total) * epsilon <= 2:
         return total
-    if terms * part > 1:
+    if terms * epsilon > 1:
         return outward * math.inf
-    return total + outward * 2 * terms * part * abs(total)
+    return total + outward * 2 * terms * epsilon * abs(total)
 
 
-def _of_remainder(dtype, x, divisor):
+def _remainder_range(dtype, x, divisor):
     """Return the range of remainders: below the divisor, if that is positive.
 
     A rounded remainder of a negative number may be the divisor itself.
     """
-    least, most = divisor
+    least, greatest = divisor
     if least <= 0:
         return None
     if dtype.is_integer:
-        return 0, most - 1
-    held = dtype.as_numpy_dtype
-    below = float(np.nextafter(held(most), held(0)))
-    return 0, below if x[0] >= 0 else most
+        return 0, greatest - 1
+    np_type = dtype.as_numpy_dtype
+    below = float(np.nextafter(np_type(greatest), np_type(0)))
+    return 0, below if x[0] >= 0 else greatest
 
 
-def _product(x, y):
+def _product_range(x, y):
     corners = [a * b for a in x for b in y]
     return min(corners), max(corners)
 
 
-def _absolute(x):
-    low = 0 if x[0] <= 0 <= x[1] else min(map(abs, x))
-    return low, max(map(abs, x))
+def _absolute_range(x):
+    least = 0 if x[0] <= 0 <= x[1] else min(map(abs, x))
+    return least, max(map(abs, x))
 
 
 _ARITHMETIC = {
     "Add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "AddV2": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "Sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
-    "Mul": _product,
+    "Mul": _product_range,
     "Minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
     "Maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
     "Neg": lambda x: (-x[1], -x[0]),
-    "Abs": _absolute,
+    "Abs": _absolute_range,
 }
 
 # Indices that follow the samples' values, and lead to their own entries.
 
 
-def stays(op, ids, at, length, where):
+def reaches_own_entries(op, ids, index_type, length, block_type):
     """Whether indices lead each sample to its own entries of an axis.
 
     Indices are places in a block plus the place where the block begins, as
@@ -238,58 +248,72 @@ def stays(op, ids, at, length, where):
 
     Args:
         ids: the tensor of indices.
-        at: the `At` of what they are for.
+        index_type: the `At` of the indices, or of the values that go there.
         length: how many entries the axis has.
-        where: the `At` of the axis.
+        block_type: the `At` of the axis to which the indices lead.
     """
     if length is None or not ids.shape.is_fully_defined():
         return False
     shape = ids.shape.as_list()
-    owners = np.arange(shape[at.axis]) // at.rows % op.n
-    after = [1] * (len(shape) - at.axis - 1)
-    owners = np.broadcast_to(owners.reshape([-1, *after]), shape).ravel()
-    run = at.rows * int(np.prod(shape[at.axis + 1 :]))
-    samples = np.arange(length) // where.rows % op.n
-    return _lead_to(op, ids, owners, run, samples)
+    owners = np.arange(shape[index_type.axis]) // index_type.rows % op.n
+    trailing_ones = [1] * (len(shape) - index_type.axis - 1)
+    owners = np.broadcast_to(
+        owners.reshape([-1, *trailing_ones]), shape
+    ).ravel()
+    run_length = index_type.rows * int(np.prod(shape[index_type.axis + 1 :]))
+    samples = np.arange(length) // block_type.rows % op.n
+    return _reaches_owners(op, ids, owners, run_length, samples)
 
 
-def _lead_to(op, ids, owners, run, samples):
+def _reaches_owners(op, ids, owners, run_length, samples):
     """Whether indices of samples lead to entries of the same ones.
 
-    `owners` has the sample of each index, of which `run` are in a row, and
-    `samples` that of each entry.
+    Args:
+        owners: the sample of each index.
+        run_length: how many indices of one sample are in a row.
+        samples: the sample of each entry.
     """
-    ids = _source(op, ids)
-    for inner in (_unclipped, _unwrapped):
-        ids = _source(op, inner(op, ids))
+    ids = _number_source(op, ids)
+    for strip in (_strip_clip, _strip_wrap):
+        ids = _number_source(op, strip(op, ids))
     if not ids.shape.is_fully_defined():
         return False
     if ids.op.type == "ConcatV2" and _is_first_axis(ids.op.inputs[-1]):
         parts = list(ids.op.inputs)[:-1]
         ends = np.cumsum([part.shape.num_elements() for part in parts])
         pieces = zip(parts, np.split(owners, ends[:-1]))
-        return all(_lead_to(op, *piece, run, samples) for piece in pieces)
-    begins, others = np.zeros([], np.int64), []
+        return all(
+            _reaches_owners(op, *piece, run_length, samples) for piece in pieces
+        )
+    offsets, unknown_parts = np.zeros([], np.int64), []
     for tensor in addends(ids):
-        number = op.of_tensor(tensor)
+        number = op.value_of(tensor)
         if number is None:
-            others.append(tensor)
+            unknown_parts.append(tensor)
         else:
-            begins = begins + np.asarray(number, np.int64)
+            offsets = offsets + np.asarray(number, np.int64)
     shape = ids.shape.as_list()
-    begins = np.broadcast_to(begins, shape).ravel()
-    # So many indices may be of one block.
-    for many in [int(np.prod(shape[axes:])) for axes in range(1, 6)] + [run]:
-        count = max(owners.size // max(many, 1), 1)
-        if owners.size != count * many or samples.size % count:
+    offsets = np.broadcast_to(offsets, shape).ravel()
+    # How many indices share a block is not told: what fits the shape is tried.
+    for run in [int(np.prod(shape[axes:])) for axes in range(1, 6)] + [
+        run_length
+    ]:
+        run_count = max(owners.size // max(run, 1), 1)
+        if owners.size != run_count * run or samples.size % run_count:
             continue
-        size, first = samples.size // count, owners[::many, None]
-        own = (owners.reshape([count, many]) == first).all()
-        own = own and (samples.reshape([count, size]) == first).all()
-        if own and (begins == np.arange(begins.size) // many * size).all():
-            # A sum beyond what its type holds begins anew.
-            held = samples.size - 1 <= limits(ids.dtype)[1]
-            return held and _are_below(op, others, size)
+        block_size, first_owner = samples.size // run_count, owners[::run, None]
+        is_own = (owners.reshape([run_count, run]) == first_owner).all()
+        is_own = (
+            is_own
+            and (samples.reshape([run_count, block_size]) == first_owner).all()
+        )
+        if (
+            is_own
+            and (offsets == np.arange(offsets.size) // run * block_size).all()
+        ):
+            # A sum beyond what its type holds would wrap.
+            fits = samples.size - 1 <= limits(ids.dtype)[1]
+            return fits and _are_below(op, unknown_parts, block_size)
     return False
 
 
@@ -298,56 +322,65 @@ def _is_first_axis(axis):
     return number is not None and int(number) == 0
 
 
-def _source(op, tensor):
+def _number_source(op, tensor):
     """Return the tensor of which this one has the same numbers, in order."""
     while _keeps_numbers(op, tensor.op):
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _keeps_numbers(op, made):
-    if made.type == "Cast":
-        return _has_room(op, made.inputs[0], made.outputs[0].dtype)
-    if made.type == "StridedSlice":
+def _keeps_numbers(op, producer):
+    if producer.type == "Cast":
+        return _keeps_integers(
+            op, producer.inputs[0], producer.outputs[0].dtype
+        )
+    if producer.type == "StridedSlice":
         # As `ids[:, None]`.
-        before, after = made.inputs[0].shape, made.outputs[0].shape
-        strides = op.of_tensor(made.inputs[3])
-        if strides is None or not after.is_fully_defined():
+        input_shape, output_shape = (
+            producer.inputs[0].shape,
+            producer.outputs[0].shape,
+        )
+        strides = op.value_of(producer.inputs[3])
+        if strides is None or not output_shape.is_fully_defined():
             return False
-        whole = before.num_elements() == after.num_elements()
-        return whole and (strides == 1).all()
-    return made.type in ("Reshape", "Identity", "ExpandDims")
+        is_whole = input_shape.num_elements() == output_shape.num_elements()
+        return is_whole and (strides == 1).all()
+    return producer.type in ("Reshape", "Identity", "ExpandDims")
 
 
-def _has_room(op, tensor, dtype):
+def _keeps_integers(op, tensor, dtype):
     """Whether whole numbers are the same in another type of whole numbers."""
     if not tensor.dtype.is_integer or not dtype.is_integer:
         return False
     if min(tensor.dtype.size, dtype.size) >= 4:
-        # Both hold every place; whether one is, is told by its parts.
+        # Both types hold any index, so that none wraps.
         return True
     low, high = number_range(op, tensor)
-    least, most = limits(dtype)
-    return least <= low <= high <= most
+    least, greatest = limits(dtype)
+    return least <= low <= high <= greatest
 
 
-def _unclipped(op, ids):
-    """Return what a gradient of segments keeps from being below zero.
+def _strip_clip(op, ids):
+    """Return indices without a clip at zero.
 
-    Places in blocks are not: a block begins at zero or later.
+    The gradient of a segment reduction clips its indices. Places in a block
+    are not negative, so that the clip leaves them as they are.
     """
     if ids.op.type != "Maximum":
         return ids
-    below, least = ids.op.inputs
-    number = op.of_tensor(least)
-    zeros = least.op.type == "ZerosLike" if number is None else not number.any()
-    return below if zeros else ids
+    clipped, bound = ids.op.inputs
+    number = op.value_of(bound)
+    is_zero = (
+        bound.op.type == "ZerosLike" if number is None else not number.any()
+    )
+    return clipped if is_zero else ids
 
 
-def _unwrapped(op, ids):
-    """Return the places of which `keras.ops.take` counts negative ones back.
+def _strip_wrap(op, ids):
+    """Return indices without the wrap of negative ones.
 
-    Places that are proved are not negative: they stay as they are.
+    `keras.ops.take` counts negative indices from the end. Those that are
+    proved to be in their block are not negative.
     """
     if ids.op.type not in ("Select", "SelectV2"):
         return ids
@@ -355,11 +388,11 @@ def _unwrapped(op, ids):
     if is_negative.op.type != "Less":
         return ids
     compared, zero = is_negative.op.inputs
-    number = op.of_tensor(zero)
+    number = op.value_of(zero)
     if number is None or np.asarray(number).any():
         return ids
-    same = compared.name == places.name and places.shape == ids.shape
-    return places if same else ids
+    is_same = compared.name == places.name and places.shape == ids.shape
+    return places if is_same else ids
 
 
 def _are_below(op, parts, size):
@@ -378,12 +411,13 @@ def addends(tensor):
     return [one for t in tensor.op.inputs for one in addends(t)]
 
 
-def own_column(op, k, ids, target):
-    """Return the flags of indices that are each sample's own; None: not known.
+def own_column_flags(op, k, ids, target):
+    """Return the flags of indices that lead each sample to its own entries.
 
-    They are where the column `target` has the number of the sample that the
-    entry is of, as in `tf.stack([tf.range(n), last], -1)`. The flags are those
-    of the other columns: each sample finds its place whatever their number.
+    The indices do if their column `target` has the number of the sample that
+    they belong to, as in `tf.stack([tf.range(n), last], -1)`. The flags are
+    those of the other columns: a sample's own number is no dependence on how
+    many samples there are. None: it is not known where they lead.
     """
     shape = op.shape(k)[:-1]
     columns = _columns(op, op.inputs[k])
@@ -407,44 +441,60 @@ def _columns(op, tensor):
     None: it is not known what the last axis is made of.
     """
     last = tensor.shape.rank - 1
-    made, flags = tensor.op, op.type_of(tensor).flags
-    number = op.of_tensor(tensor)
+    producer, flags = tensor.op, op.type_of(tensor).flags
+    number = op.value_of(tensor)
     if number is not None:
         return [(number[..., j], flags) for j in range(number.shape[-1])]
-    if made.type == "Pack" and made.get_attr("axis") in (last, -1):
-        return [(op.of_tensor(t), op.type_of(t).flags) for t in made.inputs]
-    if made.type == "ConcatV2":
-        *parts, axis = made.inputs
+    if producer.type == "Pack" and producer.get_attr("axis") in (last, -1):
+        return [(op.value_of(t), op.type_of(t).flags) for t in producer.inputs]
+    if producer.type == "ConcatV2":
+        *parts, axis = producer.inputs
         if tf.get_static_value(axis) in (last, -1):
-            found = [_columns(op, part) for part in parts]
-            return None if None in found else list(itertools.chain(*found))
-    if made.type == "Transpose" and made.inputs[0].op.type == "Pack":
-        return _transposed(op, made)
-    if made.type in ("Identity", "Cast", "Reshape"):
-        source = made.inputs[0]
+            column_lists = [_columns(op, part) for part in parts]
+            return (
+                None
+                if None in column_lists
+                else list(itertools.chain(*column_lists))
+            )
+    if producer.type == "Transpose" and producer.inputs[0].op.type == "Pack":
+        return _transposed_columns(op, producer)
+    if producer.type in ("Identity", "Cast", "Reshape"):
+        source = producer.inputs[0]
         if source.shape.rank and source.shape[-1] == tensor.shape[-1]:
-            return _held(_columns(op, source), tensor.dtype)
+            return _cast_columns(_columns(op, source), tensor.dtype)
     return [(None, flags)] if tensor.shape[-1] == 1 else None
 
 
-def _held(columns, dtype):
+def _cast_columns(columns, dtype):
     """Return columns with what a data type holds of their numbers."""
     if columns is None:
         return None
-    held, wide = dtype.as_numpy_dtype, dtype.is_integer and dtype.size >= 4
+    np_type, is_wide = (
+        dtype.as_numpy_dtype,
+        dtype.is_integer and dtype.size >= 4,
+    )
     return [
-        (None if m is None or (f & BY_SIZE and not wide) else m.astype(held), f)
-        for m, f in columns
+        (
+            None
+            if number is None or (flags & BY_SIZE and not is_wide)
+            else number.astype(np_type),
+            flags,
+        )
+        for number, flags in columns
     ]
 
 
-def _transposed(op, made):
-    """Return the same of a transposed pack, if that packs the last axis."""
-    pack, perm = made.inputs[0].op, op.of_tensor(made.inputs[1])
-    axis = pack.get_attr("axis") % made.inputs[0].shape.rank
+def _transposed_columns(op, producer):
+    """Return the columns of a transposed pack that becomes the last axis."""
+    pack, perm = producer.inputs[0].op, op.value_of(producer.inputs[1])
+    axis = pack.get_attr("axis") % producer.inputs[0].shape.rank
     if perm is None or perm[-1] != axis:
         return None
     rest = [int(p) - (p > axis) for p in perm[:-1]]
-    numbers = [op.of_tensor(t) for t in pack.inputs]
-    numbers = [None if m is None else m.transpose(rest) for m in numbers]
-    return [(m, op.type_of(t).flags) for m, t in zip(numbers, pack.inputs)]
+    numbers = [op.value_of(t) for t in pack.inputs]
+    numbers = [
+        None if number is None else number.transpose(rest) for number in numbers
+    ]
+    return [
+        (number, op.type_of(t).flags) for number, t in zip(numbers, pack.inputs)
+    ]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.sample_loops import BY_SAMPLE
+from keras_pergrad.proof.sample_loops import OTHER_ORDER
 from keras_pergrad.proof.tensor_types import (
     At,
     Free,
     Mixes,
     Untyped,
-    joined,
+    join_types,
     type_rule,
 )
 
@@ -23,16 +23,16 @@ from keras_pergrad.proof.tensor_types import (
 @type_rule("TensorListFromTensor")
 def from_tensor(op, types):
     """Make a list of the entries of the first axis."""
-    kind = types[0]
-    if not isinstance(kind, At):
-        return kind
-    if kind.place != (0, 1, 1) and kind.axis == 0:
-        raise Mixes(BY_SAMPLE)
-    return kind.on(kind.axis - 1)
+    input_type = types[0]
+    if not isinstance(input_type, At):
+        return input_type
+    if input_type.place != (0, 1, 1) and input_type.axis == 0:
+        raise Mixes(OTHER_ORDER)
+    return input_type.on(input_type.axis - 1)
 
 
 @type_rule("TensorListGetItem")
-def get(op, types):
+def get_item(op, types):
     """Take one tensor of the list."""
     _require_free(types[1:])
     return types[0]
@@ -42,38 +42,42 @@ def get(op, types):
 def gather(op, types):
     """Stack some tensors of the list."""
     _require_free(types[1:])
-    kind = types[0]
-    return kind.on(kind.axis + 1) if isinstance(kind, At) else kind
+    input_type = types[0]
+    return (
+        input_type.on(input_type.axis + 1)
+        if isinstance(input_type, At)
+        else input_type
+    )
 
 
 @type_rule("TensorListScatterV2", "TensorListScatterIntoExistingList")
 def scatter(op, types):
     """Make a list from a tensor's entries of the first axis."""
-    value = 0 if op.type == "TensorListScatterV2" else 1
-    _require_free(t for k, t in enumerate(types) if k > 1 - (value == 1))
-    kind = types[value]
-    if isinstance(kind, At):
-        if kind.axis == 0:
-            raise Mixes(BY_SAMPLE)
-        kind = kind.on(kind.axis - 1)
-    return joined(types[0], kind) if value else kind
+    tensor_input = 0 if op.type == "TensorListScatterV2" else 1
+    _require_free(t for k, t in enumerate(types) if k > 1 - (tensor_input == 1))
+    input_type = types[tensor_input]
+    if isinstance(input_type, At):
+        if input_type.axis == 0:
+            raise Mixes(OTHER_ORDER)
+        input_type = input_type.on(input_type.axis - 1)
+    return join_types(types[0], input_type) if tensor_input else input_type
 
 
 @type_rule("TensorListSetItem")
-def put(op, types):
+def set_item(op, types):
     """Put another tensor at a place of a list."""
     _require_free(types[1:2])
-    return joined(types[0], types[2])
+    return join_types(types[0], types[2])
 
 
 @type_rule("TensorListPushBack")
-def push(op, types):
+def push_back(op, types):
     """Add one more tensor to a list."""
-    return joined(types[0], types[1])
+    return join_types(types[0], types[1])
 
 
 @type_rule("TensorListPopBack")
-def pop(op, types):
+def pop_back(op, types):
     """Take the last tensor from a list."""
     _require_free(types[1:])
     return types[0]
@@ -82,32 +86,36 @@ def pop(op, types):
 @type_rule("TensorListStack")
 def stack(op, types):
     """Add one axis, for the tensors."""
-    kind = types[0]
-    return kind.on(kind.axis + 1) if isinstance(kind, At) else kind
+    input_type = types[0]
+    return (
+        input_type.on(input_type.axis + 1)
+        if isinstance(input_type, At)
+        else input_type
+    )
 
 
 @type_rule("TensorListConcat", "TensorListConcatV2")
 def concat(op, types):
     """Join the tensors one after the other."""
-    kind = types[0]
-    if not isinstance(kind, At):
-        return kind
-    if kind.axis:
-        return [kind, Free()]
+    input_type = types[0]
+    if not isinstance(input_type, At):
+        return input_type
+    if input_type.axis:
+        return [input_type, Free()]
     length = op.shape_out()[0]
-    if length is None or length % (op.n * kind.rows * kind.lead):
+    if length is None or length % (op.n * input_type.rows * input_type.lead):
         raise Untyped("how many tensors it joins is not known while tracing")
-    lead = length // (op.n * kind.rows)
-    return [At(0, kind.rows, lead, kind.flags), Free()]
+    lead = length // (op.n * input_type.rows)
+    return [At(0, input_type.rows, lead, input_type.flags), Free()]
 
 
 @type_rule("TensorListSplit")
 def split(op, types):
     """Make a list of parts of the first axis."""
-    kind = types[0]
-    if isinstance(kind, At) and kind.axis == 0:
-        raise Mixes(BY_SAMPLE)
-    return kind
+    input_type = types[0]
+    if isinstance(input_type, At) and input_type.axis == 0:
+        raise Mixes(OTHER_ORDER)
+    return input_type
 
 
 @type_rule("OptionalFromValue", "OptionalGetValue")
@@ -126,10 +134,10 @@ def resize(op, types):
 @type_rule("TensorListConcatLists", "AddNVariant")
 def join_lists(op, types):
     """Make one list of several."""
-    kind = types[0]
+    input_type = types[0]
     for other in types[1:]:
-        kind = joined(kind, other)
-    return kind
+        input_type = join_types(input_type, other)
+    return input_type
 
 
 def _require_free(types):
@@ -153,75 +161,88 @@ class ListShapes:
     The value is that of all its tensors, where shapes alone determine it.
     """
 
-    _known: dict = dataclasses.field(default_factory=dict)
-    _kept: list = dataclasses.field(default_factory=list)
+    _facts: dict = dataclasses.field(default_factory=dict)
+    _alive: list = dataclasses.field(default_factory=list)
 
     def of(self, tensor):
         """Return (number or None, shape, value or None) of a list."""
-        return self._known.get(id(tensor), _UNKNOWN)
+        return self._facts.get(id(tensor), _UNKNOWN)
 
     def is_empty(self, tensor):
         """Whether a list is known to have no tensors."""
         return self.of(tensor)[2] is _EMPTY and self.of(tensor)[0] is None
 
-    def same(self, tensor, other):
-        """Let a list be like another one."""
-        if tensor.dtype == tf.variant and id(other) in self._known:
-            self.give(tensor, self.of(other))
+    def alias(self, stand_in, tensor):
+        """Note that a list stands for another one."""
+        if stand_in.dtype == tf.variant and id(tensor) in self._facts:
+            self.set_facts(stand_in, self.of(tensor))
 
-    def joined(self, tensor, other):
-        """Return what is known of both lists, and if it differs from a's."""
-        first, second = self.of(tensor), self.of(other)
-        number = first[0] if first[0] == second[0] else None
-        shape = first[1]
-        if first[2] is _EMPTY and shape.is_compatible_with(second[1]):
-            shape = shape.merge_with(second[1])
+    def merge(self, tensor, other):
+        """Return what is known of a list that is either of two.
+
+        Also returns whether it differs from what is known of `tensor`.
+        """
+        facts, other_facts = self.of(tensor), self.of(other)
+        number = facts[0] if facts[0] == other_facts[0] else None
+        shape = facts[1]
+        if facts[2] is _EMPTY and shape.is_compatible_with(other_facts[1]):
+            shape = shape.merge_with(other_facts[1])
         elif shape.rank is not None:
-            shape = shape.most_specific_compatible_shape(second[1])
-        value: Any = first[2]
+            shape = shape.most_specific_compatible_shape(other_facts[1])
+        value: Any = facts[2]
         if value is _EMPTY:
-            value = second[2]
-        elif second[2] is not _EMPTY and not np.array_equal(value, second[2]):
+            value = other_facts[2]
+        elif other_facts[2] is not _EMPTY and not np.array_equal(
+            value, other_facts[2]
+        ):
             value = None
-        same = number == first[0] and shape.as_proto() == first[1].as_proto()
-        same = same and (value is first[2] or np.array_equal(value, first[2]))
-        return (number, shape, value), not same
+        is_unchanged = (
+            number == facts[0] and shape.as_proto() == facts[1].as_proto()
+        )
+        is_unchanged = is_unchanged and (
+            value is facts[2] or np.array_equal(value, facts[2])
+        )
+        return (number, shape, value), not is_unchanged
 
-    def give(self, tensor, known):
+    def set_facts(self, tensor, facts):
         """Set what is known of a list."""
-        self._kept.append(tensor)
-        self._known[id(tensor)] = known
+        self._alive.append(tensor)
+        self._facts[id(tensor)] = facts
 
     def note(self, op, numbers):
         """Note what an op on lists does to them, and how long they are."""
         if op.type == "TensorListLength":
             length = self.of(op.inputs[0])[0]
             if length is not None:
-                numbers.give(op.outputs[0], length)
+                numbers.set(op.outputs[0], length)
             return
         if op.type in ("TensorListReserve", "EmptyTensorList"):
             size, number = numbers.of(op.inputs[1]), None
             if op.type == "TensorListReserve" and size is not None:
                 number = int(size) if size >= 0 else None
-            shape = _shape(op.inputs[0], numbers)
-            self.give(op.outputs[0], (number, shape, _EMPTY))
+            shape = _static_shape(op.inputs[0], numbers)
+            self.set_facts(op.outputs[0], (number, shape, _EMPTY))
         elif op.type == "TensorListFromTensor":
             shape = op.inputs[0].shape
             if shape.rank:
-                self.give(op.outputs[0], (shape[0], shape[1:], None))
+                self.set_facts(op.outputs[0], (shape[0], shape[1:], None))
         elif op.type == "OptionalFromValue":
-            self.give(op.outputs[0], (None, op.inputs[0].shape, None))
+            self.set_facts(op.outputs[0], (None, op.inputs[0].shape, None))
         elif op.type in ("TensorListSetItem", "TensorListPushBack"):
             number, shape, value = self.of(op.inputs[0])
-            given = op.inputs[-1].shape
-            if shape.is_compatible_with(given):
-                shape = shape.merge_with(given)
-            new = numbers.of(op.inputs[-1])
-            same = value is _EMPTY or np.array_equal(value, new)
-            value = new if same and op.type == "TensorListPushBack" else None
-            self.give(op.outputs[0], (number, shape, value))
+            item_shape = op.inputs[-1].shape
+            if shape.is_compatible_with(item_shape):
+                shape = shape.merge_with(item_shape)
+            item_value = numbers.of(op.inputs[-1])
+            is_equal = value is _EMPTY or np.array_equal(value, item_value)
+            value = (
+                item_value
+                if is_equal and op.type == "TensorListPushBack"
+                else None
+            )
+            self.set_facts(op.outputs[0], (number, shape, value))
         elif op.type in ("TensorListPopBack", "TensorListResize"):
-            self.same(op.outputs[0], op.inputs[0])
+            self.alias(op.outputs[0], op.inputs[0])
 
     def value_of(self, op):
         """Return the value of the tensor that is taken from a list, or None."""
@@ -234,21 +255,21 @@ class ListShapes:
         """Return what is known of the shape of an output."""
         tensor = op.outputs[k]
         number, shape, _ = self.of(op.inputs[0]) if op.inputs else _UNKNOWN
-        single = op.type in ("TensorListGetItem", "OptionalGetValue")
-        if single or (op.type == "TensorListPopBack" and k == 1):
-            known = shape
+        is_item = op.type in ("TensorListGetItem", "OptionalGetValue")
+        if is_item or (op.type == "TensorListPopBack" and k == 1):
+            known_shape = shape
         elif op.type == "TensorListStack" and shape.rank is not None:
-            known = tf.TensorShape([number, *shape])
+            known_shape = tf.TensorShape([number, *shape])
         elif op.type == "LookupTableFindV2":
-            known = op.inputs[1].shape
+            known_shape = op.inputs[1].shape
         else:
             return tensor.shape
-        if tensor.shape.is_compatible_with(known):
-            return tensor.shape.merge_with(known)
+        if tensor.shape.is_compatible_with(known_shape):
+            return tensor.shape.merge_with(known_shape)
         return tensor.shape
 
 
-def _shape(tensor, numbers):
+def _static_shape(tensor, numbers):
     sizes = numbers.of(tensor)
     if sizes is None or sizes.ndim == 0:
         return tf.TensorShape(_ANY)

@@ -17,7 +17,7 @@ MIX_BY_CHANCE = tuple(
 #: Layers that treat each microbatch as a batch, as their users expect.
 OF_MICROBATCHES = (keras.layers.BatchNormalization, *MIX_BY_CHANCE)
 #: Why what depends on the number of samples is refused.
-_UNLIKE = {
+_REPETITION_EFFECTS = {
     "sample": "and the pass is repeated for each sample alone here, which "
     "would change it",
     "microbatch": "and is computed for each microbatch here, with another "
@@ -26,7 +26,7 @@ _UNLIKE = {
     "there are",
 }
 #: Layers whose ops have no rules, and that treat each sample by itself.
-EACH_ALONE = tuple(
+PER_SAMPLE_LAYERS = tuple(
     getattr(keras.layers, name)
     for name in (
         "CategoryEncoding",
@@ -44,13 +44,13 @@ _WAY_OUT = (
 )
 
 
-def _named(layer):
+def _layer_label(layer):
     return f"layer {layer.name!r} ({type(layer).__name__})"
 
 
-def mixes(model, layer, bad):
+def mixing_op(model, layer, mixed):
     """Say that samples meet in an op; bad: a `Mixed`."""
-    where = f"model {model.name!r}" if layer is None else _named(layer)
+    where = f"model {model.name!r}" if layer is None else _layer_label(layer)
     if isinstance(layer, MIX_BY_CHANCE):
         return mixes_by_chance(layer)
     if isinstance(layer, keras.layers.BatchNormalization):
@@ -63,19 +63,19 @@ def mixes(model, layer, bad):
             "statistics, or compile with gradient_mode='batch'."
         )
     return (
-        f"{where} mixes the samples of a batch in the op {bad.op_type} "
-        f"({bad.op_name}), which {bad.why}: a sample's output depends on "
+        f"{where} mixes the samples of a batch in the op {mixed.op_type} "
+        f"({mixed.op_name}), which {mixed.why}: a sample's output depends on "
         f"other samples, so that per-sample gradients are not defined. "
         f"{_WAY_OUT}"
     )
 
 
-def untyped(model, layer, bad):
+def untyped_op(model, layer, mixed):
     """Say that it is not known what an op does with samples."""
     if isinstance(layer, (*MIX_BY_CHANCE, keras.layers.BatchNormalization)):
-        return mixes(model, layer, bad)
-    where = f"model {model.name!r}" if layer is None else _named(layer)
-    name = bad.op_type if layer is None else layer.name
+        return mixing_op(model, layer, mixed)
+    where = f"model {model.name!r}" if layer is None else _layer_label(layer)
+    name = mixed.op_type if layer is None else layer.name
     if pads_to_longest(layer):
         return (
             f"{where} pads each text to the longest one of the batch, so that "
@@ -85,10 +85,10 @@ def untyped(model, layer, bad):
             "gradient_mode='batch'."
         )
     return (
-        f"{where} has the op {bad.op_type} ({bad.op_name}), of which it is "
-        f"not known whether it keeps the samples apart: {bad.why}. Tell it by "
-        "a rule: "
-        f"keras_pergrad.extending.register_type_rule({bad.op_type!r}); "
+        f"{where} has the op {mixed.op_type} ({mixed.op_name}), of which it "
+        "is not known whether it keeps the samples apart: "
+        f"{mixed.why}. Tell it by a rule: "
+        f"keras_pergrad.extending.register_type_rule({mixed.op_type!r}); "
         "or, if you know that it treats each sample by itself and leaves the "
         "samples on their axis, vouch for it: compile(vouched="
         f"[{name!r}]); or compile with gradient_mode='batch'."
@@ -98,10 +98,10 @@ def untyped(model, layer, bad):
 def behind_vouched(layer, op_type, op_name):
     """Hint at a vouched layer as a reason why samples are not apart."""
     return (
-        f"Or the reason is {_named(layer)}, which is vouched for: behind its "
-        f"op {op_type} ({op_name}) samples are known to be apart only on an "
-        "axis as long as the batch. Write it with tensors of the shape "
-        "(batch, ...) and a mask."
+        f"Or the reason is {_layer_label(layer)}, which is vouched for: "
+        f"behind its op {op_type} ({op_name}) samples are known to be apart "
+        "only on an axis as long as the batch. Write it with tensors of the "
+        "shape (batch, ...) and a mask."
     )
 
 
@@ -128,9 +128,9 @@ def output_elsewhere(model, number, output):
     )
 
 
-def draws(model, layer, op):
+def unrepeatable_draws(model, layer, op):
     """Say that a layer's draws cannot be repeated for each sample."""
-    where = f"model {model.name!r}" if layer is None else _named(layer)
+    where = f"model {model.name!r}" if layer is None else _layer_label(layer)
     return (
         f"{where} draws numbers by the op {op.type} ({op.name}), which gives "
         "others each time, so that a sample cannot be given its own again. "
@@ -144,8 +144,8 @@ def follows_size(model, repeated):
     return (
         f"The outputs of model {model.name!r} depend on the number of samples "
         "in its batch, on a sample's place in it, or on a sum over all masks "
-        f"in it, {_UNLIKE[repeated]}. Leave these out of the computation, or "
-        "use gradient_mode='vectorized' or 'batch'."
+        f"in it, {_REPETITION_EFFECTS[repeated]}. Leave these out of the "
+        "computation, or use gradient_mode='vectorized' or 'batch'."
     )
 
 
@@ -165,7 +165,7 @@ def loss_follows_size(model, repeated):
     return (
         f"A loss of model {model.name!r} divides by the number of samples in "
         "the batch, or by a sum of all their masks, in its own code, "
-        f"{_UNLIKE[repeated]}. "
+        f"{_REPETITION_EFFECTS[repeated]}. "
         "Return one value for each sample and let the loss's "
         "`reduction` divide ('sum_over_batch_size' or "
         "'mean_with_sample_weight'), or use gradient_mode='vectorized' or "
@@ -176,14 +176,14 @@ def loss_follows_size(model, repeated):
 def mixes_by_chance(layer):
     """Say that a Keras layer mixes images for some random draws."""
     return (
-        f"{_named(layer)} mixes the images of a batch, or takes one histogram "
-        "for all of them, so that per-sample gradients are not defined. Apply "
-        "it to the data set, with its labels, before the model: "
+        f"{_layer_label(layer)} mixes the images of a batch, or takes one "
+        "histogram for all of them, so that per-sample gradients are not "
+        "defined. Apply it to the data set, with its labels, before the model: "
         "data.map(...); or compile with gradient_mode='batch'."
     )
 
 
-def labels_told(model):
+def hinge_labels(model):
     """Say that a hinge loss looks at all targets."""
     return (
         f"A loss of model {model.name!r} looks at the targets of all samples "
@@ -194,25 +194,25 @@ def labels_told(model):
     )
 
 
-def loss_couples(model, bad):
+def loss_couples(model, mixed):
     """Say that a sample's part of the loss depends on other samples."""
-    kind = getattr(bad, "op_type", None) or bad.type
-    name = getattr(bad, "op_name", None) or bad.name
-    if kind == "Where":
+    op_type = getattr(mixed, "op_type", None) or mixed.type
+    op_name = getattr(mixed, "op_name", None) or mixed.name
+    if op_type == "Where":
         return (
             f"The loss of model {model.name!r} picks entries of all samples by "
-            f"their values (op Where, {name}), as tf.boolean_mask and "
+            f"their values (op Where, {op_name}), as tf.boolean_mask and "
             "tensor[mask] do, and what is picked no longer tells which sample "
             "it is of. Keep all entries and let the others be zero: "
             "tf.where(mask, values, 0.0) on the losses (and, where labels may "
             "be NaN, on the labels before), or give weights of zero as "
             "`sample_weight`; or compile with gradient_mode='batch'."
         )
-    why = getattr(bad, "why", None)
+    why = getattr(mixed, "why", None)
     if why == UNEQUAL:
         return (
             f"The loss of model {model.name!r} mixes the samples of a batch in "
-            f"the op {kind} ({name}), which {why}. A loss may be "
+            f"the op {op_type} ({op_name}), which {why}. A loss may be "
             "divided by a sum over all masks or weights if it is one and the "
             "same for all its terms. Divide all terms by the same "
             "sum, or each sample's part by its own; or give each term as a "
@@ -221,14 +221,14 @@ def loss_couples(model, bad):
         )
     return (
         f"The loss of model {model.name!r} compares the samples of a batch "
-        f"with each other (op {kind}, {name}): what one sample's "
+        f"with each other (op {op_type}, {op_name}): what one sample's "
         "output contributes depends on the outputs of others, so that "
         "per-sample gradients are not defined. Use a sum or a mean of losses "
         "of each sample by itself, or compile with gradient_mode='batch'."
     )
 
 
-def own_gradient(layer, op):
+def custom_gradient(layer, op):
     """Say that an own gradient of weights is not linear."""
     where = "A function" if layer is None else f"layer {layer.name!r}"
     return (
@@ -240,19 +240,20 @@ def own_gradient(layer, op):
     )
 
 
-def no_samples(one, uses, variables):
+def no_samples(candidate, uses, variables):
     """Say that an op with weights and data has no axis for the samples."""
     paths = ", ".join(
         sorted(
             {
                 repr(variables[k].path)
-                for input_index in one.weights
-                for k in uses.variables_in(one.op.inputs[input_index])
+                for input_index in candidate.weights
+                for k in uses.variables_in(candidate.op.inputs[input_index])
             }
         )
     )
     return (
-        f"The loss depends on {paths} in the op {one.op.type} ({one.op.name}), "
+        f"The loss depends on {paths} in the op {candidate.op.type} "
+        f"({candidate.op.name}), "
         "where the samples are no longer apart: no sample's part in the "
         "gradient is known. Use the weight on each sample's own values, put "
         "a penalty on weights into a `kernel_regularizer` (or "
@@ -263,10 +264,10 @@ def no_samples(one, uses, variables):
 
 def _first_line(error):
     text = getattr(error, "message", None) or str(error)
-    lines = [one.strip() for one in text.splitlines() if one.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith("Graph execution error"):
         # The reason comes before the names of the nodes.
-        nodes = [k for k, one in enumerate(lines) if one.startswith("[[")]
+        nodes = [k for k, line in enumerate(lines) if line.startswith("[[")]
         lines = lines[nodes[0] - 1 :] if nodes else lines[1:]
     return lines[0][:300] if lines else type(error).__name__
 
@@ -274,7 +275,7 @@ def _first_line(error):
 def incomplete_rule(layer, paths):
     """Say that a rule leaves out variables that its layer reads."""
     return (
-        f"{_named(layer)} reads {paths}, for which its rule gives no "
+        f"{_layer_label(layer)} reads {paths}, for which its rule gives no "
         "gradient. Let the rule yield these variables, too, or remove the "
         "rule: the ops of the layer's own `call` are then looked at."
     )
@@ -327,7 +328,7 @@ def assigns_weights(paths, repeated):
     )
 
 
-def counts(model, repeated):
+def unknown_assignments(model, repeated):
     """Say that each repetition would change the state of a layer."""
     return (
         f"A layer of model {model.name!r} assigns a tf.Variable that Keras "
@@ -341,7 +342,7 @@ def counts(model, repeated):
 def misplaced(layer):
     """Say that a layer with a rule must have samples on its first axis."""
     return (
-        f"{_named(layer)} has a rule, which needs the samples on the first "
-        "axis, and is called where they are elsewhere. Keep (batch, ...) as "
-        "the layout, or use gradient_mode='batch'."
+        f"{_layer_label(layer)} has a rule, which needs the samples on the "
+        "first axis, and is called where they are elsewhere. Keep "
+        "(batch, ...) as the layout, or use gradient_mode='batch'."
     )

@@ -36,8 +36,8 @@ READS = op_types(
     "ReadVariableOp ResourceGather ResourceGatherNd VariableShape "
     "LookupTableExportV2 LookupTableFindV2 LookupTableSizeV2"
 )
-#: Ops that give each handle that they are given.
-HAND_ON = op_types("Identity IdentityN")
+#: Ops that pass on each handle that they are given.
+FORWARD_HANDLES = op_types("Identity IdentityN")
 #: Ops that draw numbers and advance the state behind a handle.
 ADVANCE = op_types(
     "RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormalV2 "
@@ -54,7 +54,7 @@ DRAWS = ADVANCE | op_types(
     "SampleDistortedBoundingBoxV2 ThreadUnsafeUnigramCandidateSampler "
     "TruncatedNormal UniformCandidateSampler"
 )
-#: Ops that tell something outside of the step, which no op reads.
+#: Ops with an effect outside of the step that no op of it can read.
 TELL = op_types(
     "Assert DisableCopyOnRead FlushSummaryWriter PrintV2 WriteAudioSummary "
     "WriteGraphSummary WriteHistogramSummary WriteImageSummary "
@@ -77,16 +77,16 @@ SIZES = op_types("Shape ShapeN Size Rank")
 GIVE_SIZES = SIZES | op_types(
     "VariableShape TensorListLength TensorListElementShape"
 )
-#: Ops that nothing is asked of.
-_SILENT = op_types("Placeholder Const NoOp")
+#: Ops whose outputs have the type `Free`, or that was set before.
+_IGNORED = op_types("Placeholder Const NoOp")
 #: Ops on lists, of which is noted what they do to them.
-_LISTS = op_types(
+_ON_LISTS = op_types(
     "EmptyTensorList OptionalFromValue TensorListFromTensor TensorListLength "
     "TensorListPopBack TensorListPushBack TensorListReserve TensorListResize "
     "TensorListSetItem"
 )
 #: Ops whose shapes are better known once they, or their lists, are typed.
-_SHAPED = op_types(
+_SHAPED_BY_TYPE = op_types(
     "TensorListGetItem TensorListStack TensorListPopBack "
     "TensorListConcatV2 TensorListGather OptionalGetValue "
     "LookupTableFindV2 EagerPyFunc PyFunc PyFuncStateless EnsureShape"
@@ -129,34 +129,35 @@ class OpFacts:
     """What is known of a type of op.
 
     Attributes:
-        silent: whether nothing is asked of it.
-        lists: whether it makes, changes or measures lists of tensors.
-        reads, assigns: whether it reads, or changes, what is behind a handle.
-        hands_on: whether it gives the handles that it is given.
-        advances: whether it advances the state behind a handle.
+        is_ignored: whether nothing has to be known of it.
+        is_on_lists: whether it makes, changes or measures lists of tensors.
+        is_read, is_assignment: whether it reads, or changes, what is behind a
+            handle.
+        forwards_handles: whether it gives the handles that it is given.
+        advances_state: whether it advances the state behind a handle.
         gives_sizes: whether its outputs are sizes of its inputs.
-        python: whether Python computes it.
+        is_python: whether Python computes it.
         has_state: whether it keeps state, or takes or gives a handle of some.
         may_keep: whether its effect on state depends on what it is given.
         has_functions: whether it has functions among its attributes.
         goes_first: whether shapes behind it follow from types: it is a call,
             or an op whose shapes are better known once it is typed.
-        sizes: the places of inputs that are sizes or places.
+        size_inputs: the places of inputs that are sizes or places.
     """
 
-    silent: bool
-    lists: bool
-    reads: bool
-    assigns: bool
-    hands_on: bool
-    advances: bool
+    is_ignored: bool
+    is_on_lists: bool
+    is_read: bool
+    is_assignment: bool
+    forwards_handles: bool
+    advances_state: bool
     gives_sizes: bool
-    python: bool
+    is_python: bool
     has_state: bool
     may_keep: bool
     has_functions: bool
     goes_first: bool
-    sizes: tuple
+    size_inputs: tuple
 
     @classmethod
     def of(cls, op_type, definition):
@@ -169,23 +170,23 @@ class OpFacts:
             a.is_ref or a.type == tf.resource.as_datatype_enum
             for a in (*inputs, *outputs)
         )
-        stateful = definition is not None and definition.is_stateful
+        is_stateful = definition is not None and definition.is_stateful
         return cls(
-            silent=op_type in _SILENT,
-            lists=op_type in _LISTS,
-            reads=op_type in READS,
-            assigns=op_type in ASSIGN,
-            hands_on=op_type in HAND_ON,
-            advances=op_type in ADVANCE,
+            is_ignored=op_type in _IGNORED,
+            is_on_lists=op_type in _ON_LISTS,
+            is_read=op_type in READS,
+            is_assignment=op_type in ASSIGN,
+            forwards_handles=op_type in FORWARD_HANDLES,
+            advances_state=op_type in ADVANCE,
             gives_sizes=op_type in GIVE_SIZES,
-            python=op_type in _PYTHON,
-            has_state=stateful or handles or op_type in _FILES,
+            is_python=op_type in _PYTHON,
+            has_state=is_stateful or handles or op_type in _FILES,
             may_keep=op_type in ADVANCE or op_type == "PrintV2",
             has_functions=any(
                 a.type in ("func", "list(func)") for a in attributes
             ),
-            goes_first=op_type in CALLS or op_type in _SHAPED,
-            sizes=tuple(
+            goes_first=op_type in CALLS or op_type in _SHAPED_BY_TYPE,
+            size_inputs=tuple(
                 k
                 for k, a in enumerate(inputs)
                 if op_type in TAKE_SIZES and a.name in _SIZE_NAMES
@@ -199,6 +200,7 @@ class _Facts(dict):
     def __missing__(self, op_type):
         definition = op_definition(op_type)
         facts = OpFacts.of(op_type, definition)
+        # The library of an op without a definition may be loaded later.
         if definition is not None:
             self[op_type] = facts
         return facts

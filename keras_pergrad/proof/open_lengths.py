@@ -1,8 +1,9 @@
 """Lengths of axes that are not known while tracing.
 
-A step is typed with one length for each such axis. They are primes that divide
-no other size, so that what holds for them holds for all; a model that takes no
-primes, since it halves or joins its axes, is typed with multiples of them.
+A step is typed with one length for each such axis. The lengths are primes that
+divide no other size, so that what holds for them holds for all lengths. Some
+models fail with primes, since they halve or join their axes. These are typed
+with multiples of primes.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ _REGULAR = op_types(
     "Placeholder Prod Rank Reshape Shape ShapeN Size Slice Split Squeeze "
     "StridedSlice Sub Unpack"
 )
-_SUMS = op_types("Add AddV2 Neg Placeholder Sub")
+_SUM_OPS = op_types("Add AddV2 Neg Placeholder Sub")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +30,12 @@ class OpenLengths:
     Attributes:
         primes: for axis 1, 2, ... in turn.
         times: how many times the prime the length is; 0: of no primes.
-        alone: whether no two inputs of the model have such axes.
+        is_single_input: whether no two inputs of the model have such axes.
     """
 
     primes: tuple = ()
     times: int = 1
-    alone: bool = True
+    is_single_input: bool = True
 
     def sizes(self, shape):
         """Return the shape of an input with all its lengths."""
@@ -46,68 +47,92 @@ class OpenLengths:
         ]
 
     @property
-    def distinct(self):
+    def is_distinct(self):
         """Whether nothing else is as long as an axis, by chance."""
-        return self.alone and self.times == 1 and len(set(self.primes)) > 1
+        return (
+            self.is_single_input
+            and self.times == 1
+            and len(set(self.primes)) > 1
+        )
 
     def has(self, size):
         """Whether a size follows a length."""
         return size is None or any(size % p == 0 for p in self.primes)
 
-    def divides(self, given, taken, same=False):
+    def divides(self, dividends, divisors, are_same=False):
         """Whether the product of sizes is a multiple of that of others.
 
-        For all lengths: what is known must divide what is known. `same`: those
-        taken are products of the very sizes that are given.
+        This must hold for all lengths, so the known parts of the products and
+        the open ones are compared apart. `are_same`: the divisors are products
+        of the very sizes among the dividends.
         """
         if not self.primes:
             return True
         if not self.times:
+            # Found for one length. And a length of 1 divides for ever.
             return False
-        (known, left), (divisor, others) = map(self._apart, (given, taken))
-        apart = self.distinct or (same and len(set(self.primes)) > 1)
-        if others != 1 and not apart:
+        (known_product, open_product), (divisor, open_divisor) = map(
+            self._split_product, (dividends, divisors)
+        )
+        is_apart = self.is_distinct or (are_same and len(set(self.primes)) > 1)
+        if open_divisor != 1 and not is_apart:
             return False
-        return known % divisor == 0 and left % others == 0
+        return known_product % divisor == 0 and open_product % open_divisor == 0
 
-    def _apart(self, sizes):
-        """Return the product of what is known of sizes, and of the rest."""
-        known, rest = list(sizes), 1
+    def _split_product(self, sizes):
+        """Return the product of what is known of sizes, and of the rest.
+
+        A size may be a known one times lengths. Lengths are divided out, one
+        prime after the other.
+        """
+        known_sizes, open_product = list(sizes), 1
         for prime in dict.fromkeys(self.primes):
             length = prime * max(self.times, 1)
-            for k in range(len(known)):
-                while known[k] and known[k] % prime == 0:
-                    part = length if known[k] % length == 0 else known[k]
-                    known[k], rest = known[k] // part, rest * part
-        return math.prod(known), rest
+            for k in range(len(known_sizes)):
+                while known_sizes[k] and known_sizes[k] % prime == 0:
+                    part = (
+                        length
+                        if known_sizes[k] % length == 0
+                        else known_sizes[k]
+                    )
+                    known_sizes[k], open_product = (
+                        known_sizes[k] // part,
+                        open_product * part,
+                    )
+        return math.prod(known_sizes), open_product
 
-    def is_regular(self, tensor, value_of, of=None):
+    def is_regular(self, tensor, value_of, source=None):
         """Whether a tensor of sizes is the same function of all lengths.
 
-        `of`: a tensor, if it must be made of products of that one's sizes.
+        `source`: a tensor, by reference; the sizes must be products of its
+        own then, and sums are not allowed.
         """
-        allowed = _REGULAR if of is None else _REGULAR - _SUMS
-        waiting, seen = [tensor], set()
-        while waiting:
-            op = waiting.pop().op
-            if op in seen:
+        allowed = _REGULAR if source is None else _REGULAR - _SUM_OPS
+        pending, visited = [tensor], set()
+        while pending:
+            op = pending.pop().op
+            if op in visited:
                 continue
-            seen.add(op)
+            visited.add(op)
             if op.type in ("Shape", "ShapeN", "Size", "Rank"):
-                if of is not None and of not in [t.ref() for t in op.inputs]:
+                if source is not None and source not in [
+                    t.ref() for t in op.inputs
+                ]:
                     return False
                 continue
-            if op.type == "FloorDiv" and of is None:
+            if op.type == "FloorDiv" and source is None:
                 x, y = map(value_of, op.inputs)
                 if x is None or y is None or not np.all(y) or (x % y).any():
                     return False
             elif op.type not in allowed:
                 return False
-            waiting += op.inputs
+            pending += op.inputs
         return True
 
 
-def _tries():
+# First the axes differ in length, then they are equal. The last lengths have
+# no primes: with them divisibility proves nothing.
+def _length_candidates():
     for times, primes in itertools.product((1, 16, 64), [(61, 67, 71)]):
         yield OpenLengths(primes, times)
     for times, primes in itertools.product((1, 4), [(13, 17, 19), (5, 7, 11)]):
@@ -118,5 +143,5 @@ def _tries():
         yield OpenLengths((length,), 0)
 
 
-#: What is tried until it fits the model.
-TRIES = tuple(_tries())
+#: The lengths that are tried, in order, until one fits the model.
+LENGTH_CANDIDATES = tuple(_length_candidates())

@@ -21,9 +21,13 @@ _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+)_grad/")
 class OpOrigin:
     """Where ops of a step come from.
 
-    `scopes` are the name scopes in which layers were called, `backward` the
-    names of the ops that the backward pass has added, `calls` those of loops
-    and other calls of functions, in which no scope was seen.
+    Args:
+        model: the model.
+        loss_ops: the ops of the loss.
+        scopes: the name scope of each call of a layer → the layer.
+        backward: the names of the ops that the backward pass has added.
+        calls: the names of loops and other calls of functions. The scopes
+            inside of them were not seen.
     """
 
     def __init__(self, model, loss_ops, scopes, backward, calls):
@@ -34,7 +38,7 @@ class OpOrigin:
 
     def layer(self, name):
         """Return the layer in whose call an op was made, or None."""
-        for names, layer in self._around(name):
+        for names, layer in self._layers_around(name):
             layer = self._layers[names[0]] if layer is None else layer
             if layer is not self._model:
                 return layer
@@ -45,53 +49,54 @@ class OpOrigin:
 
         No scope that only has the name of a layer counts.
         """
-        parts = self.forward(name).split("/")[:-1]
+        parts = self.forward_name(name).split("/")[:-1]
         for k in range(len(parts), 0, -1):
             layer = self._scopes.get("/".join(parts[:k]))
             if layer is not None:
                 return layer
         return None
 
-    def around(self, name):
-        """Yield for each call around an op the layers that it may be of.
+    def layer_names_around(self, name):
+        """Yield the names of layers that each call around an op may be of.
 
-        The innermost comes first. Inside of a loop, where no call was seen,
-        the scopes tell by their names which of the layers within the layer
-        that has the loop it is; layer "a" may be in "a_1": Keras opens a scope
-        twice.
+        The innermost call comes first. Inside of a loop no call was seen.
+        There the names of the scopes tell which of the layers within the
+        layer that has the loop it may be. Layer "a" may have the scope "a_1",
+        as Keras opens a scope twice.
         """
-        name = self.forward(name)
+        name = self.forward_name(name)
         if self.caller(name) is not None:
-            for names, _ in self._around(name):
+            for names, _ in self._layers_around(name):
                 yield names
 
-    def _named(self, name):
+    def _layer_names(self, name):
         """Return the names by which scopes around an op tell a layer."""
         caller = self.caller(name)
         if caller is None:
             return set(self._layers)
         if self._has_prefix(name, self._calls):
-            return {one.name for one in layers_of(caller)}
+            return {layer.name for layer in layers_of(caller)}
         return set()
 
     def _has_prefix(self, name, names):
         parts = name.split("/")
         return any("/".join(parts[: k + 1]) in names for k in range(len(parts)))
 
-    def forward(self, name):
-        """Return the name of the op to which one of the backward pass belongs.
+    def forward_name(self, name):
+        """Return the name of the forward op whose gradient an op computes.
 
-        That of another op stays, whatever its scopes are called.
+        The name of an op of the forward pass stays, whatever its scopes are
+        called.
         """
         if self._has_prefix(name, self._backward):
             while (match := _GRADIENT.search(name)) is not None:
                 name = match.group(1) + "/"
         return name
 
-    def _around(self, name):
+    def _layers_around(self, name):
         """Yield (names, layer or None), innermost first."""
-        name = self.forward(name)
-        parts, known = name.split("/")[:-1], self._named(name)
+        name = self.forward_name(name)
+        parts, layer_names = name.split("/")[:-1], self._layer_names(name)
         for k in range(len(parts), 0, -1):
             layer = self._scopes.get("/".join(parts[:k]))
             if layer is not None:
@@ -99,94 +104,105 @@ class OpOrigin:
                 continue
             part = parts[k - 1]
             names = dict.fromkeys([part, re.sub(r"_\d+$", "", part)])
-            names = [one for one in names if one in known]
+            names = [
+                candidate for candidate in names if candidate in layer_names
+            ]
             if names:
                 yield names, None
 
     def is_of_loss(self, name):
         """Whether an op is one of the loss, or of its gradient."""
-        return self._has_prefix(self.forward(name), self._loss_ops)
+        return self._has_prefix(self.forward_name(name), self._loss_ops)
 
-    def refusal(self, bad):
+    def refusal(self, mixed):
         """Return (layer or None, error) for a `Mixed`."""
-        model, layer = self._model, self.layer(bad.op_name)
-        if bad.untyped:
-            return layer, ValueError(messages.untyped(model, layer, bad))
-        if layer is None and self.is_of_loss(bad.op_name):
-            return None, ValueError(messages.loss_couples(model, bad))
-        return layer, ValueError(messages.mixes(model, layer, bad))
+        model, layer = self._model, self.layer(mixed.op_name)
+        if mixed.untyped:
+            return layer, ValueError(messages.untyped_op(model, layer, mixed))
+        if layer is None and self.is_of_loss(mixed.op_name):
+            return None, ValueError(messages.loss_couples(model, mixed))
+        return layer, ValueError(messages.mixing_op(model, layer, mixed))
 
 
-# Gradients of one's own that weights get, by `tf.custom_gradient`.
+# Custom gradients of weights, made with `tf.custom_gradient`.
 #
-# The part of each sample in them is found with the other samples blanked, and
-# weighted before it goes through. So they must be linear in what they are
-# given.
+# A sample's part in such a gradient is computed with the cotangents of the
+# other samples set to zero, and samples are weighted by their cotangents. Both
+# need a gradient that is linear in its cotangents.
 
 
 #: What `tf.custom_gradient` leaves in a graph.
-OWN = "IdentityN"
-_SUMS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
+CUSTOM_GRADIENT_OP = "IdentityN"
+_SUM_OPS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
 #: Gradients that are zero.
-_ZEROS = {"ZerosLike", "Zeros"}
+_ZERO_OPS = {"ZerosLike", "Zeros"}
 
 
 @dataclasses.dataclass
-class OwnGradient:
+class CustomGradient:
     """The gradients of the weights of a candidate.
 
     Attributes:
         candidate: the `Candidate`.
-        given: the gradients of its outputs.
-        gradients: those of its weights, from these; of a sum what it adds.
+        output_gradients: the gradients of its outputs.
+        weight_gradients: the gradients of its weights that follow from these;
+            for a gradient that is a sum, its terms.
     """
 
     candidate: object
-    given: list
-    gradients: list
+    output_gradients: list
+    weight_gradients: list
 
 
-def own_gradients(candidates, at_ops, graph):
-    """Return an `OwnGradient` for each candidate that has, or calls, one."""
+def custom_gradients(candidates, op_cotangents, graph):
+    """Return a `CustomGradient` for each candidate that has, or calls, one."""
     definitions, result = Definitions(graph), []
-    for one, deltas in zip(candidates, at_ops):
-        if not _is_own(one.op, definitions):
+    for candidate, cotangents in zip(candidates, op_cotangents):
+        if not _has_custom_gradient(candidate.op, definitions):
             continue
         pairs = [
-            (t, tf.identity(d))
-            for t, d in zip(one.outputs, deltas)
-            if d is not None and t.op is one.op
+            (t, tf.identity(cotangent))
+            for t, cotangent in zip(candidate.outputs, cotangents)
+            if cotangent is not None and t.op is candidate.op
         ]
         if not pairs:
             continue
-        outputs, given = map(list, zip(*pairs))
-        gradients = op_gradients(
+        outputs, output_gradients = map(list, zip(*pairs))
+        weight_gradients = op_gradients(
             outputs,
-            [one.op.inputs[k] for k in one.weights],
-            given,
-            one.op.graph,
-            one.op.inputs,
+            [candidate.op.inputs[k] for k in candidate.weights],
+            output_gradients,
+            candidate.op.graph,
+            candidate.op.inputs,
         )
-        gradients = [
-            tf.convert_to_tensor(g) for g in gradients if g is not None
+        weight_gradients = [
+            tf.convert_to_tensor(gradient)
+            for gradient in weight_gradients
+            if gradient is not None
         ]
-        gradients = [part for g in gradients for part in _addends(g, given)]
-        result.append(OwnGradient(one, given, gradients))
+        weight_gradients = [
+            term
+            for gradient in weight_gradients
+            for term in _addends(gradient, output_gradients)
+        ]
+        result.append(
+            CustomGradient(candidate, output_gradients, weight_gradients)
+        )
     return result
 
 
-def is_linear(kind, gradient):
+def is_linear(tensor_type, gradient):
     """Whether a gradient of this type is linear in what it was given."""
-    if isinstance(kind, Free):
-        return gradient.op.type in _ZEROS or _is_zero(gradient)
-    return isinstance(kind, Total)
+    if isinstance(tensor_type, Free):
+        return gradient.op.type in _ZERO_OPS or _is_zero(gradient)
+    return isinstance(tensor_type, Total)
 
 
-def _addends(tensor, given):
+def _addends(tensor, stops):
     """Return the tensors of which this one is the sum or the difference."""
-    if tensor.op.type not in _SUMS or any(tensor is one for one in given):
+    if tensor.op.type not in _SUM_OPS or any(tensor is term for term in stops):
         return [tensor]
-    return [one for t in tensor.op.inputs for one in _addends(t, given)]
+    return [term for t in tensor.op.inputs for term in _addends(t, stops)]
 
 
 def _is_zero(tensor):
@@ -194,26 +210,28 @@ def _is_zero(tensor):
     return value is not None and not value.any()
 
 
-def _is_own(op, definitions):
-    if op.type == OWN:
+def _has_custom_gradient(op, definitions):
+    if op.type == CUSTOM_GRADIENT_OP:
         return has_own_gradient(op.node_def.attr)
     if not FACTS[op.type].has_functions:
         return False
-    return _calls_own(op.node_def, definitions, set())
+    return _calls_custom_gradient(op.node_def, definitions, set())
 
 
-def _calls_own(node, definitions, seen):
+def _calls_custom_gradient(node, definitions, visited):
     """Whether a function that a node calls, and so on, has an own gradient."""
     for value in node.attr.values():
         functions = [value.func, *value.list.func]
         for name in (f.name for f in functions if f.name):
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             nodes = definitions.nodes(name)
             for inner in nodes.by_name.values() if nodes else ():
-                if inner.op == OWN and has_own_gradient(inner.attr):
+                if inner.op == CUSTOM_GRADIENT_OP and has_own_gradient(
+                    inner.attr
+                ):
                     return True
-                if _calls_own(inner, definitions, seen):
+                if _calls_custom_gradient(inner, definitions, visited):
                     return True
     return False

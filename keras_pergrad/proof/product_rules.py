@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_pergrad.proof.elementwise_rules import of_totals
+from keras_pergrad.proof.elementwise_rules import type_of_totals
 from keras_pergrad.proof.tensor_types import (
     FREE,
     UNKNOWN_RANK,
@@ -19,7 +19,7 @@ from keras_pergrad.proof.tensor_types import (
 from keras_pergrad.uses.contraction_rules import labelled
 
 
-def linear_in_totals(op, types):
+def type_linear_in_totals(op, types):
     """Return the type of a product of sums over samples and free numbers."""
     if any(isinstance(t, At) for t in types):
         raise Mixes("multiplies samples by sums over the samples")
@@ -27,14 +27,14 @@ def linear_in_totals(op, types):
         isinstance(t, Divisor) for t in types
     ):
         return Total(flags_of(types))
-    return of_totals(op, types)
+    return type_of_totals(op, types)
 
 
 @type_rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
-def product(op, types):
+def contraction(op, types):
     """Add products over the labels that are not in the output."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
-        return linear_in_totals(op, types)
+        return type_linear_in_totals(op, types)
     if op.type == "Einsum" and len(op.inputs) == 1:
         equation = op.attribute("equation").decode()
         if "..." in equation:
@@ -48,15 +48,16 @@ def product(op, types):
         if isinstance(labelling, str):
             raise Untyped(labelling)
         labels, target = labelling
-    where, shapes, flags = set(), set(), 0
-    for term, kind in zip(labels, types):
-        flags |= kind.flags
-        if isinstance(kind, At):
-            where.add(term[kind.axis])
-            shapes.add((kind.rows, kind.lead))
-    if len(where) > 1 or len(shapes) > 1:
+    # Samples stay apart if all inputs have them under one label.
+    sample_labels, layouts, flags = set(), set(), 0
+    for term, input_type in zip(labels, types):
+        flags |= input_type.flags
+        if isinstance(input_type, At):
+            sample_labels.add(term[input_type.axis])
+            layouts.add((input_type.rows, input_type.lead))
+    if len(sample_labels) > 1 or len(layouts) > 1:
         raise Mixes("multiplies all pairs of samples")
-    (label,), ((rows, lead),) = where, shapes
+    (label,), ((rows, lead),) = sample_labels, layouts
     if label not in target:
         return Total(flags)
     return At(target.index(label), rows, lead, flags)
@@ -69,13 +70,13 @@ def sparse_product(op, types):
     if not all(isinstance(t, Free) for t in sparse):
         raise Untyped("sparse tensors have no axis for the samples")
     if not isinstance(dense, At):
-        return linear_in_totals(op, [Free(flags_of(sparse)), dense])
+        return type_linear_in_totals(op, [Free(flags_of(sparse)), dense])
     if dense.axis == (1 if op.attribute("adjoint_b") else 0):
         raise Mixes("multiplies all pairs of samples")
     return At(1, dense.rows, dense.lead, flags_of(types))
 
 
-_INNER = {
+_OPS_BY_INNER_AXES = {
     1: [
         "FFT",
         "IFFT",
@@ -113,20 +114,22 @@ _INNER = {
     ],
     3: ["FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D"],
 }
-_AXES = {op: count for count, ops in _INNER.items() for op in ops}
+_INNER_AXES = {
+    op: count for count, ops in _OPS_BY_INNER_AXES.items() for op in ops
+}
 
 
-@type_rule(*_AXES)
+@type_rule(*_INNER_AXES)
 def transform(op, types):
     """Something over the last axes."""
-    kind = only_first(types)
-    if not isinstance(kind, At):
-        if isinstance(kind, Total) and "FFT" in op.type:
-            return kind
-        return of_totals(op, types)
-    if kind.axis >= op.rank() - _AXES[op.type]:
+    input_type = only_first(types)
+    if not isinstance(input_type, At):
+        if isinstance(input_type, Total) and "FFT" in op.type:
+            return input_type
+        return type_of_totals(op, types)
+    if input_type.axis >= op.rank() - _INNER_AXES[op.type]:
         raise Mixes("transforms the samples' axis")
-    return kind
+    return input_type
 
 
 @type_rule(
@@ -139,21 +142,24 @@ def several_matrices(op, types):
     by_axis = {}
     if _are_right_sides(op, types):
         return types[1].flagged(types[0].flags)
-    for k, kind in enumerate(types):
-        if isinstance(kind, (Total, Divisor)):
+    for k, input_type in enumerate(types):
+        if isinstance(input_type, (Total, Divisor)):
             raise Mixes("takes sums over the samples")
-        if isinstance(kind, At):
-            inner = 1 if op.type == "Cross" or _is_diagonal(op, k) else 2
-            if kind.axis >= op.rank(k) - inner:
+        if isinstance(input_type, At):
+            inner_axes = 1 if op.type == "Cross" or _is_diagonal(op, k) else 2
+            if input_type.axis >= op.rank(k) - inner_axes:
                 raise Mixes("takes the samples' axis for that of matrices")
             # Counted from the axes of the matrices.
-            by_axis[kind.axis - (op.rank(k) - inner)] = kind
+            by_axis[input_type.axis - (op.rank(k) - inner_axes)] = input_type
     if len(by_axis) != 1:
         raise Mixes("brings samples together that are on different axes")
-    ((place, kind),) = by_axis.items()
-    inner = 1 if op.type == "Cross" else 2
+    ((place, input_type),) = by_axis.items()
+    inner_axes = 1 if op.type == "Cross" else 2
     return At(
-        op.rank_out() - inner + place, kind.rows, kind.lead, flags_of(types)
+        op.rank_out() - inner_axes + place,
+        input_type.rows,
+        input_type.lead,
+        flags_of(types),
     )
 
 
@@ -165,28 +171,30 @@ def _are_right_sides(op, types):
     """Whether each sample is one right side: the columns are solved alone."""
     if op.type not in ("MatrixSolve", "MatrixTriangularSolve"):
         return False
-    matrix, sides = types
-    columns = isinstance(sides, At) and sides.axis == op.rank(1) - 1
+    matrix_type, side_type = types
+    is_column = isinstance(side_type, At) and side_type.axis == op.rank(1) - 1
     # Where the matrices have more axes than the right sides, theirs come first.
-    return columns and isinstance(matrix, Free) and op.rank(0) <= op.rank(1)
+    return (
+        is_column and isinstance(matrix_type, Free) and op.rank(0) <= op.rank(1)
+    )
 
 
 # Type rules of convolutions, pooling and other ops on images.
 
 
-def _images(op, types, places):
+def _image_type(op, types, image_inputs):
     """Return the type if the samples are on axis 0 of these inputs alone."""
     layouts = set()
-    for k, kind in enumerate(types):
-        if isinstance(kind, Free):
+    for k, input_type in enumerate(types):
+        if isinstance(input_type, Free):
             continue
-        if not isinstance(kind, At):
-            return of_totals(op, types)
-        if k not in places:
+        if not isinstance(input_type, At):
+            return type_of_totals(op, types)
+        if k not in image_inputs:
             raise Mixes("takes samples for its weights or sizes")
-        if kind.axis != 0:
+        if input_type.axis != 0:
             raise Mixes("takes the samples for pixels or channels")
-        layouts.add(kind.place)
+        layouts.add(input_type.place)
     if len(layouts) != 1:
         raise Mixes("brings samples together that lie differently")
     return At.placed(layouts.pop(), flags_of(types))
@@ -207,39 +215,39 @@ def image(op, types):
         "include_batch_in_index"
     ):
         raise Mixes("counts places over all samples")
-    kind = _images(op, types, {0})
-    ranged = op.type.startswith("QuantizeAndDequantize")
-    if ranged and not op.attribute("range_given"):
+    input_type = _image_type(op, types, {0})
+    has_range = op.type.startswith("QuantizeAndDequantize")
+    if has_range and not op.attribute("range_given"):
         raise Mixes("takes its range from all samples")
-    return kind
+    return input_type
 
 
 @type_rule("FractionalAvgPool", "FractionalMaxPool")
-def fractional(op, types):
+def fractional_pool(op, types):
     """Each image by itself, in regions that are drawn for all of them."""
-    return [_images(op, types, {0}), FREE, FREE]
+    return [_image_type(op, types, {0}), FREE, FREE]
 
 
 @type_rule("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB")
 def colours(op, types):
     """Each pixel, or each image, by itself: the last axes."""
-    kind = types[0]
+    input_type = types[0]
     if any(not isinstance(t, Free) for t in types[1:]):
         raise Mixes("takes its factor from the samples")
-    inner = 3 if op.type == "AdjustContrastv2" else 1
-    if isinstance(kind, At) and kind.axis >= op.rank() - inner:
+    inner_axes = 3 if op.type == "AdjustContrastv2" else 1
+    if isinstance(input_type, At) and input_type.axis >= op.rank() - inner_axes:
         raise Mixes("takes the samples for pixels or colours")
-    if not isinstance(kind, At):
-        return of_totals(op, types)
-    return kind
+    if not isinstance(input_type, At):
+        return type_of_totals(op, types)
+    return input_type
 
 
 @type_rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
-def moved_image(op, types):
+def projective_transform(op, types):
     """Each image by itself, by its own transform or the same for all."""
     if any(not isinstance(t, Free) for t in types[2:]):
         raise Mixes("takes sizes from the samples")
-    return _images(op, types[:2], {0, 1})
+    return _image_type(op, types[:2], {0, 1})
 
 
 #: The places of images, of what there is for each box, and of the numbers of
@@ -252,30 +260,42 @@ _CROPS = {
 
 
 @type_rule(*_CROPS)
-def cropped(op, types):
+def crop_and_resize(op, types):
     """Boxes are taken from the images that their numbers name."""
     images, boxes, numbers = _CROPS[op.type]
     if any(not isinstance(t, (Free, At)) for t in types):
-        return of_totals(op, types)
+        return type_of_totals(op, types)
     into_images = op.type == "CropAndResizeGradImage"
     count = op.shape_out()[0] if into_images else op.shape(images[0])[0]
-    ids, of_images = op.number_or_none(numbers), into_images
-    of_images |= any(isinstance(types[k], At) for k in images)
+    ids, uses_images = op.number_or_none(numbers), into_images
+    uses_images |= any(isinstance(types[k], At) for k in images)
     length = op.shape(numbers)[0]
     if ids is None or not count or count % op.n or length % op.n:
         raise Untyped("which images its boxes are of is given by numbers")
-    rows, each = count // op.n, length // op.n
-    if of_images and (ids // rows != np.arange(length) // each).any():
+    images_per_sample, boxes_per_sample = count // op.n, length // op.n
+    if (
+        uses_images
+        and (
+            ids // images_per_sample != np.arange(length) // boxes_per_sample
+        ).any()
+    ):
         raise Mixes("takes boxes from the images of other samples")
-    for k, kind in enumerate(types):
-        place = (0, rows if k in images else each, 1)
-        allowed = k in images or k in boxes
-        if isinstance(kind, At) and not (allowed and kind.place == place):
+    for k, input_type in enumerate(types):
+        place = (0, images_per_sample if k in images else boxes_per_sample, 1)
+        is_allowed = k in images or k in boxes
+        if isinstance(input_type, At) and not (
+            is_allowed and input_type.place == place
+        ):
             raise Mixes("brings samples together that lie differently")
-    if rows == 1 and of_images:
+    if images_per_sample == 1 and uses_images:
         # Each number is that of its sample, however many there are.
         types = [t for k, t in enumerate(types) if k != numbers]
-    return At(0, rows if into_images else each, 1, flags_of(types))
+    return At(
+        0,
+        images_per_sample if into_images else boxes_per_sample,
+        1,
+        flags_of(types),
+    )
 
 
 @type_rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -283,22 +303,22 @@ def batch_norm(op, types):
     """By fixed statistics, each image by itself."""
     if op.attribute("is_training"):
         raise Mixes("normalises by the statistics of the batch")
-    return _images(op, types, {0})
+    return _image_type(op, types, {0})
 
 
 @type_rule(
     "Conv2DBackpropInput Conv3DBackpropInput Conv3DBackpropInputV2 "
     "DepthwiseConv2dNativeBackpropInput"
 )
-def transposed(op, types):
+def input_gradient(op, types):
     """Find the gradient of a convolution's input; or convolve transposed."""
-    return _images(op, types, {2})
+    return _image_type(op, types, {2})
 
 
 @type_rule("AvgPoolGrad AvgPool3DGrad FractionalAvgPoolGrad")
 def gradient_by_shape(op, types):
     """Find the gradient of pooling from (its input's shape, gradient)."""
-    return _images(op, types, {1})
+    return _image_type(op, types, {1})
 
 
 @type_rule(
@@ -309,20 +329,20 @@ def gradient_by_shape(op, types):
 )
 def gradient_by_images(op, types):
     """Find the gradient of an op on images, from images."""
-    return _images(op, types, {0, 1, 2})
+    return _image_type(op, types, {0, 1, 2})
 
 
 @type_rule(
     "QuantizeAndDequantizeV4Grad FakeQuantWithMinMaxVarsGradient "
     "FakeQuantWithMinMaxVarsPerChannelGradient"
 )
-def gradient_of_a_range(op, types):
+def range_gradient(op, types):
     """Find the gradients of what is rounded, and of the least and largest."""
-    kind = _images(op, types, {0, 1})
+    input_type = _image_type(op, types, {0, 1})
     by_channel = op.type == "FakeQuantWithMinMaxVarsPerChannelGradient"
-    if isinstance(kind, At) and by_channel and op.rank() < 2:
+    if isinstance(input_type, At) and by_channel and op.rank() < 2:
         raise Mixes("takes the samples for channels")
-    return [kind, Total(kind.flags), Total(kind.flags)]
+    return [input_type, Total(input_type.flags), Total(input_type.flags)]
 
 
 @type_rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
@@ -330,9 +350,9 @@ def batch_norm_gradient(op, types):
     """By fixed statistics, each image by itself; sums for the weights."""
     if op.attribute("is_training"):
         raise Mixes("normalises by the statistics of the batch")
-    kind = _images(op, types, {0, 1})
-    total = Total(kind.flags)
-    return [kind, *[total] * (len(op.outputs) - 1)]
+    input_type = _image_type(op, types, {0, 1})
+    total = Total(input_type.flags)
+    return [input_type, *[total] * (len(op.outputs) - 1)]
 
 
 @type_rule(
@@ -341,4 +361,4 @@ def batch_norm_gradient(op, types):
 )
 def kernel_gradient(op, types):
     """Find a kernel's gradient, a sum over the samples."""
-    return Total(_images(op, types, {0, 2}).flags)
+    return Total(_image_type(op, types, {0, 2}).flags)

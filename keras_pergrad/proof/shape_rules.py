@@ -15,43 +15,46 @@ from keras_pergrad.proof.tensor_types import (
 )
 
 
-def whole(kind):
+def has_no_axis(input_type):
     """Whether a type has no axis that an op on shapes could disturb."""
-    return not isinstance(kind, At)
+    return not isinstance(input_type, At)
 
 
 @type_rule("Reshape")
 def reshape(op, types):
     """Keep the samples apart, if no axis has parts of several."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
-    made = reshaped(kind, op.shape(), op.shape_out(), op.n)
-    if op.lengths.primes and not _is_given(op, made.axis):
-        _check_what_is_left(op, kind, made)
-    return made
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
+    output_type = reshaped_type(input_type, op.shape(), op.shape_out(), op.n)
+    if op.lengths.primes and not _is_explicit(op, output_type.axis):
+        _check_inferred_axis(op, input_type, output_type)
+    return output_type
 
 
-def _is_given(op, axis):
+def _is_explicit(op, axis):
     """Whether a size is given, instead of -1."""
     sizes = op.partial_number(1)
     return sizes is not None and sizes[axis] is not None and sizes[axis] >= 0
 
 
-def _check_what_is_left(op, kind, made):
-    """Refuse a samples' axis that is as long as all entries make it.
+def _check_inferred_axis(op, input_type, output_type):
+    """Refuse a samples' axis whose size is given as -1, if it may mix them.
 
-    That cuts across samples if, for some lengths, the other axes do not divide
-    the entries of each. Sizes that are all given must have as many entries.
+    It cuts across samples if, for some lengths, the other axes do not divide
+    the entries of each sample. Where all sizes are given, TensorFlow checks
+    that they have as many entries.
     """
-    before, after = op.shape(), op.shape_out()
-    before[kind.axis] = kind.rows * kind.lead
-    del after[made.axis]
+    input_sizes, output_sizes = op.shape(), op.shape_out()
+    input_sizes[input_type.axis] = input_type.rows * input_type.lead
+    del output_sizes[output_type.axis]
     tensor, sizes = op.inputs[:2]
-    of = None if op.lengths.distinct else tensor.ref()
-    same = op.lengths.is_regular(sizes, op.of_tensor, of)
-    regular = same or op.lengths.is_regular(sizes, op.of_tensor)
-    if not regular or not op.lengths.divides(before, after, same):
+    source = None if op.lengths.is_distinct else tensor.ref()
+    are_same = op.lengths.is_regular(sizes, op.value_of, source)
+    is_regular = are_same or op.lengths.is_regular(sizes, op.value_of)
+    if not is_regular or not op.lengths.divides(
+        input_sizes, output_sizes, are_same
+    ):
         raise Mixes(
             "has -1 in place of the number of samples, which may cut across "
             "them where the length of an axis is not known (give tf.shape(x)"
@@ -59,12 +62,14 @@ def _check_what_is_left(op, kind, made):
         )
 
 
-def reshaped(kind, before, after, n):
+def reshaped_type(input_type, input_sizes, output_sizes, n):
     """Return the type of a tensor in another shape; there are n samples."""
-    blocks = product(before[: kind.axis]) * kind.lead
-    entries = kind.rows * product(before[kind.axis + 1 :])
+    blocks = product(input_sizes[: input_type.axis]) * input_type.lead
+    entries = input_type.rows * product(input_sizes[input_type.axis + 1 :])
+    # The entries are blocks x n x entries, in this order. Output axes before
+    # that of the samples may take some of the blocks; `outer` counts them.
     outer = 1
-    for axis, size in enumerate(after):
+    for axis, size in enumerate(output_sizes):
         if size is None:
             raise Untyped("a size is not known while tracing")
         if outer * size <= blocks and (n > 1 or outer != blocks):
@@ -74,91 +79,95 @@ def reshaped(kind, before, after, n):
             break
         lead = blocks // outer
         rows = size // (n * lead)
-        if rows * product(after[axis + 1 :]) != entries:
+        if rows * product(output_sizes[axis + 1 :]) != entries:
             break
-        return At(axis, rows, lead, kind.flags)
+        return At(axis, rows, lead, input_type.flags)
     raise Mixes("takes the samples' axis apart")
 
 
 @type_rule("ExpandDims")
-def expand(op, types):
+def expand_dims(op, types):
     """One more axis."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
     (axis,) = op.axes(1, op.rank_out())
-    return kind.on(kind.axis + (axis <= kind.axis))
+    return input_type.on(input_type.axis + (axis <= input_type.axis))
 
 
 @type_rule("Squeeze")
 def squeeze(op, types):
     """Fewer axes of size one."""
-    kind = types[0]
-    if whole(kind):
-        return kind
+    input_type = types[0]
+    if has_no_axis(input_type):
+        return input_type
     rank = op.rank()
     axes = [a % rank for a in op.attribute("squeeze_dims")]
     if not axes:
         axes = [k for k, s in enumerate(op.shape()) if s == 1]
-        if kind.axis in axes or None in op.shape():
+        if input_type.axis in axes or None in op.shape():
             raise Untyped("which axes it removes follows the sizes")
-    if kind.axis in axes:
+    if input_type.axis in axes:
         raise Mixes("removes the samples' axis")
-    return kind.on(kind.axis - sum(a < kind.axis for a in axes))
+    return input_type.on(
+        input_type.axis - sum(a < input_type.axis for a in axes)
+    )
 
 
 @type_rule("Transpose", "ConjugateTranspose")
 def transpose(op, types):
     """Move the samples' axis to another place."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
     order = [int(p) for p in op.number(1)]
-    return kind.on(order.index(kind.axis))
+    return input_type.on(order.index(input_type.axis))
 
 
 @type_rule("ConcatV2", "Concat")
 def concat(op, types):
     """Tensors beside each other, or batches one after the other."""
-    first = op.type == "Concat"
-    parts = types[1:] if first else types[:-1]
-    places = op.number_or_none(0 if first else len(types) - 1)
-    if any(isinstance(t, (Total, Divisor)) for t in parts):
-        return _of_sums(parts)
-    if places is None:
+    axis_first = op.type == "Concat"
+    part_types = types[1:] if axis_first else types[:-1]
+    axis_value = op.number_or_none(0 if axis_first else len(types) - 1)
+    if any(isinstance(t, (Total, Divisor)) for t in part_types):
+        return _type_of_sums(part_types)
+    if axis_value is None:
         raise Untyped("its axis is not known while tracing")
-    axis = int(places) % op.rank_out()
-    flags = flags_of(parts)
-    with_samples = [t for t in parts if isinstance(t, At)]
-    if len({t.axis for t in with_samples}) > 1:
+    axis = int(axis_value) % op.rank_out()
+    flags = flags_of(part_types)
+    sample_types = [t for t in part_types if isinstance(t, At)]
+    if len({t.axis for t in sample_types}) > 1:
         raise Mixes("joins tensors whose samples are on different axes")
-    kind = with_samples[0]
-    if kind.axis != axis:
-        if len({t.place for t in with_samples}) > 1:
+    input_type = sample_types[0]
+    if input_type.axis != axis:
+        if len({t.place for t in sample_types}) > 1:
             raise Mixes("joins tensors whose samples lie differently")
-        return kind.flagged(flags)
-    if len(with_samples) < len(parts):
-        lengths = [op.shape(k + first)[axis] for k in range(len(parts))]
-        for t, length in zip(parts, lengths):
-            block = op.n * kind.rows
+        return input_type.flagged(flags)
+    if len(sample_types) < len(part_types):
+        lengths = [
+            op.shape(k + axis_first)[axis] for k in range(len(part_types))
+        ]
+        for t, length in zip(part_types, lengths):
+            block = op.n * input_type.rows
             if isinstance(t, Free) and (length is None or length % block):
                 raise Mixes("adds entries of no sample to the samples")
-        with_samples = [
+        sample_types = [
             t
             if isinstance(t, At)
-            else At(axis, kind.rows, length // (op.n * kind.rows))
-            for t, length in zip(parts, lengths)
+            else At(axis, input_type.rows, length // (op.n * input_type.rows))
+            for t, length in zip(part_types, lengths)
         ]
-    if len({t.rows for t in with_samples}) > 1:
+    if len({t.rows for t in sample_types}) > 1:
         raise Mixes("joins batches whose samples lie differently")
-    return At(axis, kind.rows, sum(t.lead for t in with_samples), flags)
+    return At(axis, input_type.rows, sum(t.lead for t in sample_types), flags)
 
 
-def _of_sums(parts):
-    if any(isinstance(t, At) for t in parts):
+def _type_of_sums(part_types):
+    if any(isinstance(t, At) for t in part_types):
         raise Mixes("joins sums over the samples with samples")
-    flags = flags_of(parts)
-    if any(isinstance(t, Divisor) for t in parts):
+    flags = flags_of(part_types)
+    if any(isinstance(t, Divisor) for t in part_types):
         return Divisor(flags)
     return Total(flags)
 
@@ -167,7 +176,7 @@ def _of_sums(parts):
 def pack(op, types):
     """One more axis, for the inputs."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
-        return _of_sums(types)
+        return _type_of_sums(types)
     places = {t.place for t in types if isinstance(t, At)}
     if len(places) > 1:
         raise Mixes("joins tensors whose samples are on different axes")
@@ -179,91 +188,98 @@ def pack(op, types):
 @type_rule("Unpack")
 def unpack(op, types):
     """One axis less, in several tensors."""
-    (kind,) = types
-    if whole(kind):
-        return kind
+    (input_type,) = types
+    if has_no_axis(input_type):
+        return input_type
     axis = op.attribute("axis") % op.rank()
-    if axis == kind.axis:
+    if axis == input_type.axis:
         raise Mixes("takes the samples apart")
-    return kind.on(kind.axis - (axis < kind.axis))
+    return input_type.on(input_type.axis - (axis < input_type.axis))
 
 
 @type_rule("Split", "SplitV")
 def split(op, types):
     """Parts of an axis; whole batches along the samples' axis."""
-    value = 1 if op.type == "Split" else 0
-    kind = types[value]
-    if any(not isinstance(t, Free) for k, t in enumerate(types) if k != value):
+    data_input = 1 if op.type == "Split" else 0
+    input_type = types[data_input]
+    if any(
+        not isinstance(t, Free) for k, t in enumerate(types) if k != data_input
+    ):
         raise Mixes("takes sizes from the values of the samples")
-    if whole(kind):
-        return kind
-    (axis,) = op.axes(0 if op.type == "Split" else 2, op.rank(value))
-    if axis != kind.axis:
-        return kind
-    kinds = []
+    if has_no_axis(input_type):
+        return input_type
+    (axis,) = op.axes(0 if op.type == "Split" else 2, op.rank(data_input))
+    if axis != input_type.axis:
+        return input_type
+    output_types = []
     for k in range(len(op.outputs)):
         length = op.shape_out(k)[axis]
-        if length is None or length % (op.n * kind.rows):
+        if length is None or length % (op.n * input_type.rows):
             raise Mixes("takes the samples apart")
-        lead = length // (op.n * kind.rows)
-        kinds.append(At(axis, kind.rows, lead, kind.flags))
-    return kinds
+        lead = length // (op.n * input_type.rows)
+        output_types.append(At(axis, input_type.rows, lead, input_type.flags))
+    return output_types
 
 
 @type_rule("Tile")
 def tile(op, types):
     """Repeat along each axis."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
-    size, length = op.shape_out()[kind.axis], op.shape()[kind.axis]
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
+    size, length = op.shape_out()[input_type.axis], op.shape()[input_type.axis]
     if size is None or not length:
         raise Untyped("how often it repeats is not known while tracing")
     times = size // length
-    return At(kind.axis, kind.rows, kind.lead * times, kind.flags)
+    return At(
+        input_type.axis,
+        input_type.rows,
+        input_type.lead * times,
+        input_type.flags,
+    )
 
 
 @type_rule("BroadcastTo")
 def broadcast(op, types):
     """Repeat axes of size one."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
-    return kind.on(kind.axis + op.rank_out() - op.rank())
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
+    return input_type.on(input_type.axis + op.rank_out() - op.rank())
 
 
 @type_rule("OneHot")
 def one_hot(op, types):
     """One more axis, for the classes."""
-    kind = only_first(types)
-    if whole(kind):
-        as_divisor(op, 0, kind)
-        return Divisor(kind.flags)
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        as_divisor(op, 0, input_type)
+        return Divisor(input_type.flags)
     axis = op.attribute("axis")
     axis = op.rank() if axis == -1 else axis
-    return kind.on(kind.axis + (axis <= kind.axis))
+    return input_type.on(input_type.axis + (axis <= input_type.axis))
 
 
 @type_rule("Roll")
 def roll(op, types):
     """Shift along axes."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
-    if kind.axis in op.axes(2, op.rank()):
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
+    if input_type.axis in op.axes(2, op.rank()):
         raise Mixes("shifts the samples")
-    return kind
+    return input_type
 
 
 @type_rule("ReverseV2", "Reverse")
 def reverse(op, types):
     """Turn axes round."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
-    if kind.axis in op.axes(1, op.rank()):
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
+    if input_type.axis in op.axes(1, op.rank()):
         raise Mixes("turns the order of the samples round")
-    return kind
+    return input_type
 
 
 @type_rule("ReverseSequence")
@@ -271,42 +287,47 @@ def reverse_sequence(op, types):
     """Turn the first entries of each row round; lengths by row."""
     if any(not isinstance(t, (Free, At)) for t in types):
         raise Mixes("turns sums over the samples round")
-    axis = op.attribute("batch_dim") % op.rank()
-    along = op.attribute("seq_dim") % op.rank()
-    kind, lengths = types
-    if isinstance(kind, At) and kind.axis == along:
+    batch_axis = op.attribute("batch_dim") % op.rank()
+    sequence_axis = op.attribute("seq_dim") % op.rank()
+    input_type, lengths = types
+    if isinstance(input_type, At) and input_type.axis == sequence_axis:
         raise Mixes("turns the order of the samples round")
     if isinstance(lengths, At):
-        if isinstance(kind, At):
-            if kind.axis != axis or kind.place[1:] != lengths.place[1:]:
+        if isinstance(input_type, At):
+            if (
+                input_type.axis != batch_axis
+                or input_type.place[1:] != lengths.place[1:]
+            ):
                 raise Mixes("takes lengths of other samples")
-            return kind.flagged(lengths.flags)
-        return lengths.on(axis)
-    return kind
+            return input_type.flagged(lengths.flags)
+        return lengths.on(batch_axis)
+    return input_type
 
 
 @type_rule("SpaceToBatchND")
 def space_to_batch(op, types):
     """Blocks of pixels go before the samples."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
     size, length = op.shape_out()[0], op.shape()[0]
-    if kind.axis != 0 or size is None or not length:
+    if input_type.axis != 0 or size is None or not length:
         raise Mixes("takes the samples for pixels")
-    return At(0, kind.rows, kind.lead * (size // length), kind.flags)
+    return At(
+        0, input_type.rows, input_type.lead * (size // length), input_type.flags
+    )
 
 
 @type_rule("BatchToSpaceND")
 def batch_to_space(op, types):
     """Blocks before the samples go back into their pixels."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
     size, length = op.shape_out()[0], op.shape()[0]
-    if kind.axis != 0 or not size or length is None:
+    if input_type.axis != 0 or not size or length is None:
         raise Mixes("takes the samples for pixels")
     times = length // size
-    if kind.lead % times:
+    if input_type.lead % times:
         raise Mixes("takes pixels of several samples")
-    return At(0, kind.rows, kind.lead // times, kind.flags)
+    return At(0, input_type.rows, input_type.lead // times, input_type.flags)

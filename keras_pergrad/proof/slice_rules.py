@@ -1,55 +1,55 @@
 """Type rules of ops that take a part of each axis, or put one into zeros."""
 
-from keras_pergrad.proof.shape_rules import whole
+from keras_pergrad.proof.shape_rules import has_no_axis
 from keras_pergrad.proof.tensor_types import (
     At,
     Free,
     Mixes,
     Untyped,
-    joined,
+    join_types,
     only_first,
     type_rule,
 )
 
 
 @type_rule("Slice", "XlaDynamicSlice")
-def cut(op, types):
+def plain_slice(op, types):
     """Take a part of each axis."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
     begins, sizes = op.partial_number(1), op.partial_number(2)
     if begins is None:
         raise Untyped("where it begins is not known while tracing")
-    length = op.shape()[kind.axis]
-    begin, size = begins[kind.axis], None
-    if op.shape_out()[kind.axis] is not None:
-        size = op.shape_out()[kind.axis]
+    length = op.shape()[input_type.axis]
+    begin, size = begins[input_type.axis], None
+    if op.shape_out()[input_type.axis] is not None:
+        size = op.shape_out()[input_type.axis]
     elif sizes is not None:
-        size = sizes[kind.axis]
+        size = sizes[input_type.axis]
         size = length if size == -1 else size
     if begin == 0 and size is not None and size == length:
-        return kind
-    return _blocks(kind, begin, size, op.n)
+        return input_type
+    return _batch_range(input_type, begin, size, op.n)
 
 
-def _blocks(kind, begin, size, n):
-    """Return the type of some whole batches of several, one after the other."""
-    block = n * kind.rows
+def _batch_range(input_type, begin, size, n):
+    """Return the type of a range of batches that lie one after the other."""
+    block = n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("takes some of the samples")
     if not size:
         raise Mixes("takes none of the samples")
-    return At(kind.axis, kind.rows, size // block, kind.flags)
+    return At(input_type.axis, input_type.rows, size // block, input_type.flags)
 
 
-def sliced_axes(op, rank, begins):
+def sliced_axes(op, rank, begins_input):
     """Yield (input axis or None, output axis or None, k) of a strided slice.
 
-    k is the place in the vectors of beginnings, which are input `begins`;
-    None: the axis is taken whole.
+    k is the place of the axis in the vector of beginnings, which is input
+    `begins_input`; None: the axis is taken whole.
     """
-    count = op.inputs[begins].shape[0]
+    count = op.inputs[begins_input].shape[0]
     if count is None:
         raise Untyped("how many axes it slices is not known while tracing")
     masks = {
@@ -60,10 +60,10 @@ def sliced_axes(op, rank, begins):
     for k in range(count):
         if masks["ellipsis"] >> k & 1:
             # New axes behind it do not count.
-            behind = sum(
+            later_axes = sum(
                 not masks["new_axis"] >> j & 1 for j in range(k + 1, count)
             )
-            while source < rank - behind:
+            while source < rank - later_axes:
                 yield source, target, None
                 source, target = source + 1, target + 1
         elif masks["new_axis"] >> k & 1:
@@ -81,16 +81,16 @@ def sliced_axes(op, rank, begins):
 
 
 @type_rule("StridedSlice")
-def strided(op, types):
+def strided_slice(op, types):
     """Take a part of each axis, as in Python."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
     for source, target, k in sliced_axes(op, op.rank(), 1):
-        if source != kind.axis:
+        if source != input_type.axis:
             continue
         if k is None:
-            return kind.on(target)
+            return input_type.on(target)
         if target is None:
             raise Mixes("takes one of the samples")
         steps = op.partial_number(3)
@@ -105,45 +105,50 @@ def strided(op, types):
             if begin is not None and begin < 0 and length is not None:
                 begin += length
         if begin == 0 and op.attribute("end_mask") >> k & 1:
-            return kind.on(target)
+            return input_type.on(target)
         ends = op.partial_number(2)
         if op.any_number and ends is not None and ends[k] is not None:
+            # An end beyond the samples of this trace would cut larger batches.
             open_end = op.attribute("end_mask") >> k & 1
             if not open_end and length is not None and ends[k] > length:
                 raise Mixes("takes as many of the samples as are given")
         if begin == 0 and size is not None and size == length:
-            return kind.on(target)
-        return _blocks(kind, begin, size, op.n).on(target)
+            return input_type.on(target)
+        return _batch_range(input_type, begin, size, op.n).on(target)
     raise Untyped("its axes are not known")
 
 
 @type_rule("StridedSliceGrad")
 def strided_gradient(op, types):
     """Put zeros around the gradient of a slice."""
-    kind = types[4]
+    input_type = types[4]
     if any(not isinstance(t, Free) for t in types[:4]):
         raise Mixes("takes sizes or places from the values of the samples")
-    if whole(kind):
-        return kind
+    if has_no_axis(input_type):
+        return input_type
     for source, target, k in sliced_axes(op, op.rank_out(), 1):
-        if target is not None and target == kind.axis and source is not None:
+        if (
+            target is not None
+            and target == input_type.axis
+            and source is not None
+        ):
             size = op.shape_out()[source]
             if k is None or size == op.shape(4)[target]:
-                return kind.on(source)
+                return input_type.on(source)
             begins = op.partial_number(1)
             begin = 0
             if not op.attribute("begin_mask") >> k & 1:
                 begin = None if begins is None else begins[k]
-            return _among_blocks(kind.on(source), begin, size, op.n)
+            return _padded_batches(input_type.on(source), begin, size, op.n)
     raise Mixes("puts samples where one of them was taken")
 
 
-def _among_blocks(kind, begin, size, n):
-    """Return the type of batches that were put among blank ones."""
-    block = n * kind.rows
+def _padded_batches(input_type, begin, size, n):
+    """Return the type of batches with whole batches of zeros around them."""
+    block = n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("puts the samples among others")
-    return At(kind.axis, kind.rows, size // block, kind.flags)
+    return At(input_type.axis, input_type.rows, size // block, input_type.flags)
 
 
 @type_rule("XlaDynamicUpdateSlice")
@@ -152,35 +157,35 @@ def updated_slice(op, types):
 
     XLA moves a part that would reach beyond the end back into the tensor.
     """
-    into, part, begins = types
+    target_type, part_type, begins = types
     if not isinstance(begins, Free):
         raise Mixes("takes places from the values of the samples")
-    kind = joined(into, part).flagged(begins.flags)
-    if whole(kind):
-        return kind
-    length, size = op.shape()[kind.axis], op.shape(1)[kind.axis]
+    input_type = join_types(target_type, part_type).flagged(begins.flags)
+    if has_no_axis(input_type):
+        return input_type
+    length, size = op.shape()[input_type.axis], op.shape(1)[input_type.axis]
     if length is not None and size == length:
-        return kind
+        return input_type
     places = op.partial_number(2)
-    begin = None if places is None else places[kind.axis]
-    if isinstance(into, Free):
-        return _among_blocks(kind, begin, length, op.n)
-    block = op.n * kind.rows
+    begin = None if places is None else places[input_type.axis]
+    if isinstance(target_type, Free):
+        return _padded_batches(input_type, begin, length, op.n)
+    block = op.n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("replaces some of the samples")
-    return kind
+    return input_type
 
 
 @type_rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(op, types):
     """Entries before and behind; whole batches along the samples' axis."""
-    kind = only_first(types)
-    if whole(kind):
-        return kind
-    before = op.number(1)[kind.axis]
-    if not any(before):
-        return kind
+    input_type = only_first(types)
+    if has_no_axis(input_type):
+        return input_type
+    widths = op.number(1)[input_type.axis]
+    if not any(widths):
+        return input_type
     if op.type.startswith("Mirror"):
         raise Mixes("mirrors the samples")
-    size = op.shape_out()[kind.axis]
-    return _among_blocks(kind, int(before[0]), size, op.n)
+    size = op.shape_out()[input_type.axis]
+    return _padded_batches(input_type, int(widths[0]), size, op.n)

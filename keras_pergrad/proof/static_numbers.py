@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.proof.op_facts import FACTS, TAKE_PARTS, op_types
-from keras_pergrad.proof.sample_loops import Single
+from keras_pergrad.proof.sample_loops import CurrentSample
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
@@ -24,35 +24,35 @@ from keras_pergrad.proof.tensor_types import (
 
 
 class StaticNumbers:
-    """What is known of such tensors."""
+    """The values of tensors of whole numbers that shapes determine."""
 
     #: Larger tensors are not evaluated.
-    MOST = 2**20
+    MAX_SIZE = 2**20
 
     def __init__(self):
-        self._known = {}
+        self._values = {}
 
-    def give(self, tensor, value):
+    def set(self, tensor, value):
         """Set the value of a tensor."""
-        self._known[id(tensor)] = (
+        self._values[id(tensor)] = (
             tensor,
             np.asarray(value, tensor.dtype.as_numpy_dtype),
         )
 
     def forget(self, tensors):
-        """Let the values of tensors not be known."""
+        """Forget the values of tensors; they are not evaluated again."""
         for tensor in tensors:
-            self._known[id(tensor)] = tensor, None
+            self._values[id(tensor)] = tensor, None
 
     def of(self, tensor):
         """Return a tensor's value, an array, or None."""
         key = id(tensor)
-        if key not in self._known:
+        if key not in self._values:
             # The tensor is kept, so that its id stays its own.
-            self._known[key] = tensor, self._evaluated(tensor)
-        return self._known[key][1]
+            self._values[key] = tensor, self._evaluate(tensor)
+        return self._values[key][1]
 
-    def _evaluated(self, tensor):
+    def _evaluate(self, tensor):
         if not self._may_be_known(tensor):
             return None
         dtype, op = tensor.dtype, tensor.op
@@ -71,21 +71,21 @@ class StaticNumbers:
             return tf.get_static_value(tensor)
         if not op.inputs or op.type not in _EVALUATED:
             return None
-        given = [self.of(t) for t in op.inputs]
-        if any(v is None for v in given):
+        input_values = [self.of(t) for t in op.inputs]
+        if any(v is None for v in input_values):
             return None
-        values = by_numpy(op, given) or by_tensorflow(op, given)
+        values = by_numpy(op, input_values) or by_tensorflow(op, input_values)
         if values is None:
             return None
-        for one, value in zip(op.outputs, values):
-            if self._may_be_known(one):
-                self._known[id(one)] = one, value
+        for output, value in zip(op.outputs, values):
+            if self._may_be_known(output):
+                self._values[id(output)] = output, value
         return values[tensor.value_index]
 
     def _may_be_known(self, tensor):
         size = tensor.shape.num_elements()
-        whole = tensor.dtype.is_integer or tensor.dtype.is_bool
-        return whole and (size is None or size <= self.MOST)
+        is_integral = tensor.dtype.is_integer or tensor.dtype.is_bool
+        return is_integral and (size is None or size <= self.MAX_SIZE)
 
 
 #: Ops on shapes that are evaluated.
@@ -125,13 +125,16 @@ _BY_NUMPY = {
 _MASKS = ("begin_mask", "end_mask", "shrink_axis_mask")
 
 
-def by_numpy(op, given):
-    """Return the outputs of a frequent op, several times as fast, or None."""
-    if op.type not in _BY_NUMPY or not _is_plain(op, given):
+def by_numpy(op, arrays):
+    """Return the outputs of a frequent op, or None.
+
+    NumPy is several times as fast as TensorFlow on such small arrays.
+    """
+    if op.type not in _BY_NUMPY or not _is_plain(op, arrays):
         return None
     try:
         with np.errstate(all="ignore"):
-            values = _BY_NUMPY[op.type](op, *given)
+            values = _BY_NUMPY[op.type](op, *arrays)
     except (ValueError, TypeError, IndexError):
         return None  # TensorFlow may refuse it, too.
     return [
@@ -140,42 +143,44 @@ def by_numpy(op, given):
     ]
 
 
-def _is_plain(op, given):
+def _is_plain(op, arrays):
     """Whether NumPy does the same on these arrays."""
     if op.type in ("FloorDiv", "FloorMod"):
-        return given[1].all()
+        return arrays[1].all()
     if op.type == "GatherV2":
-        x, ids, axis = given
+        x, ids, axis = arrays
         size = x.shape[int(axis)] if x.ndim else 0
         return (
             not op.get_attr("batch_dims") and ((ids >= 0) & (ids < size)).all()
         )
     if op.type == "StridedSlice":
-        other = op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask")
-        x, begin, _, step = given
-        if other or x.ndim != 1 or len(begin) != 1 or step[0] != 1:
+        has_other_masks = op.get_attr("ellipsis_mask") or op.get_attr(
+            "new_axis_mask"
+        )
+        x, begin, _, step = arrays
+        if has_other_masks or x.ndim != 1 or len(begin) != 1 or step[0] != 1:
             return False
-        inside = -len(x) <= begin[0] < len(x)
-        return inside or not op.get_attr("shrink_axis_mask")
+        is_inside = -len(x) <= begin[0] < len(x)
+        return is_inside or not op.get_attr("shrink_axis_mask")
     if op.type == "InvertPermutation":
-        return (np.sort(given[0]) == np.arange(len(given[0]))).all()
+        return (np.sort(arrays[0]) == np.arange(len(arrays[0]))).all()
     if op.type == "BroadcastGradientArgs":
-        pairs = zip(given[0][::-1], given[1][::-1])
+        pairs = zip(arrays[0][::-1], arrays[1][::-1])
         return all(a == b or 1 in (a, b) for a, b in pairs)
     return True
 
 
 def _slice(op, begin, end, step):
     """Return the index of a strided slice of a vector."""
-    first, last, one = (op.get_attr(mask) & 1 for mask in _MASKS)
-    if one:
+    first, last, is_index = (op.get_attr(mask) & 1 for mask in _MASKS)
+    if is_index:
         # TensorFlow does not look at the other masks then.
         return begin[0]
     return slice(None if first else begin[0], None if last else end[0])
 
 
 def _broadcast_axes(x, y):
-    """Return the axes of gradients of both that broadcasting makes sums."""
+    """Return the axes over which the gradient of each shape is summed."""
     if np.array_equal(x, y):
         return [], []
     rank = max(len(x), len(y))
@@ -186,25 +191,25 @@ def _broadcast_axes(x, y):
     )
 
 
-def by_tensorflow(op, given):
+def by_tensorflow(op, arrays):
     """Return the outputs of an op for arrays; None where it fails."""
     arguments, k = {}, 0
     function = getattr(tf.raw_ops, op.type)
-    names = _names(op.type)
+    names = _argument_names(op.type)
     try:
         with tf.init_scope(), tf.device("CPU:0"):
-            for name, argument in zip(names, op.op_def.input_arg):
-                if argument.number_attr:
-                    count = op.get_attr(argument.number_attr)
+            for name, input_def in zip(names, op.op_def.input_arg):
+                if input_def.number_attr:
+                    count = op.get_attr(input_def.number_attr)
                     arguments[name] = [
                         tf.constant(v, t.dtype)
                         for v, t in zip(
-                            given[k : k + count], op.inputs[k : k + count]
+                            arrays[k : k + count], op.inputs[k : k + count]
                         )
                     ]
                     k += count
                 else:
-                    arguments[name] = tf.constant(given[k], op.inputs[k].dtype)
+                    arguments[name] = tf.constant(arrays[k], op.inputs[k].dtype)
                     k += 1
             numbers = {a.number_attr for a in op.op_def.input_arg}
             types = {a.type_attr for a in op.op_def.input_arg}
@@ -214,13 +219,13 @@ def by_tensorflow(op, given):
             outputs = function(**arguments)
     except (ValueError, TypeError, KeyError, tf.errors.OpError):
         return None
-    several = isinstance(outputs, (list, tuple))
-    return [t.numpy() for t in (outputs if several else [outputs])]
+    is_sequence = isinstance(outputs, (list, tuple))
+    return [t.numpy() for t in (outputs if is_sequence else [outputs])]
 
 
 @functools.cache
-def _names(op_type):
-    """Return the arguments of an op: Python has other names for some."""
+def _argument_names(op_type):
+    """Return the names of an op's arguments, which differ in Python."""
     return list(inspect.signature(getattr(tf.raw_ops, op_type)).parameters)
 
 
@@ -228,16 +233,21 @@ def _names(op_type):
 
 
 #: Ops that move entries, or repeat them, and make no new ones of them.
-_MOVE = op_types(
+_REARRANGES = op_types(
     "BroadcastTo Concat ConcatV2 ExpandDims Fill GatherNd GatherV2 Identity "
     "Pack Reshape ReverseV2 Slice Split SplitV Squeeze StopGradient "
     "StridedSlice Tile Transpose Unpack"
 )
 #: Ops that give as many equal entries, or draws, as they are told to.
-_ALIKE = op_types("BroadcastTo Empty Fill Reshape Tile")
-_DRAW = ("Random", "Stateless", "StatefulUniform", "StatefulStandardNormal")
+_REPEATS = op_types("BroadcastTo Empty Fill Reshape Tile")
+_DRAW_PREFIXES = (
+    "Random",
+    "Stateless",
+    "StatefulUniform",
+    "StatefulStandardNormal",
+)
 #: What a rule raises that does not know an op of this shape.
-FAILURES = (
+RULE_FAILURES = (
     ValueError,
     IndexError,
     KeyError,
@@ -245,7 +255,7 @@ FAILURES = (
     TypeError,
     ZeroDivisionError,
 )
-_ARRANGE = op_types(
+_SIZE_OPS = op_types(
     "Cast ConcatOffset ConcatV2 ExpandDims GatherV2 Identity Mul Pack Prod "
     "Reshape Slice Split SplitV Squeeze StridedSlice Unpack"
 )
@@ -255,18 +265,18 @@ class Sizes:
     """Tells which tensors without samples follow the number of samples."""
 
     def __init__(self, n, any_number, numbers):
-        self._n, self._any, self._numbers = n, any_number, numbers
+        self._n, self._any_number, self._numbers = n, any_number, numbers
         # Tensors of nothing but sizes, some of which follow the samples.
-        self._made = set()
+        self._size_tensors = set()
 
     def note(self, tensors):
         """Note tensors of nothing but sizes."""
-        self._made.update(map(id, tensors))
+        self._size_tensors.update(map(id, tensors))
 
-    def same(self, made, tensor):
+    def alias(self, stand_in, tensor):
         """Note that a tensor stands for another one."""
-        if id(tensor) in self._made:
-            self._made.add(id(made))
+        if id(tensor) in self._size_tensors:
+            self._size_tensors.add(id(stand_in))
 
     def flags(self, op, types, flags, rule):
         """Return the flags of what an op makes of no samples, by output.
@@ -274,9 +284,9 @@ class Sizes:
         `flags` are those of all its inputs; `rule(types)` returns the types of
         its outputs, given those of inputs.
         """
-        if self._any and _counts(op, self._n, rule):
+        if self._any_number and _follows_sample_count(op, self._n, rule):
             flags |= BY_SIZE
-        elif flags & BY_SIZE and self._arranges(op, types):
+        elif flags & BY_SIZE and self._rearranges_sizes(op, types):
             if op.type != "ConcatOffset":  # It gives sums of sizes.
                 self.note(op.outputs)
             return self.left(op, flags)
@@ -284,51 +294,63 @@ class Sizes:
 
     def left(self, op, flags):
         """Return flags without `BY_SIZE` where no size follows the samples."""
-        if not self._any:
+        if not self._any_number:
             return [flags & ~BY_SIZE] * len(op.outputs)
         numbers = [self._numbers.of(tensor) for tensor in op.outputs]
         if op.type == "ConcatOffset" and all(n is not None for n in numbers):
             # The sizes of the parts, but for the last.
-            follows = any(map(self._follows, np.diff(numbers, axis=0)))
-            return [flags if follows else flags & ~BY_SIZE] * len(op.outputs)
+            follows_samples = any(
+                map(self._follows_samples, np.diff(numbers, axis=0))
+            )
+            return [flags if follows_samples else flags & ~BY_SIZE] * len(
+                op.outputs
+            )
         return [
-            flags if self._follows(number) else flags & ~BY_SIZE
+            flags if self._follows_samples(number) else flags & ~BY_SIZE
             for number in numbers
         ]
 
-    def _follows(self, number):
+    def _follows_samples(self, number):
         """Whether a number, of several batch sizes, follows the samples."""
         if number is None:
             return True
         return ((number % self._n == 0) & (number != 0)).any()
 
-    def _arranges(self, op, types):
+    def _rearranges_sizes(self, op, types):
         """Whether an op gives some of the sizes that it takes, or products.
 
         Which of them follow the number of samples shows in their values then.
         """
-        data = [(t, k) for t, k in zip(op.inputs, types) if k.flags & BY_SIZE]
+        size_inputs = [
+            (t, input_type)
+            for t, input_type in zip(op.inputs, types)
+            if input_type.flags & BY_SIZE
+        ]
         if op.type == "GatherV2" or op.type in TAKE_PARTS:
-            data = [pair for pair in data if pair[0] is not op.inputs[0]]
-            if data:
+            size_inputs = [
+                pair for pair in size_inputs if pair[0] is not op.inputs[0]
+            ]
+            if size_inputs:
                 return False
-            data = [(op.inputs[0], types[0])]
-        return op.type in _ARRANGE and all(id(t) in self._made for t, _ in data)
+            size_inputs = [(op.inputs[0], types[0])]
+        return op.type in _SIZE_OPS and all(
+            id(t) in self._size_tensors for t, _ in size_inputs
+        )
 
 
-def as_shapes(op, types):
+def without_size_flags(op, types):
     """Return types of inputs; a size that gives a shape gives no value."""
     if op.type in TAKE_PARTS and isinstance(types[0], Free):
         # Which part of a table it is gives the values.
         return types
-    places = FACTS[op.type].sizes
+    size_inputs = FACTS[op.type].size_inputs
     return [
-        Free(t.flags & ~BY_SIZE) if k in places and type(t) is Free else t
+        Free(t.flags & ~BY_SIZE) if k in size_inputs and type(t) is Free else t
         for k, t in enumerate(types)
     ]
 
 
-def _counts(op, n, rule):
+def _follows_sample_count(op, n, rule):
     """Whether what an op gives may follow how many samples there are.
 
     It does if the op joins entries along an axis as long as the samples are
@@ -338,24 +360,28 @@ def _counts(op, n, rule):
     if any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
         # A list holds what is put into it as it is.
         return False
-    before = max((_multiples(t, n) for t in op.inputs), default=0)
-    after = max((_multiples(t, n) for t in op.outputs), default=0)
-    if not before:
-        alike = op.type in _ALIKE or op.type.startswith(_DRAW)
-        return after > 0 and not alike
-    if op.type in _MOVE:
+    input_axes = max((_count_sample_axes(t, n) for t in op.inputs), default=0)
+    output_axes = max((_count_sample_axes(t, n) for t in op.outputs), default=0)
+    if not input_axes:
+        repeats = op.type in _REPEATS or op.type.startswith(_DRAW_PREFIXES)
+        return output_axes > 0 and not repeats
+    if op.type in _REARRANGES:
         return False
-    if before > after:
+    if input_axes > output_axes:
         return True
     try:
-        kinds = rule([_as_samples(t, n) for t in op.inputs])
-    except (Mixes, Untyped, *FAILURES):
+        output_types = rule([_assumed_type(t, n) for t in op.inputs])
+    except (Mixes, Untyped, *RULE_FAILURES):
         return True
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    return not all(isinstance(kind, (At, Free)) for kind in kinds)
+    output_types = (
+        output_types if isinstance(output_types, list) else [output_types]
+    )
+    return not all(
+        isinstance(output_type, (At, Free)) for output_type in output_types
+    )
 
 
-def _as_samples(tensor, n):
+def _assumed_type(tensor, n):
     """Return the type of a tensor if it had samples where the size is n."""
     sizes = tensor.shape.as_list() if tensor.shape.rank else []
     for axis, size in enumerate(sizes):
@@ -364,7 +390,7 @@ def _as_samples(tensor, n):
     return FREE
 
 
-def _multiples(tensor, n):
+def _count_sample_axes(tensor, n):
     """Return how many axes have a multiple of n as their size."""
     if tensor.shape.rank is None:
         return 0
@@ -378,32 +404,40 @@ def _is_multiple(size, n):
 # The types of ops of which nothing is proved: what holds all the same.
 
 
-def of_one_sample(op, types, n):
+def types_of_one_sample(op, types, n):
     """Return types where there is one sample, or none: nothing can mix."""
-    place = next((t.axis for t in types if isinstance(t, At)), 0)
-    kinds = []
+    sample_axis = next((t.axis for t in types if isinstance(t, At)), 0)
+    output_types = []
     for tensor in op.outputs:
         sizes = tensor.shape.as_list() if tensor.shape.rank else []
-        ones = [k for k, size in enumerate(sizes) if size == n]
-        axis = place if place in ones else next(iter(ones), None)
+        candidates = [k for k, size in enumerate(sizes) if size == n]
+        axis = (
+            sample_axis
+            if sample_axis in candidates
+            else next(iter(candidates), None)
+        )
         flags = flags_of(types)
-        kinds.append(Total(flags) if axis is None else At(axis, flags=flags))
-    return kinds
+        output_types.append(
+            Total(flags) if axis is None else At(axis, flags=flags)
+        )
+    return output_types
 
 
-def as_vouched(op, types, n):
+def vouched_types(op, types, n):
     """Return the samples where they were, as the user says.
 
     Where no input has an axis for them, an output has it by its size, n.
     """
     if all(isinstance(t, Free) for t in types):
         return Free(flags_of(types))
-    at = next((t for t in types if isinstance(t, At)), None)
+    sample_type = next((t for t in types if isinstance(t, At)), None)
     flags = flags_of(types) & ~(BY_SIZE | DIVIDED)
-    single = next((t for t in types if isinstance(t, Single)), None)
-    if single is not None:
-        return dataclasses.replace(single, flags=flags)
-    if at is None:
+    current_sample = next(
+        (t for t in types if isinstance(t, CurrentSample)), None
+    )
+    if current_sample is not None:
+        return dataclasses.replace(current_sample, flags=flags)
+    if sample_type is None:
         return [
             At(0, flags=flags | VALUES)
             if t.shape.rank and t.shape[0] == n
@@ -411,20 +445,20 @@ def as_vouched(op, types, n):
             for t in op.outputs
         ]
     return [
-        dataclasses.replace(at, flags=flags, factor=())
-        if t.shape.rank is None or t.shape.rank > at.axis
+        dataclasses.replace(sample_type, flags=flags, factor=())
+        if t.shape.rank is None or t.shape.rank > sample_type.axis
         else Total(flags | VALUES)
         for t in op.outputs
     ]
 
 
-def are_placed(op, kinds, n):
+def have_sample_axes(op, output_types, n):
     """Whether each output that follows samples has an axis of all of them."""
-    if not isinstance(kinds, list):
-        return isinstance(kinds, (Free, Single))
+    if not isinstance(output_types, list):
+        return isinstance(output_types, (Free, CurrentSample))
     return all(
-        isinstance(kind, At)
+        isinstance(output_type, At)
         and t.shape.rank is not None
-        and t.shape[kind.axis] == n * kind.rows * kind.lead
-        for kind, t in zip(kinds, op.outputs)
+        and t.shape[output_type.axis] == n * output_type.rows * output_type.lead
+        for output_type, t in zip(output_types, op.outputs)
     )

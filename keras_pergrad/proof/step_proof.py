@@ -11,7 +11,12 @@ from keras_pergrad.keras_internals.losses.losses import loss_tensors
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.op_facts import CALLS, FACTS
-from keras_pergrad.proof.origins import OWN, OpOrigin, is_linear, own_gradients
+from keras_pergrad.proof.origins import (
+    CUSTOM_GRADIENT_OP,
+    OpOrigin,
+    custom_gradients,
+    is_linear,
+)
 from keras_pergrad.proof.step_types import ShapesUnknown, StepTypes
 from keras_pergrad.proof.tensor_types import (
     DIVIDED,
@@ -33,131 +38,142 @@ class StepRefusals:
 
     def __init__(self, proof, traced, uses):
         self._proof, self._traced, self._uses = proof, traced, uses
-        self._told = set()
+        self._refused = set()
 
     def __iter__(self):
         """Yield (layer, error) for what cannot be served, the first first."""
-        for layer, error in self._found():
-            hint = self._of_vouched()
+        for layer, error in self._refusals():
+            hint = self._vouched_hint()
             yield layer, ValueError(f"{error} {hint}") if hint else error
 
-    def _of_vouched(self):
+    def _vouched_hint(self):
         """Return a hint at a vouched layer that loses the samples' axis."""
-        for op_type, name in reversed(self._proof.types.without_place):
+        for op_type, name in reversed(self._proof.types.without_axis):
             layer = self._proof.origin.layer(name)
             if layer is not None and not self._proof.takes_as_batch(layer):
                 return messages.behind_vouched(layer, op_type, name)
         return None
 
-    def _found(self):
-        yield from self._by_chance()
-        for kind in self._proof.types.effects:
-            yield from self._mixed(kind)
-        for one, at in zip(self._uses.candidates, self._proof.at):
-            if one.by_value or at.has_samples:
-                yield from self._of_use(one, at)
-        yield from self._own_gradients()
-        for kinds in self._proof.types_at_rules():
-            for kind in kinds:
-                if isinstance(kind, Mixed):
-                    yield from self._mixed(kind)
-        yield from self._of_loss()
+    def _refusals(self):
+        yield from self._chance_refusals()
+        for effect in self._proof.types.effects:
+            yield from self._mixed_refusals(effect)
+        for use, types in zip(self._uses.candidates, self._proof.use_types):
+            if use.by_value or types.has_samples:
+                yield from self._use_refusals(use, types)
+        yield from self._custom_gradient_refusals()
+        for rule_types in self._proof.types_at_rules():
+            for rule_type in rule_types:
+                if isinstance(rule_type, Mixed):
+                    yield from self._mixed_refusals(rule_type)
+        yield from self._loss_refusals()
 
-    def _mixed(self, kind):
-        """Refuse what mixes, once; that a layer does so comes next."""
-        if kind not in self._told:
-            self._told.add(kind)
-            yield self._proof.origin.refusal(kind)
+    def _mixed_refusals(self, mixed):
+        """Refuse what mixes samples, each op once."""
+        if mixed not in self._refused:
+            self._refused.add(mixed)
+            yield self._proof.origin.refusal(mixed)
 
-    def _by_chance(self):
+    def _chance_refusals(self):
         """Refuse layers that mix in some steps alone."""
         layers = layers_of(self._traced.model)
         for layer in layers if self._traced.training else ():
-            mixes = isinstance(layer, messages.MIX_BY_CHANCE)
-            if mixes and not self._proof.takes_as_batch(layer):
+            is_mixing = isinstance(layer, messages.MIX_BY_CHANCE)
+            if is_mixing and not self._proof.takes_as_batch(layer):
                 yield layer, ValueError(messages.mixes_by_chance(layer))
 
-    def _of_use(self, one, at):
+    def _use_refusals(self, candidate, use_types):
         """Refuse a use whose samples are mixed, or no longer apart."""
-        pairs = [(o, d) for o, d in zip(at.outputs, at.deltas) if d is not None]
+        pairs = [
+            (output, cotangent)
+            for output, cotangent in zip(
+                use_types.outputs, use_types.cotangents
+            )
+            if cotangent is not None
+        ]
         if not pairs:
             return
-        kinds = [*at.inputs.values(), *(k for pair in pairs for k in pair)]
-        bad = next((k for k in kinds if isinstance(k, Mixed)), None)
-        if bad is None:
-            yield from self._misplaced(one, pairs)
+        types = [
+            *use_types.inputs.values(),
+            *(k for pair in pairs for k in pair),
+        ]
+        mixed = next((k for k in types if isinstance(k, Mixed)), None)
+        if mixed is None:
+            yield from self._misplaced_refusals(candidate, pairs)
             return
-        for layer, error in self._mixed(bad):
+        for layer, error in self._mixed_refusals(mixed):
             yield layer, error
-            yield from self._like(layer, bad)
+            yield from self._batch_norm_refusals(layer, mixed)
 
-    def _of_loss(self):
+    def _loss_refusals(self):
         """Refuse a loss that mixes, and outputs that others multiply."""
         proof = self._proof
         if proof.types.number in (0, 1):
             return
-        kind = proof.of(proof.loss)
-        if isinstance(kind, Mixed):
-            yield from self._mixed(kind)
+        loss_type = proof.of(proof.loss)
+        if isinstance(loss_type, Mixed):
+            yield from self._mixed_refusals(loss_type)
         if any(proof.of(t).flags & DIVIDED for t in proof.outputs):
             text = messages.divided_outputs(self._traced.model)
             yield None, ValueError(text)
 
-    def _like(self, layer, bad):
+    def _batch_norm_refusals(self, layer, mixed):
         """Refuse all other layers that are known to mix: all is mixed there."""
-        kind = keras.layers.BatchNormalization
-        if not isinstance(layer, kind):
+        batch_norm = keras.layers.BatchNormalization
+        if not isinstance(layer, batch_norm):
             return
         model = self._traced.model
         for other in layers_of(model):
-            mixes = isinstance(other, kind) and other.trainable
-            if mixes and other is not layer:
-                yield other, ValueError(messages.mixes(model, other, bad))
+            is_mixing = isinstance(other, batch_norm) and other.trainable
+            if is_mixing and other is not layer:
+                yield other, ValueError(messages.mixing_op(model, other, mixed))
 
-    def _own_gradients(self):
-        """Refuse own gradients of weights that are no sum over samples."""
+    def _custom_gradient_refusals(self):
+        """Refuse custom gradients of weights that are no sum over samples."""
         proof = self._proof
         if proof.types.number in (0, 1):
             return
-        for own in proof.own:
-            op = own.candidate.op
+        for custom in proof.custom_gradients:
+            op = custom.candidate.op
             if proof.is_vouched(op, op.name):
                 continue
-            kinds = [proof.of(t) for t in own.gradients]
-            bad = next((k for k in kinds if isinstance(k, Mixed)), None)
-            if bad is not None:
-                yield from self._mixed(bad)
-            elif own.gradients:
-                kinds = proof.types.linear(own.gradients, own.given)
-                if not all(map(is_linear, kinds, own.gradients)):
+            types = [proof.of(t) for t in custom.weight_gradients]
+            mixed = next((k for k in types if isinstance(k, Mixed)), None)
+            if mixed is not None:
+                yield from self._mixed_refusals(mixed)
+            elif custom.weight_gradients:
+                types = proof.types.types_if_linear(
+                    custom.weight_gradients, custom.output_gradients
+                )
+                if not all(map(is_linear, types, custom.weight_gradients)):
                     layer = proof.origin.layer(op.name)
-                    yield layer, ValueError(messages.own_gradient(layer, op))
+                    yield layer, ValueError(messages.custom_gradient(layer, op))
 
-    def _misplaced(self, one, pairs):
+    def _misplaced_refusals(self, candidate, pairs):
         """Refuse a use where the samples are no longer apart."""
         # A single sample has no other.
-        wrong = next((pair for pair in pairs if _is_misplaced(*pair)), None)
-        if wrong is None or self._proof.types.number in (0, 1):
+        misplaced = next((pair for pair in pairs if _is_misplaced(*pair)), None)
+        if misplaced is None or self._proof.types.number in (0, 1):
             return
-        origin, name = self._proof.origin, one.op.name
+        origin, name = self._proof.origin, candidate.op.name
         if self._proof.takes_as_batch(origin.caller(name)):
             return
-        if isinstance(wrong[0], (Total, Divisor)):
+        if isinstance(misplaced[0], (Total, Divisor)):
             variables = self._traced.variables
-            text = messages.no_samples(one, self._uses, variables)
+            text = messages.no_samples(candidate, self._uses, variables)
             yield None, ValueError(text)
         else:
-            text = messages.loss_couples(self._traced.model, one.op)
+            text = messages.loss_couples(self._traced.model, candidate.op)
             yield origin.layer(name), ValueError(text)
 
 
-def _is_misplaced(output, delta):
+def _is_misplaced(output, cotangent):
     """Whether an output and its gradient have no samples at one place."""
-    if isinstance(output, (Total, Divisor)) or isinstance(delta, Total):
+    if isinstance(output, (Total, Divisor)) or isinstance(cotangent, Total):
         return True
-    if not isinstance(output, At) or not isinstance(delta, At):
+    if not isinstance(output, At) or not isinstance(cotangent, At):
         return False
-    places = [(t.axis, t.rows, t.lead) for t in (output, delta)]
+    places = [(t.axis, t.rows, t.lead) for t in (output, cotangent)]
     return places[0] != places[1]
 
 
@@ -175,36 +191,39 @@ class UseTypes:
     Attributes:
         inputs: the index of an input of samples → its type.
         outputs: the type of each output of the candidate.
-        deltas: the type of the gradient of each output, or None.
+        cotangents: the type of the gradient of each output, or None.
         fixed: whether all sizes but the number of samples are known.
-        find: gives the type of any tensor of the step; None: it has none.
+        find_type: gives the type of any tensor of the step; None: it has none.
         layouts: where the samples are in each output, or None.
         input_layouts: the same of inputs, by their index.
     """
 
     inputs: dict
     outputs: tuple
-    deltas: tuple
+    cotangents: tuple
     fixed: bool
-    find: Any = None
+    find_type: Any = None
     layouts: list = dataclasses.field(init=False)
     input_layouts: dict = dataclasses.field(init=False)
 
     def __post_init__(self):
         self.layouts = [
-            layout_of(o if isinstance(o, At) else d, self.fixed)
-            for o, d in zip(self.outputs, self.deltas)
+            layout_of(
+                output if isinstance(output, At) else cotangent, self.fixed
+            )
+            for output, cotangent in zip(self.outputs, self.cotangents)
         ]
         self.input_layouts = {
-            k: layout_of(kind, self.fixed) for k, kind in self.inputs.items()
+            k: layout_of(input_type, self.fixed)
+            for k, input_type in self.inputs.items()
         }
 
     @property
     def has_samples(self):
         """Whether there are samples in its outputs."""
         return any(
-            isinstance(o, (At, Total)) or isinstance(d, At)
-            for o, d in zip(self.outputs, self.deltas)
+            isinstance(output, (At, Total)) or isinstance(cotangent, At)
+            for output, cotangent in zip(self.outputs, self.cotangents)
         )
 
     @property
@@ -216,46 +235,55 @@ class UseTypes:
 
     def samples_in(self, tensor):
         """Whether a tensor of the step has samples; None: it is not known."""
-        kind = self.find(tensor)
-        return None if kind is None else isinstance(kind, At)
+        tensor_type = self.find_type(tensor)
+        return None if tensor_type is None else isinstance(tensor_type, At)
 
     def layout_in(self, tensor):
         """Return where the samples are in any tensor of the step, or None."""
-        return layout_of(self.find(tensor), self.fixed)
+        return layout_of(self.find_type(tensor), self.fixed)
 
 
-def layout_of(kind, fixed):
+def layout_of(tensor_type, fixed):
     """Return where a tensor of a type has samples, or None.
 
     `fixed`: whether all sizes but the number of samples are known.
     """
-    if not isinstance(kind, At):
+    if not isinstance(tensor_type, At):
         return None
     if fixed:
-        return Layout(kind.axis, kind.rows, kind.lead)
-    if kind.rows != 1 and kind.lead != 1:
+        return Layout(tensor_type.axis, tensor_type.rows, tensor_type.lead)
+    if tensor_type.rows != 1 and tensor_type.lead != 1:
         return None
     return Layout(
-        kind.axis,
-        1 if kind.rows == 1 else None,
-        1 if kind.lead == 1 else None,
+        tensor_type.axis,
+        1 if tensor_type.rows == 1 else None,
+        1 if tensor_type.lead == 1 else None,
     )
 
 
 class StepProof:
-    """What types say of a step.
+    """The types of a step, and what they prove or refuse.
 
-    Layers of the classes `as_batches` may take statistics of the batch.
+    Args:
+        traced: the traced step.
+        uses: the candidates for uses of weights.
+        all_cotangents: the cotangents at the candidates' outputs, and at what
+            the rules of layers watch.
+        loss: what is differentiated.
+        others: further tensors whose types are asked for.
+        as_batches: classes of layers that may take statistics of the batch.
 
     Attributes:
         types: the `StepTypes`.
-        at: the `UseTypes` of each candidate.
+        use_types: the `UseTypes` of each candidate.
         loss, outputs: what is differentiated, and what the model returned.
-        own: the gradients of weights that layers define themselves.
+        custom_gradients: the gradients that layers define for weights.
         refusals: a list of (layer or None, error).
     """
 
-    def __init__(self, traced, uses, gradients, loss, others=(), as_batches=()):
+    def __init__(
+        self, traced, uses, all_cotangents, loss, others=(), as_batches=()
+    ):
         self._traced, self._uses = traced, uses
         graph, calls = traced.graph, traced.calls
         self.loss = loss
@@ -264,67 +292,76 @@ class StepProof:
         ]
         self._as_batches = as_batches
         self._vouched = set(getattr(traced.model, "vouched", ()))
-        at_ops, at_rules = gradients
+        op_cotangents, rule_cotangents = all_cotangents
         watched = [t for call in calls for t in call.watched]
-        self._watched = list(zip(watched, at_rules))
-        wanted = [t for pair in self._watched for t in pair if t is not None]
-        for one, deltas in zip(uses.candidates, at_ops):
-            wanted += [t for t in one.op.inputs if t.graph is graph]
-            wanted += one.outputs
-            wanted += [d for d in deltas if d is not None]
+        self._watched = list(zip(watched, rule_cotangents))
+        tensors = [t for pair in self._watched for t in pair if t is not None]
+        for candidate, cotangents in zip(uses.candidates, op_cotangents):
+            tensors += [t for t in candidate.op.inputs if t.graph is graph]
+            tensors += candidate.outputs
+            tensors += [d for d in cotangents if d is not None]
         for call in calls:
-            wanted += self._taken(call)
-        self.own = []
-        if any(_may_be_own(one.op.type) for one in uses.candidates):
-            self.own = own_gradients(uses.candidates, at_ops, graph)
-        for own in self.own:
-            wanted += own.gradients
-        wanted += [loss, *self.outputs, *others]
+            tensors += self._rule_inputs(call)
+        self.custom_gradients = []
+        if any(
+            _may_have_custom_gradient(candidate.op.type)
+            for candidate in uses.candidates
+        ):
+            self.custom_gradients = custom_gradients(
+                uses.candidates, op_cotangents, graph
+            )
+        for gradient in self.custom_gradients:
+            tensors += gradient.weight_gradients
+        tensors += [loss, *self.outputs, *others]
         operations = graph.get_operations()
-        added = {op.name for op in operations[uses.before :]}
-        self._made = operations, added
+        backward_ops = {op.name for op in operations[uses.before :]}
+        self._operations = operations, backward_ops
         batch = traced.batch
         # What no layer of the model needs is not asked for each op.
-        alone = any(
-            isinstance(layer, messages.EACH_ALONE)
+        has_per_sample_layers = any(
+            isinstance(layer, messages.PER_SAMPLE_LAYERS)
             for layer in layers_of(traced.model)
         )
-        vouches = alone or bool(self._as_batches) or bool(self._vouched)
+        asks_vouching = (
+            has_per_sample_layers
+            or bool(self._as_batches)
+            or bool(self._vouched)
+        )
         try:
             self.types = StepTypes(
                 graph,
                 batch,
                 traced.variables,
-                wanted,
+                tensors,
                 traced.operations,
-                self.is_vouched if vouches else None,
-                self._is_shaped if alone else None,
-                added,
+                self.is_vouched if asks_vouching else None,
+                self._is_shaped if has_per_sample_layers else None,
+                backward_ops,
             )
         except ShapesUnknown as error:
             text = messages.shapes_unknown(traced.model, error)
             raise ValueError(text) from None
-        self.at = [
-            self._at(one, deltas)
-            for one, deltas in zip(uses.candidates, at_ops)
+        self.use_types = [
+            self._use_types(candidate, cotangents)
+            for candidate, cotangents in zip(uses.candidates, op_cotangents)
         ]
         self.refusals = list(StepRefusals(self, traced, uses))
 
     @functools.cached_property
     def origin(self):
         """The `OpOrigin` of the step's ops, which refusals ask."""
-        operations, added = self._made
+        operations, backward_ops = self._operations
         return OpOrigin(
             self._traced.model,
             operations[self._traced.stop :],
             self._traced.scopes,
-            added,
+            backward_ops,
             {op.name for op in operations if op.type in CALLS},
         )
 
     def _is_shaped(self, name):
         """Whether the graph knows the shapes of an op of this layer better."""
-        return isinstance(self.origin.layer(name), messages.EACH_ALONE)
+        return isinstance(self.origin.layer(name), messages.PER_SAMPLE_LAYERS)
 
     def takes_as_batch(self, layer):
         """Whether a layer may take statistics of the batch."""
@@ -335,7 +372,7 @@ class StepProof:
     def is_vouched(self, op, name):
         """Whether the user, or the mode, takes an op as it is."""
         layer = self.origin.caller(name)
-        if registry.treats_each_alone(layer, messages.EACH_ALONE):
+        if registry.treats_each_alone(layer, messages.PER_SAMPLE_LAYERS):
             return True
         if not self._as_batches and not self._vouched:
             return False
@@ -343,16 +380,17 @@ class StepProof:
         if op.type == "AddN":
             # A sum of gradients is of no layer.
             names += [t.op.name for t in op.inputs]
-        for one in names:
-            if self.takes_as_batch(self.origin.caller(one)):
+        for op_name in names:
+            if self.takes_as_batch(self.origin.caller(op_name)):
                 return True
             if any(
-                self._vouched.issuperset(n) for n in self.origin.around(one)
+                self._vouched.issuperset(n)
+                for n in self.origin.layer_names_around(op_name)
             ):
                 return True
         return op.type in self._vouched
 
-    def _taken(self, call):
+    def _rule_inputs(self, call):
         """Return what a rule takes besides the tensors that it watches."""
         return [
             t
@@ -362,71 +400,78 @@ class StepProof:
 
     def of(self, tensor):
         """Return the type of a tensor."""
-        return self.types.kinds.get(tensor.name, FREE)
+        return self.types.by_name.get(tensor.name, FREE)
 
     def choose_uses(self):
-        """Keep what is a use, and return it as (candidate, `UseTypes`).
+        """Return the candidates that are uses, as (candidate, `UseTypes`).
 
-        Its `weights` lose the inputs that are behind another use.
+        Their `weights` lose the inputs that are behind another use.
         """
-        behind, uses = set(), []
-        for one, at in zip(self._uses.candidates, self.at):
-            op = one.op
-            one.weights = tuple(
-                k for k in one.weights if id(op.inputs[k]) not in behind
+        covered, uses = set(), []
+        for candidate, use_types in zip(self._uses.candidates, self.use_types):
+            op = candidate.op
+            candidate.weights = tuple(
+                k for k in candidate.weights if id(op.inputs[k]) not in covered
             )
-            is_use = one.by_value or at.has_samples
-            if is_use and one.weights:
-                uses.append((one, at))
-            if is_use or not one.weights:
-                behind.update(map(id, op.outputs))
+            is_use = candidate.by_value or use_types.has_samples
+            if is_use and candidate.weights:
+                uses.append((candidate, use_types))
+            if is_use or not candidate.weights:
+                covered.update(map(id, op.outputs))
         return uses
 
     def watched_layouts(self, call):
         """Return the layout of each tensor that a rule watches."""
-        places = {id(t): k for k, (t, _) in enumerate(self._watched)}
+        positions = {id(t): k for k, (t, _) in enumerate(self._watched)}
         layouts = []
         for tensor in call.watched:
-            value, delta = self._watched[places[id(tensor)]]
-            kinds = [self.of(value)]
-            kinds += [] if delta is None else [self.of(delta)]
-            kind = next((k for k in kinds if isinstance(k, At)), None)
-            layouts.append(layout_of(kind, self.types.fixed))
+            value, cotangent = self._watched[positions[id(tensor)]]
+            types = [self.of(value)]
+            types += [] if cotangent is None else [self.of(cotangent)]
+            sample_type = next((k for k in types if isinstance(k, At)), None)
+            layouts.append(layout_of(sample_type, self.types.fixed))
         return layouts
 
     def types_at_rules(self):
         """Return the types of what the rules of layers watch or take."""
         return [
             *(
-                [self.of(t), self.of(delta)]
-                for t, delta in self._watched
-                if delta is not None
+                [self.of(t), self.of(cotangent)]
+                for t, cotangent in self._watched
+                if cotangent is not None
             ),
-            *([self.of(t) for t in self._taken(c)] for c in self._traced.calls),
+            *(
+                [self.of(t) for t in self._rule_inputs(c)]
+                for c in self._traced.calls
+            ),
         ]
 
-    def _at(self, one, deltas):
-        single = self.types.number in (0, 1) and one.op.type not in _REPEAT
-        if not one.by_value and single:
+    def _use_types(self, candidate, cotangents):
+        is_single = (
+            self.types.number in (0, 1) and candidate.op.type not in _REPEAT
+        )
+        if not candidate.by_value and is_single:
             # A weight of size one looks like one for each sample.
-            return UseTypes({}, (), (), self.types.fixed, self.types.find)
+            return UseTypes({}, (), (), self.types.fixed, self.types.find_type)
         inputs = {}
-        if any(d is not None for d in deltas):
+        if any(d is not None for d in cotangents):
             inputs = {
-                k: kind
-                for k in _data(one)
-                if not isinstance(kind := self.of(one.op.inputs[k]), Free)
+                k: input_type
+                for k in _data_inputs(candidate)
+                if not isinstance(
+                    input_type := self.of(candidate.op.inputs[k]), Free
+                )
             }
         return UseTypes(
             inputs,
-            tuple(self.of(t) for t in one.outputs),
-            tuple(None if d is None else self.of(d) for d in deltas),
+            tuple(self.of(t) for t in candidate.outputs),
+            tuple(None if d is None else self.of(d) for d in cotangents),
             self.types.fixed,
-            self.types.find,
+            self.types.find_type,
         )
 
 
-def _data(candidate):
+def _data_inputs(candidate):
     """Return the indices of inputs in which there may be samples."""
     return [
         k
@@ -436,6 +481,6 @@ def _data(candidate):
     ]
 
 
-def _may_be_own(op_type):
+def _may_have_custom_gradient(op_type):
     """Whether `tf.custom_gradient` may be behind an op."""
-    return op_type == OWN or FACTS[op_type].has_functions
+    return op_type == CUSTOM_GRADIENT_OP or FACTS[op_type].has_functions

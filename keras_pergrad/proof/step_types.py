@@ -14,9 +14,13 @@ from keras_pergrad.keras_internals.graphs.nodes import (
 )
 from keras_pergrad.keras_internals.losses.losses import components
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.calls import first_ones, in_order, keep_order
+from keras_pergrad.proof.calls import (
+    keep_order,
+    leading_nodes,
+    topological_order,
+)
 from keras_pergrad.proof.op_facts import FACTS
-from keras_pergrad.proof.open_lengths import TRIES, OpenLengths
+from keras_pergrad.proof.open_lengths import LENGTH_CANDIDATES, OpenLengths
 from keras_pergrad.proof.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.proof.typing import Typing
 
@@ -27,9 +31,16 @@ _NUMBERS = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
 class StepTypes:
     """The types of the tensors of a step, from its ops.
 
-    `wanted` are the tensors whose types are asked for, `operations` the ops
-    of the step, whose effects on variables matter, `backward` the names of
-    those that `tf.gradients` has added.
+    Args:
+        graph: the graph of the step.
+        batch: x, y and sample weights.
+        variables: the trainable variables.
+        typed_tensors: the tensors whose types are asked for.
+        operations: the ops of the step, whose effects on variables matter.
+        is_vouched: `is_vouched(op, name)` tells whether the user vouches for
+            an op; None: for none.
+        has_known_shape: as of `Typing`.
+        backward: the names of the ops that `tf.gradients` has added.
 
     Attributes:
         number: the number of samples in the step; None: it takes any.
@@ -37,8 +48,9 @@ class StepTypes:
         failures: the `Mixed` that arose, in order.
         effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
-        told: whether what all samples tell is taken to be known before.
-        kinds: the name of each tensor of the step → its type.
+        assumes_same_for_all: whether an answer that all samples give together,
+            as of labels in a hinge loss, is taken to be known beforehand.
+        by_name: the name of each tensor of the step → its type.
         assigned: pairs of a variable's handle and the type of what it gets.
 
     Raises:
@@ -50,10 +62,10 @@ class StepTypes:
         graph,
         batch,
         variables,
-        wanted,
+        typed_tensors,
         operations,
-        vouched=None,
-        shaped=None,
+        is_vouched=None,
+        has_known_shape=None,
         backward=(),
     ):
         self._graph = graph
@@ -61,25 +73,28 @@ class StepTypes:
         if has_composite(parts):
             raise ValueError(messages.COMPOSITE)
         weights = {id(t) for t in tf.nest.flatten(batch[2])}
-        given = {}
-        inner = {id(outer): t for outer, t in captures_of(graph)}
+        batch_inputs = {}
+        inner_tensors = {id(outer): t for outer, t in captures_of(graph)}
         for tensor in parts:
             if tf.is_tensor(tensor) and tensor.shape.rank != 0:
-                known = inner.get(id(tensor), tensor)
-                if known.graph is graph:
+                graph_tensor = inner_tensors.get(id(tensor), tensor)
+                if graph_tensor.graph is graph:
                     flags = 0 if id(tensor) in weights else VALUES
-                    given[known.name] = known, flags
-        self._given = given
-        tensors = [t for t, _ in given.values()]
-        self.number = _number(tensors)
+                    batch_inputs[graph_tensor.name] = graph_tensor, flags
+        self._batch_inputs = batch_inputs
+        tensors = [t for t, _ in batch_inputs.values()]
+        self.number = _batch_size(tensors)
         self.fixed = all(
             t.shape.rank is not None and None not in t.shape[1:]
             for t in tensors
         )
-        opened = [t for t in tf.nest.flatten(batch[0]) if _is_open(t)]
-        self._alone = len(opened) < 2
-        self._variables, self._asked = variables, (vouched, shaped, backward)
-        self._first = operations[0] if operations else None
+        open_inputs = [t for t in tf.nest.flatten(batch[0]) if _is_open(t)]
+        self._is_single_input = len(open_inputs) < 2
+        self._variables, self._typing_options = (
+            variables,
+            (is_vouched, has_known_shape, backward),
+        )
+        self._first_op = operations[0] if operations else None
         outer = captured_from(graph)
         self._handles = {
             t.name: outer.get(id(t), t)
@@ -89,30 +104,32 @@ class StepTypes:
         self._resources = {
             name: resource_of(handle) for name, handle in self._handles.items()
         }
-        self._type(wanted, operations)
+        self._try_lengths(typed_tensors, operations)
 
     def of(self, tensor):
         """Return the type of a tensor of the step."""
-        return self.kinds.get(tensor.name, FREE)
+        return self.by_name.get(tensor.name, FREE)
 
-    def find(self, tensor):
+    def find_type(self, tensor):
         """Return the type of a tensor; None: the step did not have it."""
-        return self.kinds.get(tensor.name)
+        return self.by_name.get(tensor.name)
 
-    def _type(self, wanted, operations):
+    def _try_lengths(self, typed_tensors, operations):
         inputs = self._inputs()
         nodes = self._nodes(inputs.values())
-        names = [t.op.name for t in wanted]
-        names += _with_effects(nodes, self._graph, self._first)
+        names = [t.op.name for t in typed_tensors]
+        names += _ops_with_effects(nodes, self._graph, self._first_op)
         nodes.only(names)
         n = self.number
         if n is None:
-            n = _other_than(self._graph)
+            n = _unused_number(self._graph)
         error = None
-        for lengths in (OpenLengths(),) if self.fixed else TRIES:
-            lengths = dataclasses.replace(lengths, alone=self._alone)
+        for lengths in (OpenLengths(),) if self.fixed else LENGTH_CANDIDATES:
+            lengths = dataclasses.replace(
+                lengths, is_single_input=self._is_single_input
+            )
             try:
-                self._run(nodes, inputs, n, lengths)
+                self._type_with(nodes, inputs, n, lengths)
             except (ValueError, tf.errors.OpError) as failure:
                 error = failure
                 continue
@@ -122,86 +139,101 @@ class StepTypes:
     def _inputs(self):
         """Return name → tensor of what the step is given."""
         inputs = {t.name: t for t in self._graph.inputs}
-        return {**inputs, **{k: t for k, (t, _) in self._given.items()}}
+        return {**inputs, **{k: t for k, (t, _) in self._batch_inputs.items()}}
 
     def _nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""
         nodes = Definitions(self._graph).of_graph(self._graph, inputs)
-        keep_order(nodes, self._graph, self._first, self._resources)
+        keep_order(nodes, self._graph, self._first_op, self._resources)
         return nodes
 
-    def linear(self, tensors, given):
-        """Return types of tensors if `given` were sums and all others free."""
+    def types_if_linear(self, tensors, output_gradients):
+        """Return the types of tensors that depend on `output_gradients` alone.
+
+        These are typed as sums over the samples and all else as free: what is
+        linear in them gets the type of a sum, too.
+        """
         inputs = self._inputs()
-        # Of the others the tensors are independent.
-        sums = {t.name: t for t in given if t.name in self._known}
+        # Cotangents that were not typed have no effect on the tensors.
+        sums = {t.name: t for t in output_gradients if t.name in self._tensors}
         nodes = self._nodes([*inputs.values(), *sums.values()])
         nodes.only([t.op.name for t in tensors])
-        graph, known = tf.Graph(), {}
-        typing = self._typing.another()
+        graph, tensors_by_name = tf.Graph(), {}
+        typing = self._typing.fresh()
         with graph.as_default():
             for name in {**inputs, **sums}:
-                like = self._known[name]
-                known[name] = placeholder(like.dtype, like.shape, like)
+                original = self._tensors[name]
+                tensors_by_name[name] = placeholder(
+                    original.dtype, original.shape, original
+                )
         for name in sums:
-            typing.give(known[name], Total())
-        typing.run(nodes, known, graph)
-        return [typing.of(known[t.name]) for t in tensors]
+            typing.set_type(tensors_by_name[name], Total())
+        typing.run(nodes, tensors_by_name, graph)
+        return [typing.of(tensors_by_name[t.name]) for t in tensors]
 
-    def _run(self, nodes, inputs, n, lengths):
+    def _type_with(self, nodes, inputs, n, lengths):
         typing = Typing(
             Definitions(self._graph),
             n,
             self.number is None,
-            *self._asked,
+            *self._typing_options,
             lengths,
         )
-        graph, known = tf.Graph(), dict(inputs)
-        # Where all shapes are known, the ops can stay where they are.
-        stays = self.number is not None and self.fixed
-        stays = stays and not first_ones(nodes, self._asked[1])
-        if not stays:
+        graph, tensors = tf.Graph(), dict(inputs)
+        # Where all shapes are known, a copy of the graph would show no more.
+        is_in_place = self.number is not None and self.fixed
+        is_in_place = is_in_place and not leading_nodes(
+            nodes, self._typing_options[1]
+        )
+        if not is_in_place:
             with graph.as_default():
                 for name, tensor in inputs.items():
                     shape = tensor.shape
-                    if name in self._given and shape.rank is not None:
+                    if name in self._batch_inputs and shape.rank is not None:
                         shape = [n, *lengths.sizes(shape[1:])]
-                    known[name] = placeholder(tensor.dtype, shape, tensor)
-        typing.give_inputs(
-            [known[name] for name in self._given],
-            [At(0, flags=flags) for _, flags in self._given.values()],
+                    tensors[name] = placeholder(tensor.dtype, shape, tensor)
+        typing.set_inputs(
+            [tensors[name] for name in self._batch_inputs],
+            [At(0, flags=flags) for _, flags in self._batch_inputs.values()],
         )
-        handles, state, first = {}, typing.state, {}
-        trained = {
+        handles, state, first_handles = {}, typing.state, {}
+        trained_handles = {
             id(part.handle) for v in self._variables for part in components(v)
         }
         for name, handle in self._handles.items():
-            same = first.setdefault(self._resources[name], known[name])
-            state.same(known[name], same)
-            handles.setdefault(id(same), handle)
-            if id(handle) in trained:
-                handles[id(same)] = handle
-                state.trained.add(id(same))
-        if stays:
-            names = in_order(nodes.by_name, nodes.needs.get)
+            first_handle = first_handles.setdefault(
+                self._resources[name], tensors[name]
+            )
+            state.alias(tensors[name], first_handle)
+            handles.setdefault(id(first_handle), handle)
+            # Several handles may lead to one variable. Reported is the one of
+            # the trained variable itself.
+            if id(handle) in trained_handles:
+                handles[id(first_handle)] = handle
+                state.trained.add(id(first_handle))
+        if is_in_place:
+            names = topological_order(nodes.by_name, nodes.needs.get)
             ops = [self._graph.get_operation_by_name(name) for name in names]
             typing.run_in_place(ops)
-            known.update((t.name, t) for op in ops for t in op.outputs)
+            tensors.update((t.name, t) for op in ops for t in op.outputs)
         else:
-            typing.run(nodes, known, graph)
-        self._typing, self._known = typing, known
-        self.kinds = typing.all_of(known)
+            typing.run(nodes, tensors, graph)
+        self._typing, self._tensors = typing, tensors
+        self.by_name = typing.types_by_key(tensors)
         self.failures, self.count = typing.failures, typing.count
         self.effects = typing.effects
-        self.vouched_ops, self.told = typing.vouched_ops, typing.told
-        self.without_place = typing.without_place
+        self.vouched_ops, self.assumes_same_for_all = (
+            typing.vouched_ops,
+            typing.assumes_same_for_all,
+        )
+        self.without_axis = typing.without_axis
         self.assigned = [
-            (handles.get(key), kind)
-            for key, kind in typing.state.assigned.items()
+            (handles.get(key), assigned_type)
+            for key, assigned_type in typing.state.assigned.items()
         ]
 
 
-def _with_effects(nodes, graph, first):
+def _ops_with_effects(nodes, graph, first):
     """Return the names of nodes from the first op on that may keep state.
 
     Those of the backward pass are among them.
@@ -228,14 +260,14 @@ def _is_open(tensor):
     )
 
 
-def _number(tensors):
+def _batch_size(tensors):
     for tensor in tensors:
         if tensor.shape.rank and tensor.shape[0] is not None:
             return tensor.shape[0]
     return None
 
 
-def _other_than(graph):
+def _unused_number(graph):
     """Return a number of samples of which no known size is a multiple."""
     sizes = set()
     for op in graph.get_operations():

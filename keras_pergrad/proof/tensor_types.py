@@ -62,7 +62,7 @@ class At:
         lead: how many times all samples come, one after the other.
         flags: what else the entries depend on.
         factor: the sums by which the forward pass has multiplied all entries,
-            see `divisors`; None: that of a loss, which is settled.
+            see `divisors`; None: that of a whole loss, which goes with any.
 
     Example:
 
@@ -163,6 +163,7 @@ class Mixed:
     why: str
     untyped: bool = False
 
+    # No field: what is mixed follows the values of the batch.
     flags = VALUES
 
     def flagged(self, flags):
@@ -203,20 +204,20 @@ FREE = Free()
 def flags_of(types):
     """Return the flags of several types together."""
     flags = 0
-    for one in types:
-        flags |= one.flags
+    for tensor_type in types:
+        flags |= tensor_type.flags
     return flags
 
 
-def settled(kind):
-    """Return the type of a whole loss: others may have other factors."""
-    if not isinstance(kind, (At, Total)):
-        return kind
-    return dataclasses.replace(kind, factor=None)
+def settle_factor(tensor_type):
+    """Return the type of a whole loss, whose factor goes with any other."""
+    if not isinstance(tensor_type, (At, Total)):
+        return tensor_type
+    return dataclasses.replace(tensor_type, factor=None)
 
 
-def joined(a, b):
-    """Return the type of what is one or the other: of branches, of turns.
+def join_types(a, b):
+    """Return the type of a tensor that has either type, as of two branches.
 
     Raises:
         Mixes: the samples are on different axes, or multiplied by different
@@ -241,10 +242,10 @@ def joined(a, b):
     raise Mixes("gives samples on one axis or on another")
 
 
-def joined_or_mixed(op, a, b):
+def join_or_mixed(op, a, b):
     """Return the joined type, or a `Mixed` that says why there is none."""
     try:
-        return joined(a, b)
+        return join_types(a, b)
     except Mixes as error:
         return Mixed(op.type, op.name, str(error))
 
@@ -258,21 +259,22 @@ def joined_or_mixed(op, a, b):
 
 RULES = {}
 #: Rules of the user, by type of op; they go before those of the package.
-OWN = {}
+USER_RULES = {}
 
 
 def type_rule(*names):
     """Decorate a function as the rule of ops, named as for `op_types`."""
 
     def register(function):
-        for one in sorted(op_types(*names)):
-            if one in RULES:
+        for op_type in sorted(op_types(*names)):
+            if op_type in RULES:
                 raise ValueError(
-                    f"op {one} has a type rule already: "
-                    f"{RULES[one].__name__} in {RULES[one].__module__}. "
+                    f"op {op_type} has a type rule already: "
+                    f"{RULES[op_type].__name__} in "
+                    f"{RULES[op_type].__module__}. "
                     f"Received: {function.__name__}"
                 )
-            RULES[one] = function
+            RULES[op_type] = function
         return function
 
     return register
@@ -280,7 +282,7 @@ def type_rule(*names):
 
 def rule_of(op_type):
     """Return the rule of a type of op, or None."""
-    return OWN.get(op_type, RULES.get(op_type))
+    return USER_RULES.get(op_type, RULES.get(op_type))
 
 
 # An op as its type rule sees it: shapes, attributes, static numbers.
@@ -353,7 +355,7 @@ class TypedOp:
         """Return how many tensors are in a list, or None."""
         return self.lists.of(self.op.inputs[k])[0]
 
-    def of_tensor(self, tensor):
+    def value_of(self, tensor):
         """Return the value of a tensor that shapes alone determine, or None."""
         return self.numbers.of(tensor)
 
@@ -429,20 +431,20 @@ def register_type_rule(*op_types, replace=False):
     ...         raise kpg.extending.Mixes("normalises over the samples")
     ...     return samples
     """
-    for one in op_types:
-        if not isinstance(one, str):
+    for op_type in op_types:
+        if not isinstance(op_type, str):
             raise TypeError(
                 "`op_types` expected the types of ops, strings such as "
-                f"'MatMul'. Received: {one!r}"
+                f"'MatMul'. Received: {op_type!r}"
             )
-        if one in {**RULES, **OWN} and not replace:
+        if op_type in {**RULES, **USER_RULES} and not replace:
             raise ValueError(
-                f"op {one} has a type rule already. Pass replace=True to "
+                f"op {op_type} has a type rule already. Pass replace=True to "
                 "replace it."
             )
 
     def register(function):
-        OWN.update(dict.fromkeys(op_types, function))
+        USER_RULES.update(dict.fromkeys(op_types, function))
         return function
 
     return register

@@ -1,7 +1,7 @@
 """The types of a step whose own graph is not at hand.
 
-The step is traced aside, with any number of samples where the model takes
-that, and not run. The findings are kept as text with the model.
+The step is traced for its types alone and never runs. The trace is for any
+number of samples where the model takes that. Findings are kept for each model.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ from keras_pergrad.uses.layer_rules.registry import find_rule
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"
-#: What a sample must not depend on where its pass is repeated with others.
-_OF_OTHERS = BY_SIZE | DIVIDED
+#: Dependences on other samples, which a repeated pass would not reproduce.
+_BATCH_FLAGS = BY_SIZE | DIVIDED
 _FINDINGS = weakref.WeakKeyDictionary()
 
 
@@ -57,25 +57,25 @@ class StepFindings:
     Attributes:
         refusals: texts.
         by_size: texts about what follows the number of samples.
-        assigned: the paths of the trainable variables that are assigned.
-        counted: whether variables or tables are assigned that Keras does not
-            know.
-        counting: the indices, among the non-trainable variables, of the
+        assigned_paths: the paths of the trainable variables that are assigned.
+        assigns_unknown: whether variables or tables are assigned that Keras
+            does not know.
+        counter_indices: the indices, among the non-trainable variables, of the
             counters: they are assigned whatever the values of the batch are.
-        divided: whether the loss is no plain sum or mean: it is divided by a
+        is_divided: whether the loss is no plain sum or mean: it is divided by a
             sum over all masks, or the like.
-        vouched: the (type, name) of each op that the user vouches for.
-        count: how many ops have a type.
+        vouched_ops: the (type, name) of each op that the user vouches for.
+        op_count: how many ops have a type.
     """
 
     refusals: tuple
     by_size: tuple
-    assigned: tuple
-    counted: bool
-    counting: tuple
-    divided: bool
-    vouched: tuple
-    count: int
+    assigned_paths: tuple
+    assigns_unknown: bool
+    counter_indices: tuple
+    is_divided: bool
+    vouched_ops: tuple
+    op_count: int
 
 
 def refusals(traced, repeated=None, once=False, values=None, alone=False):
@@ -100,22 +100,24 @@ def refusals(traced, repeated=None, once=False, values=None, alone=False):
         texts += findings.by_size
     if repeated == "example":
         return [ValueError(text) for text in texts]
-    if repeated and findings.assigned and not once:
-        texts.append(messages.assigns_weights(findings.assigned, repeated))
-    if repeated and findings.counted:
-        texts.append(messages.counts(traced.model, repeated))
+    if repeated and findings.assigned_paths and not once:
+        texts.append(
+            messages.assigns_weights(findings.assigned_paths, repeated)
+        )
+    if repeated and findings.assigns_unknown:
+        texts.append(messages.unknown_assignments(traced.model, repeated))
     return [ValueError(text) for text in texts]
 
 
 def vouched_ops(traced, repeated=None, values=None):
     """Return the (type, name) of ops vouched for, and the number of all ops."""
     findings = _findings(traced, repeated, values)
-    return findings.vouched, findings.count
+    return findings.vouched_ops, findings.op_count
 
 
 def divides(traced, repeated):
     """Whether the loss is divided by sums over all masks, or the like."""
-    return _findings(traced, repeated).divided
+    return _findings(traced, repeated).is_divided
 
 
 def counters(traced, values=None):
@@ -124,11 +126,11 @@ def counters(traced, values=None):
     Each microbatch must find them as the whole batch would. `values` as for
     `refusals`.
     """
-    counting = _findings(traced, "microbatch", values).counting
-    return [traced.model.non_trainable_variables[k] for k in counting]
+    indices = _findings(traced, "microbatch", values).counter_indices
+    return [traced.model.non_trainable_variables[k] for k in indices]
 
 
-def spec(tensor):
+def tensor_spec(tensor):
     """Return the type of a part of the batch, for any number of samples."""
     if tensor is None:
         return None
@@ -141,7 +143,7 @@ def spec(tensor):
 
 def _findings(traced, repeated, values=None):
     model = traced.model
-    specs = tf.nest.map_structure(spec, traced.batch)
+    specs = tf.nest.map_structure(tensor_spec, traced.batch)
     layers = layers_of(model)
     key = (
         repeated,
@@ -155,51 +157,56 @@ def _findings(traced, repeated, values=None):
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
     loss = compiled_loss(model)
-    kept = _FINDINGS.setdefault(model, {})
-    known = kept.get(key)
-    if known is None or known[0]() is not (loss or model):
-        findings = _look(traced, specs, repeated, values)
-        kept[key] = known = weakref.ref(loss or model), findings
-    return known[1]
+    model_findings = _FINDINGS.setdefault(model, {})
+    cached = model_findings.get(key)
+    # Another `compile` makes another loss, whose findings may differ.
+    if cached is None or cached[0]() is not (loss or model):
+        findings = _trace_findings(traced, specs, repeated, values)
+        model_findings[key] = cached = weakref.ref(loss or model), findings
+    return cached[1]
 
 
-def _look(traced, specs, repeated, values):
+def _trace_findings(traced, specs, repeated, values):
     error: Any = None
+    # A step for any number of samples proves most. Where the model takes no
+    # other number, it is traced with that of the batch.
     for number in dict.fromkeys([None, traced.number]):
         try:
-            return _traced(traced, specs, number, repeated, values)
+            return _trace_step(traced, specs, number, repeated, values)
         except (ValueError, TypeError, tf.errors.OpError) as failure:
             error = error or failure
     raise error
 
 
-def _traced(traced, specs, number, repeated, values):
+def _trace_step(traced, specs, number, repeated, values):
     all_findings = []
-    flat = [s for s in tf.nest.flatten(specs) if s is not None]
+    flat_specs = [s for s in tf.nest.flatten(specs) if s is not None]
 
-    def run(*given):
-        given = iter(given)
+    def run(*tensors):
+        tensors = iter(tensors)
         batch = tf.nest.map_structure(
-            lambda s: None if s is None else next(given), specs
+            lambda s: None if s is None else next(tensors), specs
         )
-        one, added, terms = traced.another(batch), [], []
-        with one:
-            with noting_losses(one.model, added):
-                y_pred = one.forward(batch[0])
+        step, added_losses, terms = traced.another(batch), [], []
+        with step:
+            with noting_losses(step.model, added_losses):
+                y_pred = step.forward(batch[0])
             if values is not None:
-                terms = values(one.model, batch[1], y_pred, batch[2])
-            loss = one.loss(
-                one.model, *batch[:2], y_pred, batch[2], one.training
+                terms = values(step.model, batch[1], y_pred, batch[2])
+            loss = step.loss(
+                step.model, *batch[:2], y_pred, batch[2], step.training
             )
         # A mean that a layer adds follows the number of samples.
-        watched = [(t, _OF_OTHERS) for t in terms]
-        watched += [(t, DIVIDED) for t in added]
-        all_findings.append(_judged(one, y_pred, loss, watched, repeated))
+        watched = [(t, _BATCH_FLAGS) for t in terms]
+        watched += [(t, DIVIDED) for t in added_losses]
+        all_findings.append(_judge_step(step, y_pred, loss, watched, repeated))
 
     with traced_functions(), random_state_kept(), losses_kept(traced.model):
-        xla = _under_xla(traced.model)
-        function = tf.function(run, autograph=False, jit_compile=xla)
-        function.get_concrete_function(*[_of_number(s, number) for s in flat])
+        jit_compile = _under_xla(traced.model)
+        function = tf.function(run, autograph=False, jit_compile=jit_compile)
+        function.get_concrete_function(
+            *[_with_number(s, number) for s in flat_specs]
+        )
     return all_findings[0]
 
 
@@ -208,103 +215,126 @@ def _under_xla(model):
     return in_xla() or bool(model.compiled and model.jit_compile)
 
 
-def _of_number(one, number):
-    if one.shape.rank in (None, 0):
-        return one
-    return tf.TensorSpec([number, *one.shape[1:]], one.dtype)
+def _with_number(spec, number):
+    if spec.shape.rank in (None, 0):
+        return spec
+    return tf.TensorSpec([number, *spec.shape[1:]], spec.dtype)
 
 
-def _judged(traced, y_pred, loss, terms, repeated):
+def _judge_step(traced, y_pred, loss, terms, repeated):
     outputs = [t for t in loss_tensors(y_pred) if t.dtype.is_floating]
     uses = traced.uses()
     watched = [t for call in traced.calls for t in call.watched]
-    *gradients, at_outputs = uses.gradients(loss, [*watched, *outputs])
-    at_rules = at_outputs[: len(watched)]
-    deltas = at_outputs[len(watched) :]
+    *op_cotangents, watched_cotangents = uses.gradients(
+        loss, [*watched, *outputs]
+    )
+    rule_cotangents = watched_cotangents[: len(watched)]
+    cotangents = watched_cotangents[len(watched) :]
     terms = [
         (t, flags)
         for t, flags in terms
         if tf.is_tensor(t) and t.graph is traced.graph
     ]
-    others = [*outputs, *(t for t, _ in terms)]
-    others += [d for d in deltas if d is not None]
+    other_tensors = [*outputs, *(t for t, _ in terms)]
+    other_tensors += [
+        cotangent for cotangent in cotangents if cotangent is not None
+    ]
     proof = StepProof(
         traced,
         uses,
-        (*gradients, at_rules),
+        (*op_cotangents, rule_cotangents),
         loss,
-        others,
+        other_tensors,
         messages.OF_MICROBATCHES if repeated == "microbatch" else (),
     )
     texts = [str(error) for _, error in proof.refusals]
     if not texts:
-        texts += _of_outputs(traced, proof, outputs, deltas, repeated)
-    if repeated == "example" and proof.types.told:
-        texts.append(messages.labels_told(traced.model))
+        texts += _output_refusals(traced, proof, outputs, cotangents, repeated)
+    if repeated == "example" and proof.types.assumes_same_for_all:
+        texts.append(messages.hinge_labels(traced.model))
     by_size = []
     if repeated and not texts:
-        if any(proof.of(t).flags & _OF_OTHERS for t in outputs):
+        if any(proof.of(t).flags & _BATCH_FLAGS for t in outputs):
             by_size.append(messages.follows_size(traced.model, repeated))
         if any(proof.of(t).flags & flags for t, flags in terms):
             by_size.append(messages.loss_follows_size(traced.model, repeated))
-    vouched = tuple(proof.types.vouched_ops), proof.types.count
-    refused = tuple(texts), tuple(by_size)
-    kind = proof.of(loss)
-    alone = isinstance(kind, Total) and not kind.flags & DIVIDED
+    vouched_ops = tuple(proof.types.vouched_ops), proof.types.count
+    refusal_texts = tuple(texts), tuple(by_size)
+    loss_type = proof.of(loss)
+    is_plain = isinstance(loss_type, Total) and not loss_type.flags & DIVIDED
     return StepFindings(
-        *refused, *_assigned(traced, proof, repeated), not alone, *vouched
+        *refusal_texts,
+        *_assignments(traced, proof, repeated),
+        not is_plain,
+        *vouched_ops,
     )
 
 
-def _of_outputs(traced, proof, outputs, deltas, repeated):
+def _output_refusals(traced, proof, outputs, cotangents, repeated):
     """Yield why the outputs do not belong to a sample each."""
     model = traced.model
     for op in traced.operations if repeated == "sample" else ():
         if op.type in DRAWS:
-            yield messages.draws(model, proof.origin.layer(op.name), op)
+            yield messages.unrepeatable_draws(
+                model, proof.origin.layer(op.name), op
+            )
             return
-    for number, (output, delta) in enumerate(zip(outputs, deltas)):
-        kinds = [proof.of(output)]
-        kinds += [] if delta is None else [proof.of(delta)]
-        bad = next((k for k in kinds if isinstance(k, Mixed)), None)
-        if bad is not None:
-            _, error = proof.origin.refusal(bad)
+    for number, (output, cotangent) in enumerate(zip(outputs, cotangents)):
+        tensor_types = [proof.of(output)]
+        tensor_types += [] if cotangent is None else [proof.of(cotangent)]
+        mixed = next((k for k in tensor_types if isinstance(k, Mixed)), None)
+        if mixed is not None:
+            _, error = proof.origin.refusal(mixed)
             yield str(error)
             return
-        kind = kinds[0]
+        output_type = tensor_types[0]
         if (
             repeated == "sample"
-            and isinstance(kind, At)
-            and (kind.place != (0, 1, 1))
+            and isinstance(output_type, At)
+            and (output_type.place != (0, 1, 1))
         ):
             yield messages.output_elsewhere(model, number, output)
             return
 
 
-def _assigned(traced, proof, repeated):
-    """Return `assigned`, `counted` and `counting` of a `StepFindings`."""
-    given = {id(handle): kind for handle, kind in proof.types.assigned}
+def _assignments(traced, proof, repeated):
+    """Return the fields of a `StepFindings` about what the step assigns.
 
-    def kinds(variable):
+    They are `assigned_paths`, `assigns_unknown` and `counter_indices`.
+    """
+    assigned_types = {
+        id(handle): assigned_type
+        for handle, assigned_type in proof.types.assigned
+    }
+
+    def types_of(variable):
         parts = [id(part.handle) for part in components(variable)]
-        return [given[key] for key in parts if key in given]
+        return [assigned_types[key] for key in parts if key in assigned_types]
 
     model = traced.model
     losses = compiled_loss(model)
     metrics = [*model.metrics, *getattr(losses, "metrics", ())]
-    known = [*model.variables, *(v for m in metrics for v in m.variables)]
+    known_variables = [
+        *model.variables,
+        *(v for m in metrics for v in m.variables),
+    ]
     seed = shared_seed_state()
-    known += [] if seed is None else [seed]
+    known_variables += [] if seed is None else [seed]
     if repeated == "microbatch":
         # A batch that does not stay whole is refused before.
-        known += states_of(model)
-    places = {id(p.handle) for v in known for p in components(v)}
-    paths = tuple(v.path for v in traced.variables if kinds(v))
-    counting = tuple(
+        known_variables += states_of(model)
+    known_handles = {
+        id(part.handle) for v in known_variables for part in components(v)
+    }
+    paths = tuple(v.path for v in traced.variables if types_of(v))
+    counter_indices = tuple(
         k
         for k, v in enumerate(model.non_trainable_variables)
         if v.name != SEED
-        and (held := kinds(v))
-        and all(isinstance(t, Free) and not t.flags & BY_SIZE for t in held)
+        and (variable_types := types_of(v))
+        and all(
+            isinstance(t, Free) and not t.flags & BY_SIZE
+            for t in variable_types
+        )
     )
-    return paths, bool(set(given) - places), counting
+    return paths, bool(set(assigned_types) - known_handles), counter_indices

@@ -22,24 +22,24 @@ from keras_pergrad.proof.calls import (
     stages,
 )
 from keras_pergrad.proof.divisors import Divisors
-from keras_pergrad.proof.elementwise_rules import is_true
+from keras_pergrad.proof.elementwise_rules import is_self_comparison
 from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.op_facts import CALLS, FACTS, PADS
 from keras_pergrad.proof.open_lengths import OpenLengths
 from keras_pergrad.proof.static_numbers import (
-    FAILURES,
+    RULE_FAILURES,
     Sizes,
     StaticNumbers,
-    as_shapes,
+    without_size_flags,
 )
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
     FREE,
     OF_LIST,
-    OWN,
     RULES,
+    USER_RULES,
     VALUES,
     At,
     Free,
@@ -49,18 +49,25 @@ from keras_pergrad.proof.tensor_types import (
     TypedOp,
     Untyped,
     flags_of,
-    settled,
+    settle_factor,
 )
 
 
 class Typing:
     """The types of the tensors of a graph and of the functions it calls.
 
-    `any_number`: nothing else has the size n, so that what follows the number
-    of samples shows. `vouched(op, name)`: the user vouches for it;
-    `shaped(name)`: the graph knows the shapes of an op better than TensorFlow
-    infers them (either may be None: never); `backward`: the names of the ops of
-    the backward pass; `lengths`: the `OpenLengths` of the batch.
+    Args:
+        definitions: the `Definitions` of the functions that the graph calls.
+        n: the number of samples.
+        any_number: whether nothing else has the size n, so that what follows
+            the number of samples shows.
+        is_vouched: `is_vouched(op, name)` tells whether the user vouches for
+            an op; None: for none.
+        has_known_shape: `has_known_shape(name)` tells whether the graph knows
+            the shapes of an op better than TensorFlow infers them; None: of
+            none.
+        backward: the names of the ops of the backward pass.
+        lengths: the `OpenLengths` of the batch.
 
     Attributes:
         state: what variables hold, a `State`.
@@ -70,8 +77,8 @@ class Typing:
         effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         vouched_ops: the ops that the user vouches for.
-        without_place: those that leave no axis as long as the batch.
-        told: whether what all samples tell is taken to be known before.
+        without_axis: those that leave no axis as long as the batch.
+        assumes_same_for_all: as of `StepTypes`.
     """
 
     def __init__(
@@ -79,39 +86,40 @@ class Typing:
         definitions,
         n,
         any_number,
-        vouched=None,
-        shaped=None,
+        is_vouched=None,
+        has_known_shape=None,
         backward=(),
         lengths=None,
     ):
         self.definitions, self.n = definitions, n
         self.lengths = lengths or OpenLengths()
         self.any_number = any_number
-        self._vouched, self._shaped = vouched, shaped
-        given = vouched, shaped, backward, self.lengths
-        self._given = definitions, n, any_number, *given
+        self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
+        options = is_vouched, has_known_shape, backward, self.lengths
+        self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
         self._divisors = Divisors()
         self.state = State()
         self.failures, self.effects, self.vouched_ops = [], [], []
-        self.without_place, self.count = [], 0
+        self.without_axis, self.count = [], 0
         self._types, self._numbers = {}, StaticNumbers()
         self._sizes = Sizes(n, any_number, self._numbers)
-        self._every = EveryNumber(n, self._numbers, self.lengths)
+        self._every_number = EveryNumber(n, self._numbers, self.lengths)
         self.lists = ListShapes()
-        self._common = n, any_number, self.lengths, self._numbers, self.lists
-        self._kept, self._names, self._path = [], {}, ""
-        self.level, self.told = 0, False
+        self._context = n, any_number, self.lengths, self._numbers, self.lists
+        # Typed tensors stay alive, so that no other one gets the id of one.
+        self._alive, self._names, self._path = [], {}, ""
+        self.level, self.assumes_same_for_all = 0, False
 
-    def another(self):
+    def fresh(self):
         """Return a `Typing` of the same graph in which nothing is typed."""
-        return type(self)(*self._given)
+        return type(self)(*self._options)
 
     def of(self, tensor):
         """Return the type of a tensor."""
         return self._types.get(id(tensor), FREE)
 
-    def all_of(self, tensors):
+    def types_by_key(self, tensors):
         """Return the types of a dict of tensors."""
         return {key: self.of(tensor) for key, tensor in tensors.items()}
 
@@ -119,300 +127,312 @@ class Typing:
         """Return a tensor's value where shapes alone determine it, or None."""
         return self._numbers.of(tensor)
 
-    def give_inputs(self, tensors, types):
+    def set_inputs(self, tensors, types):
         """Set the types of tensors of the batch, of which no value is known."""
-        for tensor, kind in zip(tensors, types):
-            self.give(tensor, kind)
+        for tensor, tensor_type in zip(tensors, types):
+            self.set_type(tensor, tensor_type)
         self._numbers.forget(tensors)
 
-    def give(self, tensor, kind):
+    def set_type(self, tensor, tensor_type):
         """Set the type of a tensor."""
-        self._kept.append(tensor)
-        self._types[id(tensor)] = kind
+        self._alive.append(tensor)
+        self._types[id(tensor)] = tensor_type
 
-    def _stands_for(self, made, tensor, kind):
+    def _add_stand_in(self, stand_in, tensor, tensor_type):
         """Let a tensor be another one, in another graph."""
-        self.give(made, kind)
-        self._sizes.same(made, tensor)
-        self._every.same(made, tensor)
+        self.set_type(stand_in, tensor_type)
+        self._sizes.alias(stand_in, tensor)
+        self._every_number.alias(stand_in, tensor)
 
-    def run(self, nodes, known, graph):
+    def run(self, nodes, tensors, graph):
         """Put nodes into a graph and type them; extend name → tensor."""
-        for first, names in stages(nodes, self._shaped):
-            for name in first:
+        for leading, names in stages(nodes, self._has_known_shape):
+            for name in leading:
                 if nodes.by_name[name].op in CALLS:
-                    self._call(nodes, name, known, graph)
+                    self._type_call(nodes, name, tensors, graph)
                 else:
-                    self._put_with_shape(nodes, name, known, graph)
-            operations = nodes.put(graph, names, known)
+                    self._put_with_shape(nodes, name, tensors, graph)
+            operations = nodes.put(graph, names, tensors)
             self._names.update(operations)
             for op in operations:
-                self._look(op)
+                self._type_op(op)
 
     def run_in_place(self, operations):
         """Type ops where they are, each after those that it needs."""
         for op in operations:
-            self._look(op)
+            self._type_op(op)
 
-    def function(self, name, given, types, repeated=False):
+    def type_function(self, name, arguments, types, is_repeated=False):
         """Return (inputs, outputs) of a function, typed, in a new graph.
 
-        `repeated`: it is given its own outputs again.
+        `is_repeated`: it is called again with its own outputs, as a loop's
+        body. Then only inputs that it hands on keep known values.
         """
         nodes = self.definitions.nodes(name)
         if nodes is None:
             raise Untyped(f"calls a function that is not known: {name}")
-        graph, known = tf.Graph(), {}
+        graph, tensors = tf.Graph(), {}
         with graph.as_default():
-            inputs = [placeholder(t.dtype, t.shape, t) for t in given]
-        known.update(zip(nodes.inputs, inputs))
-        kept = nodes.handed_on() if repeated else range(len(inputs))
-        for k, (inner, outer, kind) in enumerate(zip(inputs, given, types)):
-            self._stands_for(inner, outer, kind)
-            if not repeated:
-                self._divisors.same(inner, outer)
-            self.lists.same(inner, outer)
+            inputs = [placeholder(t.dtype, t.shape, t) for t in arguments]
+        tensors.update(zip(nodes.inputs, inputs))
+        constants = nodes.handed_on() if is_repeated else range(len(inputs))
+        for k, (inner, outer, input_type) in enumerate(
+            zip(inputs, arguments, types)
+        ):
+            self._add_stand_in(inner, outer, input_type)
+            if not is_repeated:
+                self._divisors.alias(inner, outer)
+            self.lists.alias(inner, outer)
             value = self._numbers.of(outer)
-            if k in kept and value is not None:
+            if k in constants and value is not None:
                 with graph.as_default():
                     inner = tf.constant(value, outer.dtype)
-                self._stands_for(inner, outer, kind)
-                known[nodes.inputs[k]] = inner
-            self.state.same(inner, outer)
+                self._add_stand_in(inner, outer, input_type)
+                tensors[nodes.inputs[k]] = inner
+            self.state.alias(inner, outer)
         try:
-            self.run(nodes, known, graph)
+            self.run(nodes, tensors, graph)
         except (ValueError, tf.errors.OpError) as error:
             raise Untyped(f"shapes do not fit in {name}: {error}") from None
-        return inputs, [known[n] for n in nodes.outputs]
+        return inputs, [tensors[n] for n in nodes.outputs]
 
-    def _call(self, nodes, name, known, graph):
+    def _type_call(self, nodes, name, tensors, graph):
         """Type a call; placeholders stand for its outputs."""
-        call = calls.Call.of(nodes.by_name[name], known)
+        call = calls.Call.of(nodes.by_name[name], tensors)
         types = [self.of(t) for t in call.inputs]
         self.count += 1
-        within = self._in_backward
+        was_backward = self._in_backward
         self._in_backward = self._is_backward(name)
         path, self._path = self._path, f"{self._path}{name}/"
         outputs: Any
-        kinds: Any
+        results: Any
         try:
-            outputs, kinds = calls.called(call, types, self)
+            outputs, results = calls.type_call(call, types, self)
         except (Mixes, Untyped) as error:
-            self._path, self._in_backward = path, within
+            # First the path: the failure is named as of the call itself.
+            self._path, self._in_backward = path, was_backward
             mixed = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = calls.unknown_outputs(call)
-            kinds = [mixed] * len(outputs)
-        self._path, self._in_backward = path, within
+            results = [mixed] * len(outputs)
+        self._path, self._in_backward = path, was_backward
         # Not inside of the graph: there nothing can be evaluated.
         values: Any = [
-            call.values.get(k) if call.repeats else self._numbers.of(t)
+            call.values.get(k) if call.is_control_flow else self._numbers.of(t)
             for k, t in enumerate(outputs)
         ]
         with graph.as_default():
-            for k, (tensor, kind) in enumerate(zip(outputs, kinds)):
-                made = placeholder(tensor.dtype, tensor.shape, tensor)
-                known[f"{name}:{k}"] = made
-                self._stands_for(made, tensor, kind)
-                if not call.repeats:
-                    self._divisors.same(made, tensor)
-                self.lists.same(made, tensor)
+            for k, (tensor, result) in enumerate(zip(outputs, results)):
+                stand_in = placeholder(tensor.dtype, tensor.shape, tensor)
+                tensors[f"{name}:{k}"] = stand_in
+                self._add_stand_in(stand_in, tensor, result)
+                if not call.is_control_flow:
+                    self._divisors.alias(stand_in, tensor)
+                self.lists.alias(stand_in, tensor)
                 if values[k] is not None:
-                    made = tf.constant(values[k], tensor.dtype)
-                    self._stands_for(made, tensor, kind)
-                    known[f"{name}:{k}"] = made
-                self.state.same(made, tensor)
+                    stand_in = tf.constant(values[k], tensor.dtype)
+                    self._add_stand_in(stand_in, tensor, result)
+                    tensors[f"{name}:{k}"] = stand_in
+                self.state.alias(stand_in, tensor)
 
-    def _put_with_shape(self, nodes, name, known, graph):
+    def _put_with_shape(self, nodes, name, tensors, graph):
         """Put an op whose shapes its type, or a list, knows better."""
-        operations = nodes.put(graph, [name], known)
+        operations = nodes.put(graph, [name], tensors)
         self._names.update(operations)
         (op,) = operations
         if op.type in PADS:
             set_padded_shape(op, self._numbers)
-        self._look(op)
+        self._type_op(op)
         value = self.lists.value_of(op)
         if value is not None:
             # A constant, so that shapes that follow from it are known.
             with graph.as_default():
-                known[f"{name}:1"] = tf.constant(value, op.outputs[1].dtype)
-            self.give(known[f"{name}:1"], self.of(op.outputs[1]))
+                tensors[f"{name}:1"] = tf.constant(value, op.outputs[1].dtype)
+            self.set_type(tensors[f"{name}:1"], self.of(op.outputs[1]))
         for k, tensor in enumerate(op.outputs):
             shape = self.lists.shape_of(op, k)
             shape = nodes.shape_of(f"{name}:{k}", shape)
-            kind = self.of(tensor)
-            if shape.rank is not None and isinstance(kind, At):
-                size = self.n * kind.rows * kind.lead
+            result = self.of(tensor)
+            if shape.rank is not None and isinstance(result, At):
+                size = self.n * result.rows * result.lead
                 sizes = shape.as_list()
-                if 0 <= kind.axis < len(sizes):
-                    sizes[kind.axis] = size
+                if 0 <= result.axis < len(sizes):
+                    sizes[result.axis] = size
                 shape = tf.TensorShape(sizes)
             if tensor.shape.is_compatible_with(shape):
                 tensor.set_shape(shape)
 
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""
-        mixed = Mixed(op.type, self._name(op), why, untyped)
+        mixed = Mixed(op.type, self._called_name(op), why, untyped)
         self.failures.append(mixed)
         return mixed
 
-    def _name(self, op):
+    def _called_name(self, op):
         """Return the name of an op where it is called."""
-        known = op.name
+        name = op.name
         if isinstance(op, tf.Operation):
-            known = self._names.get(op, known)
-        return f"{self._path}{known}"
+            name = self._names.get(op, name)
+        return f"{self._path}{name}"
 
     def _is_backward(self, name):
         """Whether a node is of the backward pass, or called from there."""
-        known = not self._path and name in self._backward
-        return self._in_backward or known
+        is_added = not self._path and name in self._backward
+        return self._in_backward or is_added
 
-    def _look(self, op):
+    def _type_op(self, op):
         facts = FACTS[op.type]
-        if facts.silent:
+        if facts.is_ignored:
             return
         types = [self.of(t) for t in op.inputs]
-        if facts.lists:
+        if facts.is_on_lists:
             self.lists.note(op, self._numbers)
-        if facts.reads and self._read(op):
+        if facts.is_read and self._type_read(op):
             return
-        if facts.assigns:
+        if facts.is_assignment:
             self.state.assign(op, types)
         elif op.type == "Identity" and self._is_marked(op, types):
             return
         elif facts.gives_sizes:
-            self._set(op, self._size(op, types))
+            self._set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
-            self._every.note_sizes(op)
+            self._every_number.note_sizes(op)
         elif self._keeps_unknown(op, facts, types):
-            self._set(op, self.effects[-1])
+            self._set_types(op, self.effects[-1])
         elif op.outputs:
-            if facts.advances:
+            if facts.advances_state:
                 self.state.advance(op)
-            if facts.hands_on:
-                self._hand_on(op)
+            if facts.forwards_handles:
+                self._forward_handles(op)
             self.count += 1
-            self._compute(op, facts, types)
+            self._type_computation(op, facts, types)
 
     def _is_marked(self, op, types):
         """Whether the package has marked an op; then note what it says."""
         mark = gradients.mark_of(op)
         if mark == gradients.SAME_FOR_ALL:
-            self.told = True
+            self.assumes_same_for_all = True
         elif mark == gradients.WHOLE_LOSS:
-            self.give(op.outputs[0], settled(types[0]))
+            self.set_type(op.outputs[0], settle_factor(types[0]))
         return mark in (gradients.SAME_FOR_ALL, gradients.WHOLE_LOSS)
 
-    def _hand_on(self, op):
+    def _forward_handles(self, op):
         """Let handles and lists that an op gives be those that it takes."""
-        for given, made in zip(op.inputs, op.outputs):
-            if given.dtype in (tf.resource, tf.variant):
-                self.state.same(made, given)
+        for handle, output in zip(op.inputs, op.outputs):
+            if handle.dtype in (tf.resource, tf.variant):
+                self.state.alias(output, handle)
                 if op.type == "Identity":
-                    self.lists.same(made, given)
+                    self.lists.alias(output, handle)
 
-    def _compute(self, op, facts, types):
-        if op.type == "Equal" and is_true(op):
+    def _type_computation(self, op, facts, types):
+        if op.type == "Equal" and is_self_comparison(op):
             return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is None and facts.has_state:
-            mixed = self.state.unknown(op)
+            mixed = self.state.mixed_state(op)
         if mixed is not None:
-            # It matters where it arrives.
-            self._set(op, mixed)
+            # A mixed tensor is no error by itself: it matters where it
+            # arrives.
+            self._set_types(op, mixed)
             return
-        if facts.sizes and _have(BY_SIZE, types):
-            types = as_shapes(op, types)
-        if facts.python or not all(type(t) is Free for t in types):
-            self._set(op, self._by_rule(op, facts, types))
+        if facts.size_inputs and _any_flagged(BY_SIZE, types):
+            types = without_size_flags(op, types)
+        # The types of counters in loops are subclasses of `Free`, with rules.
+        if facts.is_python or not all(type(t) is Free for t in types):
+            self._set_types(op, self._by_rule(op, facts, types))
             return
         flags = 0
-        for kind in types:
-            flags |= kind.flags
-        if self.any_number or self._every.finds or flags & BY_SIZE:
+        for input_type in types:
+            flags |= input_type.flags
+        if self.any_number or self._every_number.is_needed or flags & BY_SIZE:
             self._set_free(op, types, flags)
         elif flags:
-            self._set(op, Free(flags))
+            self._set_types(op, Free(flags))
 
     def _set_free(self, op, types, flags):
         """Set the types of what an op makes of no samples, but maybe sizes."""
-        made = self._sizes.flags(op, types, flags, lambda t: self._rule(op, t))
-        if self._every.finds or flags & BY_SIZE:
-            self._every.note(op, types, flags)
-        if any(made):
-            self._set(op, list(map(Free, made)))
+        output_flags = self._sizes.flags(
+            op, types, flags, lambda t: self._apply_rule(op, t)
+        )
+        if self._every_number.is_needed or flags & BY_SIZE:
+            self._every_number.note(op, types, flags)
+        if any(output_flags):
+            self._set_types(op, list(map(Free, output_flags)))
 
-    def _rule(self, op, types):
+    def _apply_rule(self, op, types):
         """Return what an op's rule says of these types of its inputs."""
-        rule = OWN.get(op.type, RULES.get(op.type))
+        rule = USER_RULES.get(op.type, RULES.get(op.type))
         if rule is None:
             raise Untyped("has no type rule")
         return rule(self._typed_op(op), types)
 
     def _typed_op(self, op):
-        given = op, op.type, op.inputs, op.outputs, self.of
-        return TypedOp(*given, *self._common)
+        op_fields = op, op.type, op.inputs, op.outputs, self.of
+        return TypedOp(*op_fields, *self._context)
 
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            if self._every.finds:
-                self._every.check(op)
-            if _in_loops(types) and not facts.python:
-                kinds = sample_loops.typed(self._typed_op(op), types)
-                kinds = Free(flags_of(types)) if kinds is None else kinds
+            if self._every_number.is_needed:
+                self._every_number.check(op)
+            if _has_loop_types(types) and not facts.is_python:
+                results = sample_loops.type_in_loop(self._typed_op(op), types)
+                results = Free(flags_of(types)) if results is None else results
             else:
-                kinds = self._rule(op, types)
-            made = kinds if isinstance(kinds, list) else [kinds]
-            if _have(DIVIDED, made):
+                results = self._apply_rule(op, types)
+            result_list = results if isinstance(results, list) else [results]
+            if _any_flagged(DIVIDED, result_list):
                 backward = self._is_backward(self._names.get(op, op.name))
-                kinds = self._divisors.typed(op, types, kinds, backward)
-            return kinds
+                results = self._divisors.apply_factors(
+                    op, types, results, backward
+                )
+            return results
         except Mixes as error:
             why, untyped = str(error), False
         except Untyped as error:
             why, untyped = str(error), True
-        except FAILURES as error:
+        except RULE_FAILURES as error:
             why = f"its rule failed ({type(error).__name__}: {error})"
             untyped = True
         if self.n <= 1:
-            return static_numbers.of_one_sample(op, types, self.n)
-        return self._unproved(op, types, why, untyped)
+            return static_numbers.types_of_one_sample(op, types, self.n)
+        return self._vouched_or_mixed(op, types, why, untyped)
 
     def _is_vouched(self, op):
-        return self._vouched is not None and self._vouched(op, self._name(op))
+        return self._vouches_for is not None and self._vouches_for(
+            op, self._called_name(op)
+        )
 
-    def _unproved(self, op, types, why, untyped):
+    def _vouched_or_mixed(self, op, types, why, untyped):
         """Return what the user vouches for, else a `Mixed`."""
-        name = self._name(op)
+        name = self._called_name(op)
         if not self._is_vouched(op):
             return self.failed(op, why, untyped)
         self.vouched_ops.append((op.type, name))
-        kinds = static_numbers.as_vouched(op, types, self.n)
-        if not static_numbers.are_placed(op, kinds, self.n):
-            self.without_place.append((op.type, name))
-        return kinds
+        results = static_numbers.vouched_types(op, types, self.n)
+        if not static_numbers.have_sample_axes(op, results, self.n):
+            self.without_axis.append((op.type, name))
+        return results
 
-    def _set(self, op, kinds):
-        if not isinstance(kinds, (list, tuple)):
-            kinds = [kinds] * len(op.outputs)
-        for tensor, kind in zip(op.outputs, kinds):
-            flag = tensor.dtype == tf.bool and kind.flags & VALUES
-            if flag and not isinstance(kind, Mixed):
+    def _set_types(self, op, types):
+        if not isinstance(types, (list, tuple)):
+            types = [types] * len(op.outputs)
+        for tensor, type_ in zip(op.outputs, types):
+            is_mask = tensor.dtype == tf.bool and type_.flags & VALUES
+            if is_mask and not isinstance(type_, Mixed):
                 # A mask: how many there are may divide a loss.
-                kind = dataclasses.replace(kind, flags=kind.flags & ~VALUES)
-            if kind != FREE:
-                self.give(tensor, kind)
+                type_ = dataclasses.replace(type_, flags=type_.flags & ~VALUES)
+            if type_ != FREE:
+                self.set_type(tensor, type_)
 
-    def _size(self, op, types):
+    def _size_types(self, op, types):
         """Return the type of sizes: free, unless they follow values."""
-        for tensor, kind in zip(op.inputs, types):
-            if isinstance(kind, Mixed):
-                return kind
-            known = tensor.shape.is_fully_defined()
-            if isinstance(kind, Total) and not known:
+        for tensor, input_type in zip(op.inputs, types):
+            if isinstance(input_type, Mixed):
+                return input_type
+            is_known = tensor.shape.is_fully_defined()
+            if isinstance(input_type, Total) and not is_known:
                 why = "gives a size that may follow the values of samples"
-                return self._unproved(op, types, why, True)
+                return self._vouched_or_mixed(op, types, why, True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
     def _keeps_unknown(self, op, facts, types):
@@ -420,7 +440,9 @@ class Typing:
 
         Queues, stages, files and the like, also without outputs.
         """
-        has_rule = op.type in RULES or op.type in OWN or facts.hands_on
+        has_rule = (
+            op.type in RULES or op.type in USER_RULES or facts.forwards_handles
+        )
         if self.n <= 1 or (has_rule and not facts.may_keep):
             return False
         if not keeps_unknown(op, types) or self._is_vouched(op):
@@ -429,35 +451,35 @@ class Typing:
         self.effects.append(self.failed(op, why, True))
         return True
 
-    def _read(self, op):
+    def _type_read(self, op):
         """Type what a variable holds; whether nothing is left to do."""
         handle = op.inputs[0]
         if isinstance(self.of(handle), Mixed):
             # It is not known what is behind it.
-            self._set(op, self.of(handle))
+            self._set_types(op, self.of(handle))
             return True
-        held, flags = self.state.held(handle), self.state.flags(handle)
+        held, flags = self.state.assigned_type(handle), self.state.flags(handle)
         if op.type == "ReadVariableOp":
-            self._set(op, held.flagged(flags) if flags else held)
+            self._set_types(op, held.flagged(flags) if flags else held)
             return True
         if not isinstance(held, Free):
             why = "looks up what the step has assigned from its samples"
-            self._set(op, self.failed(op, why, False))
+            self._set_types(op, self.failed(op, why, False))
             return True
         if flags:
-            self.give(handle, Free(flags))
+            self.set_type(handle, Free(flags))
         return False
 
 
-def _have(flag, types):
+def _any_flagged(flag, types):
     """Whether one of several types has a flag."""
-    return any(kind.flags & flag for kind in types)
+    return any(tensor_type.flags & flag for tensor_type in types)
 
 
-def _in_loops(types):
+def _has_loop_types(types):
     """Whether types are those of loops through the samples, or of lists."""
     return any(
-        isinstance(t, sample_loops.IN_LOOPS)
+        isinstance(t, sample_loops.LOOP_TYPES)
         or (isinstance(t, At) and t.axis == OF_LIST)
         for t in types
     )

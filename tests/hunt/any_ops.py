@@ -63,7 +63,7 @@ def draw(seed, index, length=4):
                 pool += outputs
     typing = Typing(Definitions(graph), N, True)
     for tensor in given + numbers:
-        typing.give_inputs([tensor], [At(0)])
+        typing.set_inputs([tensor], [At(0)])
     try:
         typing.run_in_place(graph.get_operations())
     except Exception as error:

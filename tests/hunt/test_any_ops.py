@@ -43,7 +43,7 @@ def _typed(make):
         given = tf.compat.v1.placeholder(tf.float32, (any_ops.N, 4))
         made = make(given)
     typing = Typing(Definitions(graph), any_ops.N, True)
-    typing.give_inputs([given], [At(0)])
+    typing.set_inputs([given], [At(0)])
     typing.run_in_place(graph.get_operations())
     return typing, made
 

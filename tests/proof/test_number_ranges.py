@@ -121,7 +121,7 @@ def _graph(function):
 
 def _range(tensor):
     op = types.SimpleNamespace(
-        of_tensor=StaticNumbers().of,
+        value_of=StaticNumbers().of,
         type_of=lambda tensor: FREE,
         lengths=OpenLengths(),
     )

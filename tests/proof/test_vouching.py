@@ -19,9 +19,9 @@ X, Y = _rng.normal(size=(4, 5)), _rng.normal(size=(4, 3))
 @pytest.fixture(autouse=True)
 def _fresh_rules():
     """What a test registers is unknown to the next."""
-    tensor_types.OWN.clear()
+    tensor_types.USER_RULES.clear()
     yield
-    tensor_types.OWN.clear()
+    tensor_types.USER_RULES.clear()
 
 
 @keras.saving.register_keras_serializable("vouching")
