@@ -32,7 +32,7 @@ def unnumbered(batch):
 # The first batches of a data stream, set aside without losing them.
 
 
-def set_aside(iterator, steps):
+def peek_batches(iterator, steps):
     """Take the batches of one call; return them and an iterator over them."""
     # It has the element spec of the first, so nothing is traced again.
     batches = []
@@ -44,25 +44,25 @@ def set_aside(iterator, steps):
     if not batches:
         return batches, iterator
     spec = iterator.element_spec
-    single = [
-        tf.data.Dataset.from_tensors(batch).map(_with(spec))
+    datasets = [
+        tf.data.Dataset.from_tensors(batch).map(_shape_relaxer(spec))
         for batch in batches
     ]
-    dataset = functools.reduce(tf.data.Dataset.concatenate, single)
+    dataset = functools.reduce(tf.data.Dataset.concatenate, datasets)
     return batches, iter(dataset)  # type: ignore[call-overload]
 
 
-def _with(spec):
+def _shape_relaxer(spec):
     """Return a function that drops the sizes that the spec leaves open."""
 
     def relax(*batch):
         batch = batch if isinstance(spec, tuple) else batch[0]
-        return tf.nest.map_structure(_relax, spec, batch)
+        return tf.nest.map_structure(_relax_shape, spec, batch)
 
     return relax
 
 
-def _relax(spec, tensor):
+def _relax_shape(spec, tensor):
     if not isinstance(spec, tf.TensorSpec):
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=spec.shape)

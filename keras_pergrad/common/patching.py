@@ -6,8 +6,8 @@ import contextlib
 @contextlib.contextmanager
 def attribute(target, name, value):
     """Set an instance attribute past Keras's tracking, and restore it."""
-    own = vars(target)
-    had, old = name in own, own.get(name)
+    attributes = vars(target)
+    had, old = name in attributes, attributes.get(name)
     object.__setattr__(target, name, value)
     try:
         yield

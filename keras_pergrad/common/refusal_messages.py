@@ -35,12 +35,12 @@ def accumulates(optimizer):
 def synchronized(layer, part):
     """Say that a layer takes statistics over replicas, not one part each."""
     # Without replicas, too, statistics over samples are none of one sample.
-    alone = "" if part == "sample" else "synchronized=False, or "
+    alternative = "" if part == "sample" else "synchronized=False, or "
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) takes statistics over "
         "all replicas (synchronized=True), which cannot be done for one "
-        f"{part} after the other. Use {alone}GroupNormalization instead, or "
-        "gradient_mode='batch'."
+        f"{part} after the other. Use {alternative}GroupNormalization "
+        "instead, or gradient_mode='batch'."
     )
 
 
@@ -54,7 +54,7 @@ def one_after_the_other(replicas):
     )
 
 
-def needs_all_samples(argument, given):
+def needs_all_samples(argument, value):
     """Say that weights by all samples need them all at once."""
     return (
         "An aggregation that weighs samples by the inner products of all of "
@@ -62,7 +62,7 @@ def needs_all_samples(argument, given):
         "single samples and accumulated batches do not have. Use "
         "gradient_mode=Vectorized(aggregation=...) by itself, or an "
         "aggregation that looks at norms alone, such as ClippedMean. "
-        f"Received: {argument}={given!r}"
+        f"Received: {argument}={value!r}"
     )
 
 
@@ -77,11 +77,11 @@ def of_all_replicas(aggregation, replicas):
     )
 
 
-def one_batch_size(layer, batch_size, reason):
+def stateful_batch_size(layer, batch_size, reason):
     """Say that a layer or model is made for batches of one size."""
-    what = f"layer {layer.name!r} ({type(layer).__name__})"
+    subject = f"layer {layer.name!r} ({type(layer).__name__})"
     return (
-        f"{what} is stateful, made for batches of {batch_size}: it hands a "
+        f"{subject} is stateful, made for batches of {batch_size}: it hands a "
         f"state from each batch to the next. {reason}, for which that state "
         "is not defined. Use stateful=False; gradient_mode='batch' trains it "
         "as it is."

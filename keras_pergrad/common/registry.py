@@ -24,11 +24,11 @@ class Registry:
                 f"A {self.kind} must be a subclass of {self.base.__name__}. "
                 f"Received: {cls!r}"
             )
-        known = self._classes.get(name)
-        if known is not None and _place(known) != _place(cls):
+        registered = self._classes.get(name)
+        if registered is not None and _origin(registered) != _origin(cls):
             raise ValueError(
                 f"The {self.kind} name {name!r} is taken by "
-                f"{known.__name__}. Choose another name."
+                f"{registered.__name__}. Choose another name."
             )
         self._classes[name] = cls
         if cls.__module__.split(".")[0] == PACKAGE:
@@ -89,7 +89,7 @@ class Registry:
             ) from error
 
 
-def _place(cls):
+def _origin(cls):
     """Return where a class is defined; a cell that runs again redefines it."""
     return cls.__module__, cls.__qualname__
 
@@ -112,17 +112,17 @@ class Configured:
     def __repr__(self):
         """Show what could make it again; most defaults are left out."""
         parameters = inspect.signature(type(self).__init__).parameters
-        shown = []
+        arguments = []
         for name, value in self.get_config().items():
             # Show an object, not the config dict that it is saved as.
             value = getattr(self, name) if isinstance(value, dict) else value
-            known = parameters.get(name)
-            is_default = known is not None and known.default == value
+            parameter = parameters.get(name)
+            is_default = parameter is not None and parameter.default == value
             if name in self.always_shown or not is_default:
-                shown.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+                arguments.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
-def serialize(thing):
-    """Return the config dict that `Registry.get` turns back into `thing`."""
-    return keras.saving.serialize_keras_object(thing)
+def serialize(instance):
+    """Return the config dict that `Registry.get` turns back into `instance`."""
+    return keras.saving.serialize_keras_object(instance)

@@ -14,7 +14,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import set_aside
+from keras_pergrad.common.batch_marks import peek_batches
 from keras_pergrad.common.patching import attribute
 
 SLOTS = TRAIN, TEST = "train_function", "test_function"
@@ -35,32 +35,32 @@ def look_ahead(model, iterator):
     """
     if not isinstance(iterator, tf.data.Iterator):
         return None, iterator
-    return set_aside(iterator, model.steps_per_execution)
+    return peek_batches(iterator, model.steps_per_execution)
 
 
 class Wrapped:
     """A model's train function in a wrapper, for the length of one `fit`.
 
     `step(function, iterator)` is called in its place. If a step raises, no
-    callback is told, so `left()` is called; also, if a `fit` that failed in
+    callback is told, so `on_abandoned()` is called; also, if a `fit` that failed in
     another callback has left this behind: `batch_begins` was not called.
     """
 
-    def __init__(self, model, step, left=None):
+    def __init__(self, model, step, on_abandoned=None):
         self._model, self._step = model, step
-        self._left = left or self.restore
-        self._begins = False
+        self._on_abandoned = on_abandoned or self.restore
+        self._batch_began = False
         self.function = self.__wrapped__ = model.train_function
-        _put(model, TRAIN, self)
+        _set_function(model, TRAIN, self)
 
     def batch_begins(self):
         """Take note that the next step belongs to this `fit`."""
-        self._begins = True
+        self._batch_began = True
 
     def __call__(self, iterator):
-        begins, self._begins = self._begins, False
-        if self._step is not None and not begins:
-            self._left()
+        batch_began, self._batch_began = self._batch_began, False
+        if self._step is not None and not batch_began:
+            self._on_abandoned()
         if self._step is None:  # another wrapper held this, or still does
             self.restore()
             return self.function(iterator)
@@ -69,14 +69,14 @@ class Wrapped:
         except _END_OF_DATA:
             raise
         except BaseException:
-            self._left()
+            self._on_abandoned()
             raise
 
     def restore(self):
         """Put the train function back, or only pass calls on from now on."""
         self._step = None
         if self._model.train_function is self:
-            _put(self._model, TRAIN, self.function)
+            _set_function(self._model, TRAIN, self.function)
 
 
 class OneCall:
@@ -99,14 +99,14 @@ class OneCall:
         function = getattr(model, self._slot)
         if type(function) is not OneCall:
             self.function = function
-            _put(model, self._slot, self)
+            _set_function(model, self._slot, self)
 
     def restore(self):
         """Put the function back if armed; return it with its model."""
         function, self.function = self.function, None
         model = self._model()
         if model is not None and getattr(model, self._slot) is self:
-            _put(model, self._slot, function)
+            _set_function(model, self._slot, function)
         return function, model
 
     def __call__(self, iterator):
@@ -123,7 +123,7 @@ class Innermost:
     def __init__(self, model, step):
         self._model, self._step = model, step
         model.make_train_function()
-        above, self.function = _innermost(model)
+        wrapper, self.function = _innermost(model)
         if not _is_keras_own(self.function):
             raise ValueError(
                 "Something has put a function of its own in the place of "
@@ -132,7 +132,7 @@ class Innermost:
                 f"Received: {self.function!r}. Put a callback that wraps it "
                 "after this one."
             )
-        _put_below(model, above, self)
+        _set_below(model, wrapper, self)
 
     def __call__(self, iterator):
         if self._step is None:
@@ -142,14 +142,14 @@ class Innermost:
     def restore(self):
         """Put the function back, or only pass calls on from now on."""
         self._step = None
-        above, function = None, self._model.train_function
-        while isinstance(function, _HOLDERS) and function is not self:
-            above, function = function, function.function
+        wrapper, function = None, self._model.train_function
+        while isinstance(function, _WRAPPERS) and function is not self:
+            wrapper, function = function, function.function
         if function is self:
-            _put_below(self._model, above, self.function)
+            _set_below(self._model, wrapper, self.function)
 
 
-_HOLDERS = Wrapped, Innermost
+_WRAPPERS = Wrapped, Innermost
 
 
 class Variant:
@@ -159,28 +159,28 @@ class Variant:
     and is traced in that state if it is new.
     """
 
-    _own = _second = None
+    _original = _variant = None
 
     def use(self, model):
         """Have the model, which is in that state, train by it."""
         model.make_train_function()
-        above, own = _innermost(model)
-        self._own = own if _is_keras_own(own) else None
-        if self._own is None:
+        wrapper, original = _innermost(model)
+        self._original = original if _is_keras_own(original) else None
+        if self._original is None:
             return
-        if self._second is None:
-            with made(model, anew=True) as self._second:
+        if self._variant is None:
+            with made(model, anew=True) as self._variant:
                 pass
-        _put_below(model, above, self._second)
+        _set_below(model, wrapper, self._variant)
 
     def put_back(self, model):
         """Put back Keras's own; where either was wrapped, Keras makes anew."""
-        above, function = _innermost(model)
-        if function is self._second:
-            _put_below(model, above, self._own)
+        wrapper, function = _innermost(model)
+        if function is self._variant:
+            _set_below(model, wrapper, self._original)
         else:
-            _put(model, TRAIN, None)
-        self._own = None
+            _set_function(model, TRAIN, None)
+        self._original = None
 
 
 class IteratorTaker(keras.Model):
@@ -213,34 +213,34 @@ def make_for_mode(model, keras_model, force):
 @contextlib.contextmanager
 def made(model, anew):
     """Yield a model's train function, or a new one; put the old one back."""
-    before = model.train_function
+    original = model.train_function
     try:
         model.make_train_function(force=anew)
         yield model.train_function
     finally:
-        _put(model, TRAIN, before)
+        _set_function(model, TRAIN, original)
 
 
 def _innermost(model):
     """Return the train function below our wrappers, and the lowest of these."""
-    above, function = None, model.train_function
-    while isinstance(function, _HOLDERS):
-        above, function = function, function.function
-    return above, function
+    wrapper, function = None, model.train_function
+    while isinstance(function, _WRAPPERS):
+        wrapper, function = function, function.function
+    return wrapper, function
 
 
 def _is_keras_own(function):
     return getattr(function, "__module__", "").startswith("keras.")
 
 
-def _put_below(model, above, function):
+def _set_below(model, wrapper, function):
     """Put a train function below a wrapper; None: below none."""
-    if above is None:
-        _put(model, TRAIN, function)
+    if wrapper is None:
+        _set_function(model, TRAIN, function)
     else:
-        above.function = function
+        wrapper.function = function
 
 
-def _put(model, slot, function):
+def _set_function(model, slot, function):
     # Not through Keras's tracking `__setattr__`, which costs more.
     object.__setattr__(model, slot, function)

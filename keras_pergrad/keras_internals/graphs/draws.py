@@ -56,7 +56,7 @@ class Draw:
             )
 
 
-class _Dispatch(threading.local):
+class _ThreadDispatch(threading.local):
     """What the draws of this thread are to do.
 
     Attributes:
@@ -69,77 +69,79 @@ class _Dispatch(threading.local):
         self.handlers, self.seeds = [], []
 
 
-_HERE = _Dispatch()
-_LOCK = threading.Lock()
-_OPEN = []
+_DISPATCH = _ThreadDispatch()
+_PATCH_LOCK = threading.Lock()
+_ACTIVE_PATCHES = []
 
 
-def _dispatched(name, original):
+def _dispatching_function(name, original):
     """Return a random function that asks what draws of its thread do."""
 
     @functools.wraps(original)
     def function(*args, seed=None, **kwargs):
-        if not _HERE.handlers:
+        if not _DISPATCH.handlers:
             # Another thread, which has nothing to do with the model.
             return original(*args, seed=seed, **kwargs)
-        handler = _HERE.handlers[-1]
+        handler = _DISPATCH.handlers[-1]
         return handler(name, original, args, seed, kwargs)
 
     return function
 
 
-def _pinnable(original):
+def _pinnable_draw_seed(original):
     def draw_seed(seed):
-        return _HERE.seeds[-1] if _HERE.seeds else original(seed)
+        return _DISPATCH.seeds[-1] if _DISPATCH.seeds else original(seed)
 
     return draw_seed
 
 
 @contextlib.contextmanager
-def _replaced():
+def _patched_backend():
     """Replace Keras's random functions while any thread needs it."""
-    with _LOCK:
-        if not _OPEN:
+    with _PATCH_LOCK:
+        if not _ACTIVE_PATCHES:
             stack = contextlib.ExitStack()
             for name in FUNCTIONS:
-                function = _dispatched(name, getattr(backend_random, name))
+                function = _dispatching_function(
+                    name, getattr(backend_random, name)
+                )
                 stack.enter_context(attribute(backend_random, name, function))
-            pinnable = _pinnable(backend_random.draw_seed)
+            draw_seed = _pinnable_draw_seed(backend_random.draw_seed)
             stack.enter_context(
-                attribute(backend_random, "draw_seed", pinnable)
+                attribute(backend_random, "draw_seed", draw_seed)
             )
-            _OPEN.append(stack)
+            _ACTIVE_PATCHES.append(stack)
         else:
-            _OPEN.append(None)
+            _ACTIVE_PATCHES.append(None)
     try:
         yield
     finally:
-        with _LOCK:
-            if len(_OPEN) == 1:
-                _OPEN[0].close()
-                _OPEN.clear()
+        with _PATCH_LOCK:
+            if len(_ACTIVE_PATCHES) == 1:
+                _ACTIVE_PATCHES[0].close()
+                _ACTIVE_PATCHES.clear()
             else:
-                _OPEN.pop()
+                _ACTIVE_PATCHES.pop()
 
 
 @contextlib.contextmanager
 def _handled_by(handler):
-    with _replaced():
-        _HERE.handlers.append(handler)
+    with _patched_backend():
+        _DISPATCH.handlers.append(handler)
         try:
             yield
         finally:
-            _HERE.handlers.pop()
+            _DISPATCH.handlers.pop()
 
 
 @contextlib.contextmanager
 def _pinned_seed(seed):
-    with _replaced():
-        _HERE.seeds.append(seed)
+    with _patched_backend():
+        _DISPATCH.seeds.append(seed)
         try:
             yield
         finally:
-            _HERE.seeds.pop()
+            _DISPATCH.seeds.pop()
 
 
 def current_graph():

@@ -22,16 +22,16 @@ def compile_loss_of_samples(model, loss, owner):
     """Compile a model inside a step, with one loss of outputs of shape (n,)."""
     # `compile` would create variables of metrics while the step is traced. The
     # model may return a tuple that begins with these outputs.
-    compiled = _OfFirst(loss, None)
-    one = tf.zeros([1], keras.config.floatx())
-    compiled.build(one, one)
+    compiled = _FirstOutputLoss(loss, None)
+    example = tf.zeros([1], keras.config.floatx())
+    compiled.build(example, example)
     model._compile_loss = compiled
     model._compile_metrics = None
     model._loss_tracker = loss_tracker(owner)
     model.compiled = True
 
 
-class _OfFirst(CompileLoss):
+class _FirstOutputLoss(CompileLoss):
     """A compiled loss of the first output, which does not look at others."""
 
     def call(self, y_true, y_pred, sample_weight=None):
@@ -53,8 +53,10 @@ def compiled_as(model, other):
 def metrics_beside(model):
     """List a model's metrics but for those of its own `compile`."""
     compiled = [vars(model).get(name) for name in _COMPILED]
-    known = {id(metric) for metric in compiled}
-    return [metric for metric in model._metrics if id(metric) not in known]
+    compiled_ids = {id(metric) for metric in compiled}
+    return [
+        metric for metric in model._metrics if id(metric) not in compiled_ids
+    ]
 
 
 @contextlib.contextmanager
@@ -110,8 +112,8 @@ class SetApart:
     """Leaves these variables out of a model's trainable ones while open."""
 
     def __init__(self, model):
-        self._all = list(model.trainable_variables)
-        self.variables = [v for v in self._all if is_overwritten(v)]
+        self._all_variables = list(model.trainable_variables)
+        self.variables = [v for v in self._all_variables if is_overwritten(v)]
         self._stack = contextlib.ExitStack()
         self._tape = None
 
@@ -137,18 +139,21 @@ class SetApart:
 
     def in_order(self, values=None):
         """Return a list of all variables', None for these; of None: all."""
-        return self._all if values is None else self.merged(values)
+        return self._all_variables if values is None else self.merged(values)
 
     def merged(self, gradients, target=None):
         """Return all gradients in order; without `target` None for these."""
         if not self.variables:
             return gradients
-        own = [None] * len(self.variables)
+        overwritten = [None] * len(self.variables)
         if target is not None and self._tape is not None:
             values = [v.value for v in self.variables]
-            own = self._tape.gradient(target, values)
-        own, others = iter(own), iter(gradients)
-        return [next(own if is_overwritten(v) else others) for v in self._all]
+            overwritten = self._tape.gradient(target, values)
+        overwritten, others = iter(overwritten), iter(gradients)
+        return [
+            next(overwritten if is_overwritten(v) else others)
+            for v in self._all_variables
+        ]
 
 
 def require_none(model, what):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.losses.compiled import losses_replaced
-from keras_pergrad.keras_internals.losses.losses import labels_told_alike
+from keras_pergrad.keras_internals.losses.losses import consistent_hinge_labels
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     entries_of,
@@ -67,9 +67,12 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     if compile_loss is None:
         return []
     fractions = []
-    split = [_Split(entry, fractions) for entry in entries_of(compile_loss)]
+    recorders = [
+        _FractionRecorder(entry, fractions)
+        for entry in entries_of(compile_loss)
+    ]
     # The running means of the outputs' losses are updated afterwards.
-    with losses_replaced(compile_loss, split):
+    with losses_replaced(compile_loss, recorders):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
         # If one output has several losses, Keras minimises the first.
@@ -92,7 +95,7 @@ def numerators(model, y, y_pred, sample_weight):
     """Return the sums of the losses' values; none for an own `compute_loss`."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []
-    with labels_told_alike():
+    with consistent_hinge_labels():
         fractions = evaluate(compiled_loss(model), y, y_pred, sample_weight)
     return [fraction.numerator for fraction in fractions]
 
@@ -102,19 +105,22 @@ def sample_losses(model, y, y_pred, sample_weight):
     if type(model).compute_loss is not keras.Model.compute_loss:
         return None
     try:
-        with labels_told_alike():
+        with consistent_hinge_labels():
             terms = evaluate(compiled_loss(model), y, y_pred, sample_weight)
     except NotAdditive:
         return None
     total = None
     for term in terms:
-        part = term.by_sample
+        sample_values = term.by_sample
         if term.denominator is not None:
-            below = tf.cast(term.denominator, part.dtype) + term.mask_epsilon
-            part = tf.math.divide_no_nan(part, below)
+            denominator = (
+                tf.cast(term.denominator, sample_values.dtype)
+                + term.mask_epsilon
+            )
+            sample_values = tf.math.divide_no_nan(sample_values, denominator)
         if term.loss_weight is not None:
-            part *= term.loss_weight
-        total = part if total is None else total + part
+            sample_values *= term.loss_weight
+        total = sample_values if total is None else total + sample_values
     return total
 
 
@@ -129,13 +135,13 @@ def track(compile_loss, values, samples):
 def tracking_if(compile_loss, present):
     """Leave these running means as they were where no sample is `present`."""
     metrics = [] if compile_loss is None else compile_loss.metrics
-    before = [
+    saved = [
         (v, tf.identity(tf.convert_to_tensor(v.value)))
         for metric in metrics
         for v in metric.variables
     ]
     yield
-    for variable, old in before:
+    for variable, old in saved:
         new = tf.convert_to_tensor(variable.value)
         variable.assign(tf.where(present, new, old))
 
@@ -158,7 +164,7 @@ def _scale_of_means():
         return float(np.asarray(loss(one, tf.zeros_like(one))))
 
 
-class _Split:
+class _FractionRecorder:
     """A substitute for a loss that notes its numerator and denominator."""
 
     def __init__(self, entry, fractions):
@@ -171,12 +177,15 @@ class _Split:
         _require_additive(loss)
         call, values = loss.call, []
 
-        def noting(*args):
+        def recording_call(*args):
             values.append(call(*args))
             _require_rows(loss, values[0], y_pred, sample_weight)
             return values[0]
 
-        with _reduced(loss, None), attribute(loss, "call", noting):
+        with (
+            _with_reduction(loss, None),
+            attribute(loss, "call", recording_call),
+        ):
             weighted = loss(y_true, y_pred, sample_weight)
         numerator = tf.reduce_sum(weighted)
         kind, denominator, mask_epsilon = self._denominator(
@@ -207,14 +216,14 @@ class _Split:
         by_weight = loss.reduction == "mean_with_sample_weight"
         if not masked and not (by_weight and sample_weight is not None):
             count = tf.cast(tf.size(weighted), weighted.dtype)
-            fixed = weighted.shape[1:].is_fully_defined()
-            return (ROWS if fixed else DATA), count, 0.0
+            is_static = weighted.shape[1:].is_fully_defined()
+            return (ROWS if is_static else DATA), count, 0.0
         ones = tf.ones_like(values)
         if mask is not None:
             set_mask(ones, mask)
         weights = sample_weight if by_weight else None
         with attribute(loss, "call", lambda *_: ones):
-            with _reduced(loss, "sum"):
+            with _with_reduction(loss, "sum"):
                 total = loss(y_true, y_pred, weights)
             if not by_weight:
                 return DATA, total, measured_epsilon()
@@ -223,7 +232,7 @@ class _Split:
         return DATA, tf.math.divide_no_nan(total, mean), 0.0
 
 
-def _reduced(loss, reduction):
+def _with_reduction(loss, reduction):
     """Give `loss` another reduction for a while."""
     return attribute(loss, "reduction", reduction)
 
@@ -253,7 +262,9 @@ def _require_rows(loss, values, y_pred, sample_weight):
             f"it returns values of shape {tuple(values.shape)} for {rows} "
             "samples, so that they do not belong to one sample each"
         )
-    elif sample_weight is not None and not _fit(values, sample_weight):
+    elif sample_weight is not None and not _have_matching_ranks(
+        values, sample_weight
+    ):
         # Keras would spread the weights along the wrong axis.
         why = (
             f"its values of shape {tuple(values.shape)} and the sample "
@@ -265,7 +276,7 @@ def _require_rows(loss, values, y_pred, sample_weight):
     raise NotAdditive(_NOT_ADDITIVE.format(name=loss.name, why=why))
 
 
-def _fit(a, b):
+def _have_matching_ranks(a, b):
     """Whether Keras brings both to the same number of axes."""
     a, b = sorted((a, b), key=lambda t: t.shape.rank)
     return a.shape.rank == b.shape.rank or (

@@ -49,10 +49,10 @@ def require_one_batch(model, x, y):
     """Refuse what is not one batch of arrays with its targets."""
     if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
         name = "Dataset" if isinstance(x, tf.data.Dataset) else "PyDataset"
-        first = "next(iter(dataset))" if name == "Dataset" else "dataset[0]"
+        example = "next(iter(dataset))" if name == "Dataset" else "dataset[0]"
         raise ValueError(
             "Expected `x` and `y`, the arrays of one batch, such as "
-            f"x, y = {first}. Received: a {name}"
+            f"x, y = {example}. Received: a {name}"
         )
     if y is None:
         require_targets(model, (x, y), "`y`")
@@ -83,13 +83,13 @@ def mixes_in_training_only(model, error):
 
 def require_finite(norms):
     """Refuse gradients with NaN or infinity, and name their samples."""
-    bad = np.flatnonzero(~np.isfinite(norms))
-    if bad.size:
-        shown = ", ".join(map(str, bad[:20])) + (
-            f" and {bad.size - 20} more" if bad.size > 20 else ""
+    nonfinite = np.flatnonzero(~np.isfinite(norms))
+    if nonfinite.size:
+        listing = ", ".join(map(str, nonfinite[:20])) + (
+            f" and {nonfinite.size - 20} more" if nonfinite.size > 20 else ""
         )
         raise ValueError(
-            f"The gradients of samples {shown} are not finite. Look for NaN "
+            f"The gradients of samples {listing} are not finite. Look for NaN "
             "or infinity in x[i] and y[i] of these samples, or for a loss "
             "that overflows on them."
         )
@@ -128,17 +128,19 @@ def require_any_batch_size(
     size, reason = fixed_batch_size(model), f"{user} {how}"
     for layer in layers_of(model):
         if getattr(layer, "stateful", False) and size != 1:
-            shown = "one size" if size is None else size
-            text = refusal_messages.one_batch_size(layer, shown, reason)
-            raise ValueError(text)
+            size_text = "one size" if size is None else size
+            message = refusal_messages.stateful_batch_size(
+                layer, size_text, reason
+            )
+            raise ValueError(message)
     # Keras takes any size where inputs name one: a Sequential that a call
     # has built names that call's. So try.
     if size not in (None, 1):
         try:
             trace_symbolically(model, _one_sample(model))
         except Exception as error:  # whatever code of a layer raises
-            text = refusal_messages.fixed_batch_size(model, size, reason)
-            raise ValueError(text) from error
+            message = refusal_messages.fixed_batch_size(model, size, reason)
+            raise ValueError(message) from error
 
 
 def fixed_batch_size(model):

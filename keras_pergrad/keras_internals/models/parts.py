@@ -80,23 +80,23 @@ _MISSING = object()
 _SEEN = set()
 
 
-def optional(thing, name, example, lost, otherwise=None) -> Any:
+def optional(target, name, example, effect, default=None) -> Any:
     """Return an attribute; warn where not even `example()` has it."""
-    value = getattr(thing, name, _MISSING)
+    value = getattr(target, name, _MISSING)
     if value is not _MISSING:
         return value
     if name not in _SEEN:
-        one = example()
-        if hasattr(one, name):
+        typical = example()
+        if hasattr(typical, name):
             _SEEN.add(name)
         else:
-            library = type(one).__module__.partition(".")[0]
+            library = type(typical).__module__.partition(".")[0]
             warnings.warn(
                 f"This version of {library} has no "
-                f"{type(one).__name__}.{name}, so that {lost}.",
+                f"{type(typical).__name__}.{name}, so that {effect}.",
                 stacklevel=2,
             )
-    return otherwise
+    return default
 
 
 # The parts of models, layers, losses and tensors that Keras keeps to itself.
@@ -172,8 +172,8 @@ def compiled_metrics(model):
 
 def compile_arguments(model):
     """Return the arguments of `compile` as they were given, by name."""
-    given = model._compile_config
-    return {} if given is None else given.config
+    config = model._compile_config
+    return {} if config is None else config.config
 
 
 def require_variables(model):
@@ -203,22 +203,22 @@ def require_free_names(model, names, owner):
     one of the two alone.
     """
     # Without Keras's private name nothing is known, and nothing refused.
-    kept = getattr(model, "_compile_config", None)
-    given = {} if kept is None else kept.config
-    metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
-    taken = sorted(
+    config = getattr(model, "_compile_config", None)
+    arguments = {} if config is None else config.config
+    metrics = [arguments.get(name) for name in ("metrics", "weighted_metrics")]
+    shared = sorted(
         {
             getattr(m, "name", None) or getattr(m, "__name__", str(m))
             for m in keras.tree.flatten(metrics)
         }.intersection(names)
     )
     # Keras puts an output's name before that of its metric.
-    if taken and len(getattr(model, "outputs", None) or [None]) == 1:
+    if shared and len(getattr(model, "outputs", None) or [None]) == 1:
         owner = owner if isinstance(owner, str) else f"gradient_mode={owner!r}"
         raise ValueError(
-            f"The metric {taken[0]!r} has the name of a figure that {owner} "
+            f"The metric {shared[0]!r} has the name of a figure that {owner} "
             "logs. Expected another name, as in "
-            f"keras.metrics.MeanAbsoluteError(name='my_{taken[0]}')."
+            f"keras.metrics.MeanAbsoluteError(name='my_{shared[0]}')."
         )
 
 
@@ -239,11 +239,11 @@ def entries_of(compiled):
 
 def call_arguments_of(loss):
     """Return the keyword arguments a loss function was wrapped with."""
-    lost = (
+    effect = (
         "records of runs describe a loss by its class and its config: it "
         "seems to differ from that of runs of other versions"
     )
-    return optional(loss, "_fn_kwargs", keras.losses.MeanSquaredError, lost)
+    return optional(loss, "_fn_kwargs", keras.losses.MeanSquaredError, effect)
 
 
 def symbolic_inputs(model):
@@ -318,19 +318,19 @@ def noting_scopes(layers, scopes):
     """
     graph = tf.compat.v1.get_default_graph()
 
-    def noting(layer):
-        opened = layer._open_name_scope
+    def recording_opener(layer):
+        open_original = layer._open_name_scope
 
         @contextlib.contextmanager
         def open_name_scope():
-            with opened():
+            with open_original():
                 if tf.compat.v1.get_default_graph() is graph:
                     scopes[graph.get_name_scope()] = layer
                 yield
 
         return open_name_scope
 
-    openers = [(layer, noting(layer)) for layer in layers]
+    openers = [(layer, recording_opener(layer)) for layer in layers]
     with contextlib.ExitStack() as stack:
         for layer, opener in openers:
             stack.enter_context(attribute(layer, "_open_name_scope", opener))
@@ -380,14 +380,14 @@ def all_of(optimizer):
     """List an optimizer and all inside of it, from the outside in."""
     # A `MultiOptimizer` whose parts a function chooses knows them once built.
     optimizers: list = []
-    waiting = [optimizer]
-    while waiting:
-        this = waiting.pop(0)
-        if this is None or any(this is other for other in optimizers):
+    pending = [optimizer]
+    while pending:
+        current = pending.pop(0)
+        if current is None or any(current is other for other in optimizers):
             continue
-        optimizers.append(this)
-        waiting.append(getattr(this, "inner_optimizer", None))
-        waiting += getattr(this, "optimizers", None) or []
+        optimizers.append(current)
+        pending.append(getattr(current, "inner_optimizer", None))
+        pending += getattr(current, "optimizers", None) or []
     return optimizers
 
 
@@ -395,8 +395,8 @@ def loss_scale(optimizer):
     """Return the factor by which the optimizer scales the loss, or None."""
     if optimizer is None:
         return None
-    wide = keras.config.floatx() == "float64"
-    one = tf.ones([], "float64" if wide else "float32")
+    is_double = keras.config.floatx() == "float64"
+    one = tf.ones([], "float64" if is_double else "float32")
     scaled = optimizer.scale_loss(one)
     return None if scaled is one else scaled
 

@@ -30,7 +30,7 @@ _ERRORS = (
     tf.errors.NotFoundError,
     tf.errors.UnimplementedError,
 )
-_OFF = (
+_NO_XLA = (
     "Keras compiles a step by XLA on a GPU unless it is told not to: "
     "compile(..., jit_compile=False) runs the step without it."
 )
@@ -39,19 +39,19 @@ _ADVICE = (
     (
         "unsupported operations when trying to compile",
         "XLA has no kernel for the ops named above (Python functions, strings "
-        f"and look-ups of them are none of its). {_OFF} Or do it to the data "
-        "before fit(), in tf.data.",
+        f"and look-ups of them are none of its). {_NO_XLA} Or do it to the "
+        "data before fit(), in tf.data.",
     ),
     (
         "Trying to access resource",
         "TensorFlow keeps variables of whole numbers of 32 bits, bool and "
         "string on the host, where XLA on a GPU cannot reach the one named "
-        f"above. Make it int64 or float32, or do without XLA. {_OFF}",
+        f"above. Make it int64 or float32, or do without XLA. {_NO_XLA}",
     ),
     (
         "must be a compile-time constant",
         "XLA must know every size while it compiles; the op named above has "
-        f"one that follows from the data. {_OFF}",
+        f"one that follows from the data. {_NO_XLA}",
     ),
     (
         "eterminis",
@@ -68,8 +68,8 @@ def advising():
     try:
         yield
     except _ERRORS as error:
-        for sign, advice in _ADVICE:
-            if sign in str(error):
+        for pattern, advice in _ADVICE:
+            if pattern in str(error):
                 error.add_note(advice)
                 break
         raise
@@ -92,8 +92,8 @@ def bounded_samples(model):
     """
     mode = getattr(model, "gradient_mode", None)
     aggregation = mode and mode.aggregation
-    noise = aggregation is not None and aggregation.adds_noise
-    with switched_off(noise), adding_noise(noise):
+    adds_noise = aggregation is not None and aggregation.adds_noise
+    with switched_off(adds_noise), adding_noise(adds_noise):
         yield
 
 
@@ -113,7 +113,7 @@ class FitHooks(LoopsWhereMasked):
             if strategy is None:
                 return
             if iterator is not None:
-                data_batch = replicas.first_part(strategy, iterator)
+                data_batch = replicas.first_replica_part(strategy, iterator)
             build_symbolically(self, data_batch)
         replicas.require_inside(self)
 

@@ -33,7 +33,9 @@ def scope_of(model):
     ):
         current = tf.distribute.get_strategy()
         if strategy is not current:
-            raise ValueError(_OUTSIDE.format(what=f"model {model.name!r}"))
+            raise ValueError(
+                _OUTSIDE_SCOPE.format(what=f"model {model.name!r}")
+            )
     if strategy is None:
         return contextlib.nullcontext()
     require_served(strategy)
@@ -80,17 +82,17 @@ def require_inside(model):
         owner = getattr(part, "_distribution_strategy", strategy)
         if owner is not strategy:
             what = f"the optimizer {part.name!r}"
-            raise ValueError(_OUTSIDE.format(what=what))
-    kinds = {
+            raise ValueError(_OUTSIDE_SCOPE.format(what=what))
+    variables_by_kind = {
         "weight": model.trainable_variables,
         "metric's variable": model.metrics_variables,
     }
-    for kind, variables in kinds.items():
+    for kind, variables in variables_by_kind.items():
         for variable in variables:
             value = variable.value
             if not strategy.extended.variable_created_in_scope(value):
                 what = f"the {kind} {variable.path!r}"
-                raise ValueError(_OUTSIDE.format(what=what))
+                raise ValueError(_OUTSIDE_SCOPE.format(what=what))
 
 
 @contextlib.contextmanager
@@ -98,9 +100,9 @@ def explaining(strategy):
     """Add advice to an error that is raised on one of several workers."""
     try:
         yield
-    except _LOST as error:
+    except _WORKER_ERRORS as error:
         if on_several_workers(strategy):
-            error.add_note(_WORKER_LOST)
+            error.add_note(_WORKER_ADVICE)
         raise
 
 
@@ -112,7 +114,7 @@ def on_several_workers(strategy):
     )
 
 
-def first_part(strategy, iterator):
+def first_replica_part(strategy, iterator):
     """Return the first local replica's part of a batch, or the specs of it."""
     # Nothing is taken from an iterator whose dataset knows the shapes: a
     # generator gives a batch only once.
@@ -141,19 +143,19 @@ def as_logs(logs):
     return tf.nest.map_structure(lambda t: tf.reshape(t, [1]), logs)
 
 
-_LOST = (
+_WORKER_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
     tf.errors.InternalError,
 )
-_WORKER_LOST = (
+_WORKER_ADVICE = (
     "Another worker has most likely stopped; the error above or its own log "
     "says which and why. No worker can go on without it: start all of them "
     "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
 )
-_OUTSIDE = (
+_OUTSIDE_SCOPE = (
     "Under a tf.distribute strategy everything that is trained must belong to "
     "it, but {what} was created outside of its scope. Create the model, its "
     "optimizer and its metrics inside `with strategy.scope():`, and compile "
@@ -234,15 +236,15 @@ class Postponed(keras.StatelessScope):
 
     def __init__(self):
         super().__init__(collect_losses=True)
-        self._updated = {}
+        self._updated_variables = {}
 
     def add_update(self, update):
-        self._updated[id(update[0])] = update[0]
+        self._updated_variables[id(update[0])] = update[0]
         super().add_update(update)
 
     def assign(self, samples):
         """Assign what was held back; statistics of no sample are NaN."""
-        for variable in self._updated.values():
+        for variable in self._updated_variables.values():
             value = self.get_current_value(variable)
             if value.dtype.is_floating:
                 old = tf.convert_to_tensor(variable.value)
@@ -270,16 +272,16 @@ def when(condition, function):
 
     # An all-reduce inside is only allowed in a condition of all replicas
     # together.
-    def decide(strategy, condition):
-        here = strategy.experimental_local_results(condition)[0]
+    def run_on_all(strategy, condition):
+        local_condition = strategy.experimental_local_results(condition)[0]
 
         def on_all():
             strategy.run(function)
 
-        tf.cond(here, on_all, lambda: None)
+        tf.cond(local_condition, on_all, lambda: None)
 
     context = tf.distribute.get_replica_context()
-    context.merge_call(decide, args=(condition,))
+    context.merge_call(run_on_all, args=(condition,))
 
 
 def apply(optimizer, gradients, variables):
@@ -290,19 +292,19 @@ def apply(optimizer, gradients, variables):
     with contextlib.ExitStack() as stack:
         # Whichever of them applies a gradient would add it up again.
         for part in all_of(optimizer):
-            stack.enter_context(_summed_before(part))
+            stack.enter_context(_without_all_reduce(part))
         optimizer.apply(gradients, variables)
 
 
 @contextlib.contextmanager
-def _summed_before(optimizer):
+def _without_all_reduce(optimizer):
     """Keep the optimizer from adding up the gradients a second time."""
     # The replicas take turns, so one may enter before another leaves. The last
     # one to leave restores the method.
     name = "_all_reduce_sum_gradients"
     method = vars(optimizer).get(name)
-    if not isinstance(method, _AsGiven):
-        method = _AsGiven()
+    if not isinstance(method, _IdentityReduce):
+        method = _IdentityReduce()
         object.__setattr__(optimizer, name, method)
     method.users += 1
     try:
@@ -313,7 +315,7 @@ def _summed_before(optimizer):
             object.__delattr__(optimizer, name)
 
 
-class _AsGiven:
+class _IdentityReduce:
     """A substitute for a method that returns pairs; it returns its input."""
 
     def __init__(self):
@@ -350,10 +352,10 @@ def add(variables, values, whole=False):
         old = tf.convert_to_tensor(variable.value)
         value = tf.cast(value, old.dtype)
         if getattr(variable, "synchronization", None) != "on_read":
-            nothing = tf.zeros_like(old)
-            old = tf.where(is_first, old, nothing)
+            zeros = tf.zeros_like(old)
+            old = tf.where(is_first, old, zeros)
             if whole:
-                value = tf.where(is_first, value, nothing)
+                value = tf.where(is_first, value, zeros)
         variable.assign(old + value)
 
 

@@ -38,9 +38,9 @@ UNCHANGING = frozenset(
         "VarIsInitializedOp",
     }
 )
-_assigned = weakref.WeakKeyDictionary()
+_ASSIGNED_CACHE = weakref.WeakKeyDictionary()
 # Objects in a layer that own no plain variables, or are searched separately.
-_CLOSED = (
+_OPAQUE_TYPES = (
     type,
     types.ModuleType,
     types.FunctionType,
@@ -66,17 +66,21 @@ def run_and_restore(function, *args):
 
 def assigned_variables(function):
     """List as `Handle`s what a function assigns, also in loops and calls."""
-    handles = _assigned.get(function)
+    handles = _ASSIGNED_CACHE.get(function)
     if handles is None:
-        inside = {id(t) for t in assigned_inputs(function.graph)}
-        outside = function.captured_inputs
-        captures = function.graph.inputs[-len(outside) :] if outside else []
+        assigned_ids = {id(t) for t in assigned_inputs(function.graph)}
+        captured_handles = function.captured_inputs
+        captured_inputs = (
+            function.graph.inputs[-len(captured_handles) :]
+            if captured_handles
+            else []
+        )
         handles = tuple(
             Handle(handle)
-            for handle, tensor in zip(outside, captures)
-            if id(tensor) in inside and Handle.is_variable(handle)
+            for handle, tensor in zip(captured_handles, captured_inputs)
+            if id(tensor) in assigned_ids and Handle.is_variable(handle)
         )
-        _assigned[function] = handles
+        _ASSIGNED_CACHE[function] = handles
     return handles
 
 
@@ -130,20 +134,20 @@ def kept(variables):
 def random_state_kept():
     """Keep the random states of TensorFlow, Python and NumPy unchanged."""
     # Keras draws its seeds from those of Python and NumPy.
-    eager = context.context()
-    seeds = getattr(eager, "_rng", None)
-    python, numpy = random.getstate(), np.random.get_state()
-    if seeds is not None:
+    eager_context = context.context()
+    seed_source = getattr(eager_context, "_rng", None)
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    if seed_source is not None:
         # Resetting is not enough: a kernel continues if its seed is used
         # again. So the code inside gets other seeds.
-        eager._rng = random.Random("seeds of an inspection")
+        eager_context._rng = random.Random("seeds of an inspection")
     try:
         yield
     finally:
-        if seeds is not None:
-            eager._rng = seeds
-        random.setstate(python)
-        np.random.set_state(numpy)
+        if seed_source is not None:
+            eager_context._rng = seed_source
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager
@@ -189,12 +193,12 @@ class ModelState:
         variables = variables_of(model)
         if model.optimizer is not None:
             variables += [v.value for v in model.optimizer.variables]
-        self._held = [(v, v.numpy()) for v in variables]
+        self._saved_values = [(v, v.numpy()) for v in variables]
         self._model = model
 
     def restore(self):
         """Give every variable its number back."""
-        for variable, number in self._held:
+        for variable, number in self._saved_values:
             variable.assign(number)
 
     def __enter__(self):
@@ -218,24 +222,24 @@ def plain_variables(layers):
 
 def variables_in(values, is_open, closed=()):
     """Return the `tf.Variable`s in values, at any depth of what is open."""
-    variables, seen, waiting = [], {}, list(values)
-    while waiting:
-        this = waiting.pop()
-        if isinstance(this, (*_CLOSED, *closed)) or id(this) in seen:
+    variables, seen, pending = [], {}, list(values)
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (*_OPAQUE_TYPES, *closed)) or id(item) in seen:
             continue
-        seen[id(this)] = this
-        if isinstance(this, tf.Variable):
-            variables.append(this)
-        elif isinstance(this, keras.Variable):
-            variables.append(this.value)
-        elif isinstance(this, tf.random.Generator):
-            variables.append(this.state)
-        elif isinstance(this, dict):
-            waiting += this.values()
-        elif isinstance(this, (list, tuple, set, frozenset)):
-            waiting += this
-        elif is_open(this):
-            waiting += getattr(this, "__dict__", {}).values()
+        seen[id(item)] = item
+        if isinstance(item, tf.Variable):
+            variables.append(item)
+        elif isinstance(item, keras.Variable):
+            variables.append(item.value)
+        elif isinstance(item, tf.random.Generator):
+            variables.append(item.state)
+        elif isinstance(item, dict):
+            pending += item.values()
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            pending += item
+        elif is_open(item):
+            pending += getattr(item, "__dict__", {}).values()
     return variables
 
 
@@ -245,40 +249,40 @@ def assigned_inputs(graph):
     origin = {id(tensor): tensor for tensor in graph.inputs}
     assigned = []
     for op in graph.get_operations():
-        taken = [
-            (place, origin.get(id(tensor)))
-            for place, tensor in enumerate(op.inputs)
+        resources = [
+            (index, origin.get(id(tensor)))
+            for index, tensor in enumerate(op.inputs)
             if tensor.dtype == tf.resource
         ]
-        if not taken or op.type in UNCHANGING:
+        if not resources or op.type in UNCHANGING:
             continue
         if op.type == "Identity":
-            origin[id(op.outputs[0])] = taken[0][1]
+            origin[id(op.outputs[0])] = resources[0][1]
             continue
-        places = _assigned_places(op)
+        indices = _assigned_indices(op)
         assigned += [
             tensor
-            for place, tensor in taken
-            if tensor is not None and (places is None or place in places)
+            for index, tensor in resources
+            if tensor is not None and (indices is None or index in indices)
         ]
         if op.type in ("While", "StatelessWhile"):  # passes its inputs on
-            for place, tensor in taken:
-                origin[id(op.outputs[place])] = tensor
+            for index, tensor in resources:
+                origin[id(op.outputs[index])] = tensor
     return assigned
 
 
-def _assigned_places(op):
+def _assigned_indices(op):
     """Return which inputs of an op its functions assign; None: no function."""
-    inside = bodies(op)
-    if not inside:
+    graphs = bodies(op)
+    if not graphs:
         return None
-    places = set()
-    for body in inside:
+    indices = set()
+    for graph in graphs:
         # Conditions and cases take the choice before the inputs they pass on.
-        first = len(op.inputs) - len(body.inputs)
-        numbers = {id(t): first + k for k, t in enumerate(body.inputs)}
-        places |= {numbers[id(t)] for t in assigned_inputs(body)}
-    return places
+        first = len(op.inputs) - len(graph.inputs)
+        indices_by_id = {id(t): first + k for k, t in enumerate(graph.inputs)}
+        indices |= {indices_by_id[id(t)] for t in assigned_inputs(graph)}
+    return indices
 
 
 def bodies(op):
@@ -289,9 +293,9 @@ def bodies(op):
             continue
         functions = [attr.func] if attr.HasField("func") else attr.list.func
         for function in functions:
-            known = called_function(op.graph, function.name)
-            if known is not None:
-                graphs.append(getattr(known, "graph", None))
+            called = called_function(op.graph, function.name)
+            if called is not None:
+                graphs.append(getattr(called, "graph", None))
     return [] if None in graphs else graphs
 
 
@@ -302,7 +306,7 @@ def bodies(op):
 # normalisation layers call it.
 
 
-_SCOPE = "moments"
+_MOMENTS_SCOPE = "moments"
 
 
 @contextlib.contextmanager
@@ -317,26 +321,29 @@ def twice_differentiable():
     before = len(graph.get_operations())
     with attribute(tf.nn, "moments", _moments):
         yield
-    _require_none_stopped(graph.get_operations()[before:], set())
+    _require_no_stopped_moments(graph.get_operations()[before:], set())
 
 
 def _moments(x, axes, shift=None, keepdims=False, name=None):
     del shift  # TensorFlow does not use it.
-    with tf.name_scope(name or _SCOPE):
+    with tf.name_scope(name or _MOMENTS_SCOPE):
         x = tf.convert_to_tensor(x)
-        half = x.dtype == tf.float16
-        wide = tf.cast(x, tf.float32) if half else x
-        mean = tf.reduce_mean(wide, axes, keepdims=True)
-        squares = tf.math.squared_difference(wide, mean)
-        both = mean, tf.reduce_mean(squares, axes, keepdims=True)
+        is_half = x.dtype == tf.float16
+        values = tf.cast(x, tf.float32) if is_half else x
+        mean = tf.reduce_mean(values, axes, keepdims=True)
+        squares = tf.math.squared_difference(values, mean)
+        moments = mean, tf.reduce_mean(squares, axes, keepdims=True)
         if not keepdims:
-            both = [tf.reduce_sum(t, axes) for t in both]  # of one each
-        return tuple(tf.cast(t, x.dtype) for t in both)
+            moments = [tf.reduce_sum(t, axes) for t in moments]  # of one each
+        return tuple(tf.cast(t, x.dtype) for t in moments)
 
 
-def _require_none_stopped(operations, seen):
+def _require_no_stopped_moments(operations, seen):
     for op in operations:
-        if op.type == "StopGradient" and _SCOPE in op.name.split("/")[:-1]:
+        if (
+            op.type == "StopGradient"
+            and _MOMENTS_SCOPE in op.name.split("/")[:-1]
+        ):
             raise ValueError(
                 "The second derivative of a mean and variance is needed, which "
                 "TensorFlow gives wrong in a function that was traced before. "
@@ -349,4 +356,4 @@ def _require_none_stopped(operations, seen):
         for graph in bodies(op):
             if id(graph) not in seen:
                 seen.add(id(graph))
-                _require_none_stopped(graph.get_operations(), seen)
+                _require_no_stopped_moments(graph.get_operations(), seen)
