@@ -18,7 +18,7 @@ def is_numbered(x):
 
 
 def parted(x):
-    """Return the inputs as the model takes them, and the numbers or None."""
+    """Return the model's own inputs, and the samples' numbers or None."""
     return (x[_X], x[_NUMBERS]) if is_numbered(x) else (x, None)
 
 
@@ -29,12 +29,13 @@ def unnumbered(batch):
     return parted(batch)[0]
 
 
-# The first batches of a data stream, set aside without losing them.
+# The first batches of a data stream, looked at without losing them.
 
 
 def peek_batches(iterator, steps):
     """Take the batches of one call; return them and an iterator over them."""
-    # It has the element spec of the first, so nothing is traced again.
+    # The new iterator has the element spec of the old one, so that a train
+    # function traced for the old one is not traced again.
     batches = []
     for _ in range(steps):
         try:
@@ -65,4 +66,5 @@ def _shape_relaxer(spec):
 def _relax_shape(spec, tensor):
     if not isinstance(spec, tf.TensorSpec):
         return tensor
+    # This op passes the value on and makes its static shape less exact.
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=spec.shape)

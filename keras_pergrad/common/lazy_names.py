@@ -26,16 +26,19 @@ def lazy(package, file):
         try:  # A module of a package, or a name in a module.
             value = importlib.import_module(f"{module}.{attribute}")
         except ModuleNotFoundError as error:
+            # Another name is missing: a dependency of the module.
             if error.name != f"{module}.{attribute}":
                 raise
             value = getattr(importlib.import_module(module), attribute)
+        # Python then finds it as an attribute and does not call this again.
         setattr(sys.modules[package], name, value)
         return value
 
     def _namespace_path(name):
-        """Return the whole name of what stands in one of the namespaces."""
+        """Return the full path of a name that one of the namespaces has."""
         folder = pathlib.Path(file).parent
         for namespace in names if name[0] != "_" else ():
+            # Of `.py` and `.pyi` the stub comes last.
             for stub in sorted(folder.glob(f"{namespace}/__init__.py*"))[-1:]:
                 if name in _imported_names(stub):
                     return f"{package}.{namespace}.{name}"
@@ -49,7 +52,7 @@ def lazy(package, file):
 
 
 def _imported_names(stub):
-    """Return the module and the name there of each name that is imported."""
+    """Return each name that a stub imports → (module, its name there)."""
     return {
         alias.asname or alias.name: (str(node.module), alias.name)
         for node in ast.parse(stub.read_text("utf-8")).body

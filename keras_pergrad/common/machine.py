@@ -62,7 +62,7 @@ def accelerators():
 
 
 def chosen(devices):
-    """Return the names of the devices asked for; None: of each accelerator."""
+    """Return the names of the requested devices; None: all accelerators."""
     present = [device.name for device in accelerators()]
     if devices is None:
         return present
@@ -84,7 +84,8 @@ def chosen(devices):
 # The memory of this machine that is free.
 
 
-_CGROUP_FILES = (  # of a container: (limit, in use), version 2 and 1
+# (limit, usage) of the memory of a container, in version 2 and 1 of cgroups.
+_CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
@@ -92,8 +93,8 @@ _CGROUP_FILES = (  # of a container: (limit, in use), version 2 and 1
 
 def free_bytes():
     """Return how many bytes are free, within the limit of a container."""
-    # Where the system does not say (not Linux) half of the memory; None if even
-    # that is not known.
+    # Systems other than Linux do not say how much is free: half of the memory
+    # is assumed, or None is returned if even that is not known.
     sizes = [_available_memory(), *map(_container_memory, *zip(*_CGROUP_FILES))]
     known_sizes = [size for size in sizes if size is not None]
     if known_sizes:
@@ -105,7 +106,7 @@ def free_bytes():
 
 
 def resident_bytes():
-    """Return what this process has in memory; None: the system does not say."""
+    """Return the resident memory of this process, or None if not known."""
     try:
         pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
     except OSError:

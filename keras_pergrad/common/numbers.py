@@ -108,7 +108,8 @@ def bytes_in(name, value):
 # Squared norms in double precision, of arrays of any type.
 
 
-#: So many numbers at a time, which stay in a cache: new memory costs more.
+#: Numbers that are widened at a time. They fit into the processor's cache,
+#: which costs less than new memory.
 _CHUNK = 2**14
 
 

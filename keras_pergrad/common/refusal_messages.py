@@ -33,8 +33,9 @@ def accumulates(optimizer):
 
 
 def synchronized(layer, part):
-    """Say that a layer takes statistics over replicas, not one part each."""
-    # Without replicas, too, statistics over samples are none of one sample.
+    """Say that a layer takes statistics over replicas, not for one part."""
+    # `synchronized=False` is no way out for single samples: the statistics
+    # would still be taken over the samples of a replica.
     alternative = "" if part == "sample" else "synchronized=False, or "
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) takes statistics over "
@@ -55,7 +56,7 @@ def one_after_the_other(replicas):
 
 
 def needs_all_samples(argument, value):
-    """Say that weights by all samples need them all at once."""
+    """Say that weights from a Gramian need all samples at once."""
     return (
         "An aggregation that weighs samples by the inner products of all of "
         "them needs all samples of an update at once, which microbatches, "
@@ -133,7 +134,7 @@ def other_length(loss, old, new):
 
 
 def unknown_divisor(loss):
-    """Say that what a loss is divided by is not known before the last step."""
+    """Say that the divisor of a loss is not known before the last step."""
     return (
         f"The loss {loss!r} is not a mean over a number of values in "
         "proportion to the number of samples, so that over several steps the "

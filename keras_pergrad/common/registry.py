@@ -8,7 +8,7 @@ PACKAGE = "keras_pergrad"
 
 
 class Registry:
-    """The named classes of one kind, which errors call them by."""
+    """The named classes of one kind; `kind` is the word that errors use."""
 
     def __init__(self, kind, base):
         self.kind = kind
@@ -31,6 +31,8 @@ class Registry:
                 f"{registered.__name__}. Choose another name."
             )
         self._classes[name] = cls
+        # Keras must find the class when it loads a model. What a user has
+        # registered under a package of his own stays as it is.
         if cls.__module__.split(".")[0] == PACKAGE:
             keras.saving.register_keras_serializable(PACKAGE)(cls)
         elif keras.saving.get_registered_name(cls) == cls.__name__:
@@ -61,6 +63,7 @@ class Registry:
         if isinstance(identifier, dict):
             config = dict(identifier)
             name = config.get("class_name")
+            # A short config of ours; Keras's own has a registered name.
             if name in self._classes and "registered_name" not in config:
                 return self._make(self._classes[name], config.get("config", {}))
             result = keras.saving.deserialize_keras_object(config)
@@ -110,7 +113,7 @@ class Configured:
         return cls(**config)
 
     def __repr__(self):
-        """Show what could make it again; most defaults are left out."""
+        """Show a call that makes an equal one, without most defaults."""
         parameters = inspect.signature(type(self).__init__).parameters
         arguments = []
         for name, value in self.get_config().items():

@@ -27,7 +27,7 @@ def as_html(columns, rows):
 
 
 def of_cells(columns, rows):
-    """Return the same of cells that are HTML, each in its <td>."""
+    """Return a table of cells that are HTML already, each in its <td>."""
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
     body = "".join("<tr>" + "".join(row) + "</tr>" for row in rows)
     return (
@@ -51,7 +51,7 @@ def text_page(title, columns, rows, notes, left=(), width=0):
 
 
 def html_page(title, columns, rows, sentences, notes):
-    """Return the same as HTML: sentences as paragraphs, notes as a list."""
+    """Return the page as HTML: sentences as paragraphs, notes as a list."""
     paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     table = as_html(columns, rows)
@@ -88,7 +88,7 @@ _WRAPPER_LINES = (
     "Detected at node",
     "Detected unsupported operations when trying to compile graph",
 )
-# An assertion's own words, from a graph and from eager execution.
+# The message of an assertion, in a graph and in eager execution.
 _ASSERTION_PATTERNS = (
     r"assertion failed: \[(.+?)\]",
     r"Summarized data: b[\"'](.+?)[\"']\s*$",
@@ -98,6 +98,7 @@ _ASSERTION_PATTERNS = (
 def reason(error):
     """Return the sentence to show for an error, at most a few lines long."""
     text = getattr(error, "message", None) or str(error)
+    # TensorFlow's errors have colours, and nodes as {{node name}}.
     text = re.sub(r"\x1b\[\d+m|\{\{\w+ [^}]*\}\}", "", text).strip()
     for pattern in _ASSERTION_PATTERNS:
         match = re.search(pattern, text, re.DOTALL)

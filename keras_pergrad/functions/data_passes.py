@@ -1,4 +1,4 @@
-"""Passes over data for what is asked of its samples, one batch at a time."""
+"""Passes over data that compute figures of its samples, batch by batch."""
 
 import weakref
 from typing import Any, Literal
@@ -51,6 +51,7 @@ def run(quantity, model, data, method, training, *extra_tensors):
         )
     *data, verbose = data
     batches = batches_of(*data)
+    # ‖ḡ‖² over several batches needs the sum of the gradients themselves.
     if quantity == "statistics" and batches.count != 1:
         quantity = "sums"
     for batch in shown(batches, verbose):
@@ -59,6 +60,7 @@ def run(quantity, model, data, method, training, *extra_tensors):
             model,
             batch,
             (quantity, method, training, ranks(batch)),
+            # Weak: a cached function must not keep its model alive.
             lambda quantity=quantity: _trace(
                 quantity, method, training, weakref.ref(model)
             ),
@@ -95,10 +97,10 @@ def shown(batches, verbose):
 
 
 def of_batch(model, batch, key, trace, training, extra_tensors, build=None):
-    """Return what a function, traced once for a key, gives for a batch."""
+    """Run a function, traced once for each key, on a batch."""
     with random_state_kept():
         prepare(model, batch, build or build_symbolically)
-        # For as long as the model lives.
+        # The trace is kept for as long as the model lives.
         function = function_cache.kept(model, key, trace)
         try:
             with out_of_scope(), traced_functions():
@@ -150,6 +152,7 @@ def _compute_vectorized(
         loss = total_loss(model, x, y, y_pred, sample_weight, training)
     factors = traced.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
+    # Factors are of contributions; a per-sample gradient is n times as large.
     if quantity == "norms":
         return [
             f and tf.sqrt(s := f.squared_norms()) * tf.cast(n, s.dtype)
@@ -163,7 +166,7 @@ def _compute_vectorized(
 
 
 def _squared_norms(factor, n, with_mean):
-    """‖g_i‖², (n,), ‖ḡ‖² and, where it is wanted, ḡ of one variable."""
+    """Return ‖g_i‖², (n,), ‖ḡ‖² and ḡ or None, of one variable."""
     squares = factor.squared_norms()
     squares *= tf.square(tf.cast(n, squares.dtype))
     total = factor.weighted_sum(None) if with_mean else None
@@ -180,6 +183,7 @@ def _compute_per_sample(
 
     def sample_values(i):
         contributions = samples.contributions(i)
+        # Known while tracing, and the same for every sample.
         has_gradient[:] = [gradient is not None for gradient in contributions]
         parts = [
             tf.zeros(v.shape, v.value.dtype) if g is None else g
@@ -208,7 +212,7 @@ def _compute_per_sample(
 
 
 def _loop_statistics(sample_gradients, n, values):
-    """‖g_i‖², (n,), ‖ḡ‖² and ḡ by variable, of one gradient at a time."""
+    """Return ‖g_i‖², (n,), ‖ḡ‖² and ḡ by variable, sample by sample."""
     dtypes = [wide(v).dtype for v in values]
     squares = tuple(tf.TensorArray(dtype, n) for dtype in dtypes)
     sums = tuple(tf.zeros(v.shape, dtype) for v, dtype in zip(values, dtypes))
@@ -243,7 +247,7 @@ def over_batches(batches):
             else wide(part[2]) * tf.cast(tf.size(part[0]), wide(part[2]).dtype)
             for part in parts
         ]
-        # Of the gradients only their sum so far is held.
+        # ‖ḡ_batch‖² do not add up to ‖ḡ‖², so sums of gradients are carried on.
         totals = plus(totals, sums) if totals else sums
     pairs = []
     for batch_squares, total, part in zip(
@@ -261,7 +265,7 @@ def over_batches(batches):
 
 
 def joined(results) -> Any:
-    """Return what is known of the samples of all batches, by variable."""
+    """Concatenate the results of batches along the samples, by variable."""
     if len(results) == 1:
         return results[0]
     return [

@@ -82,6 +82,7 @@ def per_sample_gradients(
     """
     data = x, y, sample_weight, batch_size, verbose
     gradients = joined(list(run("gradients", model, data, method, training)))
+    # The L1 norm of each sample's gradient is finite only if all entries are.
     magnitudes = [
         np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
         for g in gradients
@@ -275,7 +276,7 @@ def per_sample_dots(
 
 
 class _DotProducts:
-    """What is made of the samples' contributions, and of those of one."""
+    """The inner products of the samples' gradients with a direction."""
 
     def of_factors(self, factors, n, direction):
         """Return the products of all samples, (n,), by variable."""
@@ -287,7 +288,7 @@ class _DotProducts:
         ]
 
     def of_one(self, gradients, direction):
-        """Return the products of one sample, scalars; 0 for what is None."""
+        """Return one sample's products, scalars; 0 where there is no entry."""
         return [
             tf.zeros([], wide(gradient).dtype)
             if part is None
@@ -300,7 +301,7 @@ DOT_PRODUCTS = _DotProducts()
 
 
 def _check_direction(model, direction):
-    """Return the direction as tensors, after a look at each of them."""
+    """Return the direction as tensors; refuse entries that do not fit."""
     if not model.built:
         raise ValueError(
             f"Expected a built model, since `direction` has a gradient for "
@@ -324,7 +325,7 @@ def _check_direction(model, direction):
     tensors = [
         None if entry is None else _check_entry(variable, entry)
         for variable, entry in zip(variables, direction)
-        if not is_overwritten(variable)
+        if not is_overwritten(variable)  # these have no per-sample gradient
     ]
     if all(entry is None for entry in tensors):
         raise ValueError(
@@ -335,7 +336,7 @@ def _check_direction(model, direction):
 
 
 def _check_entry(variable, entry):
-    """Return the gradient of a variable in the type of its norms."""
+    """Return a variable's entry, checked, in the dtype of its norms."""
     label = f"`direction` of {variable.path!r}"
     dtype = wide(variable.value).dtype
     is_sliced = isinstance(entry, tf.IndexedSlices)
@@ -367,7 +368,7 @@ def _check_entry(variable, entry):
 
 
 def _check_slices(label, variable, values, indices):
-    """Return rows of a variable, after a look at them."""
+    """Return an entry of single rows, checked, as `tf.IndexedSlices`."""
     ids = np.asarray(indices)
     rows, *inner_shape = variable.shape
     has_row_shape = (

@@ -13,7 +13,7 @@ from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 
 def by_position(value):
     """Return a Series or a DataFrame as an array, anything else as it is."""
-    # Their own `[...]` takes rows by label, or columns.
+    # Indexing a Series or DataFrame takes labels or columns, not positions.
     if not hasattr(value, "iloc"):
         return value
     array = np.asarray(value)
@@ -60,26 +60,26 @@ def _length(tensor):
     sizes = tf.shape(tensor)
     if not tf.is_tensor(sizes) or not sizes.shape.num_elements():
         return sizes[0]
-    # The same in two ops instead of five.
+    # `tf.shape(tensor)[0]` would be five ops in the graph; this is two.
     return tf.unstack(sizes)[0]
 
 
 def map_tensors(function, batch):
-    """Return a structure of what a function makes of tensors; None stays."""
+    """Apply a function to the tensors of a structure; keep None."""
     return tf.nest.map_structure(
         lambda t: t if t is None else function(t), batch
     )
 
 
 def refilled(batch, tensors):
-    """Return a structure with other tensors in the places of its own."""
+    """Return the structure of a batch with other tensors in it."""
     tensors = iter(tensors)
     return map_tensors(lambda _: next(tensors), batch)
 
 
 def of_one_length(x, y, sample_weight):
     """Return a batch of parts of one length; raise ValueError otherwise."""
-    # What is unknown while tracing is checked in each step, before it is used.
+    # Lengths that are unknown while tracing are compared in each step.
     batch, names = (x, y, sample_weight), ("x", "y", "sample_weight")
     static_lengths, dynamic_tensors = [], []
     for name, part in zip(names, batch):
@@ -108,7 +108,7 @@ def require_equal_lengths(lengths):
 
 
 def _check_lengths_in_graph(batch, static_lengths, dynamic_tensors):
-    """Return the batch; to use it fails if its lengths differ."""
+    """Return the batch, whose use fails if its lengths differ."""
     labelled_lengths = [
         [f"{name} with", _length(t)] for name, t in dynamic_tensors
     ]
@@ -159,14 +159,14 @@ _NO_RANK = (
 
 
 def ranks(batch):
-    """Return how many axes each part has; each has a function of its own."""
+    """Return each tensor's number of axes, for the key of a traced function."""
     return tuple(
         None if t is None else t.shape.rank for t in tf.nest.flatten(batch)
     )
 
 
 class PaddedBatch:
-    """A batch with samples of zeros behind its own, so that it has one.
+    """A batch with samples of zeros after its own, so that it is not empty.
 
     TensorFlow's convolutions fail without a sample, or give garbage. With
     `sizes`, in ascending order, the batch gets the first of them that is large
@@ -194,6 +194,7 @@ class PaddedBatch:
                 lambda: [tf.identity(t) for t in tensors],
                 lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
             )
+        # `concat` and `cond` may lose the static sizes of the other axes.
         for tensor, original in zip(padded, tensors):
             tensor.set_shape([None, *original.shape[1:]])
         self.present = tf.range(sample_count(padded)) < self.n
@@ -211,7 +212,7 @@ class PaddedBatch:
         return tf.where(present, weights, tf.zeros_like(weights))
 
     def outputs(self, y_pred):
-        """Return the model's outputs without the output for added zeros."""
+        """Return the model's outputs without those of the added samples."""
 
         def cut(tensor):
             rows = tensor[: self.n]
@@ -238,8 +239,8 @@ def is_composite(tensor):
 
 def batches_of(x, y=None, sample_weight=None, batch_size=None):
     """Return an iterable, with a `count`, of batches (x, y, sample_weight)."""
-    # The count is None where it is not known. ValueError: x is empty, has no
-    # end or no batches, the lengths differ, the weights are no numbers.
+    # The count is None where it is not known. A ValueError says that x is empty
+    # or endless, that lengths differ, or that the weights are not numbers.
     if batch_size is not None:
         batch_size = positive_integer("batch_size", batch_size)
     if isinstance(x, tf.data.Dataset):
@@ -281,7 +282,7 @@ class _ArrayBatches:
         yield from self.beginning(0)
 
     def beginning(self, number):
-        """Yield the batches from one of this number on."""
+        """Yield the batches from the one of this number on."""
         for start in range(number * self.size, self.samples, self.size):
             stop = min(start + self.size, self.samples)
             yield tf.nest.map_structure(

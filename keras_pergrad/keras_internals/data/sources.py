@@ -24,10 +24,10 @@ GRAIN_CLASSES = ("MapDataset", "IterDataset", "DataLoader")
 
 
 def parts_of(dataset):
-    """Return what a `tf.data.Dataset` is made from and calls.
+    """Return the parts of a `tf.data.Dataset`.
 
-    The datasets that it takes, the graphs of the functions that it calls, and
-    the Python function of these, or None.
+    These are its input datasets, the graphs of the functions that it calls,
+    and the Python function behind them, or None.
     """
     effect = "pipeline reports name no function that a stage calls"
     graphs = [traced.function.graph for traced in dataset._functions()]
@@ -39,19 +39,19 @@ def parts_of(dataset):
 
 
 def buffer_size(dataset):
-    """Return the size of its buffer; None: it has none, or not known."""
+    """Return the size of a dataset's buffer, or None."""
     effect = "pipeline reports do not know the sizes of buffers"
     return _as_int(optional(dataset, "_buffer_size", _example_shuffle, effect))
 
 
 def batch_size(dataset):
-    """Return the number of elements in a batch; None: no batches."""
+    """Return the size of a dataset's batches; None: it makes none."""
     effect = "pipeline reports do not know the sizes of batches"
     return _as_int(optional(dataset, "_batch_size", _example_batch, effect))
 
 
 def reader_inside(dataset):
-    """Return (the dataset that reads, that of its files); None: no reader."""
+    """Return a reader's inner dataset and that of its files, or two None."""
     effect = "pipeline reports do not know whether files are read in turn"
     reader = optional(dataset, "_impl", _example_reader, effect)
     if reader is None:
@@ -87,6 +87,9 @@ ModelProto = model_pb2.ModelProto
 
 class StandIn(tf.data.Iterator):
     """An iterator in the place of another; one spec serves many calls."""
+
+    # The spec is given, not made from the iterator: one object, whose hash is
+    # known, serves every call.
 
     def __init__(self, iterator, spec):
         self.iterator, self.spec = iterator, spec
@@ -138,7 +141,8 @@ class StandInSpec(tf.TypeSpec):
     def _component_specs(self):
         return self._parts[0]._component_specs
 
-    # The iterator's own components: each level of types slows every call.
+    # These delegate to the iterator's own spec, not to a nested one: each
+    # level of specs slows every call.
     def _to_components(self, value):
         return self._parts[0]._to_components(value.iterator)
 
@@ -177,16 +181,16 @@ def worker_processes(data):
 
 
 def _upstream_stages(data):
-    """Return a dataset and all that it is made of, the last stage first."""
+    """List a dataset and all stages before it, the last one first."""
     effect = "of a Grain pipeline reports know the last stage alone"
     stages = [data]
-    for stage in stages:  # it grows
+    for stage in stages:  # the list grows meanwhile
         stages += optional(stage, "_parents", _example_grain_map, effect, ())
     return stages
 
 
 def _plain_setting(number):
-    """Return a setting that Grain may choose by itself as a plain number."""
+    """Return as a plain number a setting that Grain may tune by itself."""
     return int(getattr(number, "value", number))
 
 

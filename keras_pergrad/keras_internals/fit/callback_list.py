@@ -12,7 +12,7 @@ import weakref
 import keras
 
 _BATCH_BEGINS = "on_batch_begin", "on_train_batch_begin", "on_test_batch_begin"
-#: They read what others have written into the logs.
+#: Callbacks of Keras that read what others have written into the logs.
 _READERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.EarlyStopping,
@@ -24,7 +24,7 @@ _READERS = (
 
 
 class InternalCallback(keras.callbacks.Callback):
-    """A callback of this package that the user has not put into the list."""
+    """A callback that this package, not the user, puts into the list."""
 
 
 class PreparesFit(keras.callbacks.Callback):
@@ -42,14 +42,14 @@ def prepare_fit(model, arguments):
 
 
 def listed(callbacks):
-    """List what `fit` was given: None, a callback, several, or Keras's list."""
+    """List the callbacks given to `fit`: none, one, several or Keras's list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return keras.tree.flatten(callbacks or [])
 
 
 def with_first(first, callbacks):
-    """Return what to give to `fit`, so that a callback comes first."""
+    """Return callbacks for `fit` of which a given one comes first."""
     in_order = [first, *(c for c in listed(callbacks) if c is not first)]
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return in_order
@@ -59,7 +59,7 @@ def with_first(first, callbacks):
 
 @contextlib.contextmanager
 def restored(callbacks):
-    """Put the callbacks of a list of the user's back in order at the end."""
+    """Restore the order of a user's `CallbackList` at the end."""
     original = listed(callbacks)
     positions = {id(callback): k for k, callback in enumerate(original)}
     try:
@@ -81,10 +81,11 @@ def restored(callbacks):
 def go_before_readers(callback, callback_list):
     """Move a callback before the first that would miss what it logs.
 
-    Called when training begins, while Keras goes through the list. What a
-    `fit` that failed has left in the list is removed.
+    Call it when training begins, while Keras goes through the list. It also
+    removes what a failed `fit` has left in the list.
     """
     callbacks = [] if callback_list is None else callback_list.callbacks
+    # In place: Keras is iterating over this list.
     callbacks[:] = [c for c in callbacks if type(c) is not CalledLast]
     if callback not in callbacks:
         return
@@ -107,15 +108,15 @@ def is_last(callback, callback_list):
 
 
 def _overrides_hook(callback, hook):
-    # A hook that is set on the object is not a method.
+    # A hook that is set on the object itself has no `__func__`: it acts.
     function = getattr(getattr(callback, hook), "__func__", None)
     return function is not getattr(keras.callbacks.Callback, hook)
 
 
 class CalledLast(InternalCallback):
-    """Calls a function when all others have been told that a batch begins.
+    """A callback that calls a function after all others, as a batch begins.
 
-    It stands in the list only that long.
+    It is in the list for this one batch only.
     """
 
     def __init__(self, callback_list, function):
@@ -123,7 +124,7 @@ class CalledLast(InternalCallback):
         self._callbacks, self._function = callback_list.callbacks, function
 
     def join(self):
-        """Stand last; called by a callback that is told of the batch."""
+        """Go to the end of the list; call it in a hook for the same batch."""
         if type(self._callbacks[-1]) is not CalledLast:
             self._callbacks.append(self)
 
@@ -144,6 +145,7 @@ class CalledLast(InternalCallback):
 # later `fit`.
 
 
+# A model in its `fit` → the stack of what is undone at the end of it.
 _FIT_STACKS = weakref.WeakKeyDictionary()
 # Keras's list of callbacks → what is undone when a hook of it raises.
 _UNDO_ON_ERROR = weakref.WeakKeyDictionary()
@@ -156,7 +158,8 @@ _HOOKS = [
 
 @contextlib.contextmanager
 def undo_at_end(model):
-    """Undo inside of a `fit` of the model what `at_end_of_fit` was given."""
+    """Undo what `at_end_of_fit` was given, when this `fit` of a model ends."""
+    # A `fit` may run inside of another, as in a user's callback.
     outer_stack = _FIT_STACKS.get(model)
     try:
         with contextlib.ExitStack() as stack:
@@ -183,7 +186,7 @@ def at_end_of_fit(model, callback_list, undo):
 
 
 def _undoing_hook(callback_list, name):
-    """Return a hook of a list that undoes all before an error leaves it."""
+    """Return a hook that, before it passes an error on, undoes all."""
     # A strong reference would keep the list from being freed in time.
     reference = weakref.ref(callback_list)
 
@@ -242,7 +245,7 @@ def running_fit(model):
             frame = frame.f_back
         return running
     finally:
-        del frame
+        del frame  # it would keep all locals of the frames alive
 
 
 def _has_only_arrays(data):

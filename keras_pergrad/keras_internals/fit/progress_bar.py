@@ -22,8 +22,8 @@ _HOOKS = "on_train_batch_end", "on_epoch_end", "on_test_end"
 def leave_out(callback, callback_list, hidden):
     """Keep names out of the progress bar until the running `fit` ends.
 
-    They stay in the logs, which other callbacks and the history get.
-    `hidden(name, value)` tells which.
+    They stay in the logs for other callbacks and the history.
+    `hidden(name, value)` tells which names these are.
     """
     for bar in _bars(callback_list):
         bar_filter = _filter_of(bar) or _FilteredBar(bar)
@@ -35,6 +35,8 @@ def leave_out(callback, callback_list, hidden):
 
 def print_below(callback, callback_list, text):
     """Print a text once the bar has shown what the callback logs now."""
+    # If the callback comes before the bar, the bar's hook prints the text. If
+    # it comes after, the bar is on the screen already.
     callbacks, bars = listed(callback_list), _bars(callback_list)
     if bars and callback in callbacks[: callbacks.index(bars[0])]:
         _filter_of(bars[0]).requests[callback].text = text
@@ -43,7 +45,7 @@ def print_below(callback, callback_list, text):
 
 
 def is_hidden_figure(name, value):
-    """Whether a figure that a gradient mode logs is left out."""
+    """Whether the bar leaves out a figure that a gradient mode logs."""
     if name.endswith("nonfinite_samples"):
         return not float(value)
     return name.endswith("gradient_variance")
@@ -59,7 +61,7 @@ def _filter_of(bar):
 
 
 class _FilteredBar:
-    """The hooks of one bar, which leave out what callbacks wish."""
+    """The hooks of one bar, which leave out what callbacks ask for."""
 
     def __init__(self, bar):
         self.requests = {}
@@ -69,7 +71,7 @@ class _FilteredBar:
             self._hooks.enter_context(attribute(bar, name, hook))
 
     def forget(self, callback, request):
-        """End a wish; after the last one the bar is as it was."""
+        """Drop a request; after the last one restore the bar."""
         if self.requests.get(callback) is request:
             del self.requests[callback]
         if not self.requests:
@@ -93,14 +95,15 @@ class _FilteredBar:
         return hook
 
 
-# The end of epochs, of which gradient modes are told, and of a `fit`.
+# A callback that tells the gradient mode when an epoch ends.
 
 
 @contextlib.contextmanager
 def end_of_epochs(model, callbacks):
-    """Yield the callbacks for `fit`, with one more as the first.
+    """Yield the callbacks for `fit`, with one that ends the mode's epochs.
 
-    What they have changed is undone at the end, also if `fit` raises.
+    It is the first. What callbacks have changed is undone at the end, also if
+    `fit` raises.
     """
     end = _EndOfEpoch()
     end.set_model(model)
@@ -129,5 +132,5 @@ class _EndOfEpoch(InternalCallback):
 
     def _end_epoch(self):
         changed = self.model.gradient_mode.end_epoch(self.model) or {}
-        # Before validation resets them.
+        # As floats, before validation resets the variables behind them.
         self._changed_logs.update({k: float(v) for k, v in changed.items()})

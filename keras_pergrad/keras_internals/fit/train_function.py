@@ -1,4 +1,4 @@
-"""The functions with which a model trains and tests, and who stands in them.
+"""A model's train and test functions, and what takes their place.
 
 Keras calls `model.train_function(iterator)` for each step of a `fit`, or for
 `steps_per_execution` at once, and keeps it until `compile`. Nothing else in
@@ -22,16 +22,17 @@ _END_OF_DATA = StopIteration, tf.errors.OutOfRangeError
 
 
 def fetches_of_a_call(model):
-    """Return how often a call of the train function fetches, at most."""
-    # Once for each step, rounded up to the unrolled loop, and once more.
+    """Return how many batches a call of the train function fetches at most."""
+    # One for each step, rounded up to whole turns of the unrolled loop, and one
+    # more that finds the end of the data.
     steps = int(getattr(model, "steps_per_execution", 1))
     return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
 
 
 def look_ahead(model, iterator):
-    """Return the batches of the next call, and an iterator that has them yet.
+    """Return the batches of the next call, and an iterator from them on.
 
-    None instead of the batches, where they are split over replicas.
+    The batches are None where they are split over replicas.
     """
     if not isinstance(iterator, tf.data.Iterator):
         return None, iterator
@@ -39,11 +40,11 @@ def look_ahead(model, iterator):
 
 
 class Wrapped:
-    """A model's train function in a wrapper, for the length of one `fit`.
+    """A wrapper of a model's train function, for the length of one `fit`.
 
-    `step(function, iterator)` is called in its place. If a step raises, no
-    callback is told, so `on_abandoned()` is called; also, if a `fit` that failed in
-    another callback has left this behind: `batch_begins` was not called.
+    It calls `step(function, iterator)`. Keras tells no callback that a step
+    raised, so `on_abandoned()` is called then. It is also called if a failed
+    `fit` has left the wrapper behind: `batch_begins` was not called.
     """
 
     def __init__(self, model, step, on_abandoned=None):
@@ -74,17 +75,18 @@ class Wrapped:
 
     def restore(self):
         """Put the train function back, or only pass calls on from now on."""
+        # It cannot be put back while another wrapper is around this one.
         self._step = None
         if self._model.train_function is self:
             _set_function(self._model, TRAIN, self.function)
 
 
 class OneCall:
-    """Stands in for a model's function for exactly one call, each time anew.
+    """A substitute for a model's function, for one call each time it is armed.
 
-    The function is put back as the call begins. So between two calls, whatever
-    happens there (an exception in another callback, Ctrl-C), the model is as
-    it was. `call(slot, function, iterator, model)` is what is called.
+    The function is put back as the call begins. So between two calls the model
+    is as it was, whatever happens there (an exception in another callback,
+    Ctrl-C). The call goes to `call(slot, function, iterator, model)`.
     """
 
     # Only while it is armed: a lasting reference would keep the model alive.
@@ -115,9 +117,9 @@ class OneCall:
 
 
 class Innermost:
-    """Stands in the place of Keras's own train function, below all wrappers.
+    """A substitute for Keras's own train function, below all wrappers.
 
-    `step(function, iterator)` is called in its place until `restore`.
+    It calls `step(function, iterator)` until `restore`.
     """
 
     def __init__(self, model, step):
@@ -155,14 +157,14 @@ _WRAPPERS = Wrapped, Innermost
 class Variant:
     """A second train function, made once, for another state of the model.
 
-    It takes the place of Keras's own. One that a callback has wrapped stays,
-    and is traced in that state if it is new.
+    It takes the place of Keras's own. A function that a callback has wrapped
+    stays, and if it is new it is traced in that state.
     """
 
     _original = _variant = None
 
     def use(self, model):
-        """Have the model, which is in that state, train by it."""
+        """Let the model, which is in that state, train by this function."""
         model.make_train_function()
         wrapper, original = _innermost(model)
         self._original = original if _is_keras_own(original) else None
@@ -174,7 +176,7 @@ class Variant:
         _set_below(model, wrapper, self._variant)
 
     def put_back(self, model):
-        """Put back Keras's own; where either was wrapped, Keras makes anew."""
+        """Put back Keras's own; if either was wrapped, have Keras remake it."""
         wrapper, function = _innermost(model)
         if function is self._variant:
             _set_below(model, wrapper, self._original)
