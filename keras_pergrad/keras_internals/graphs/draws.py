@@ -46,7 +46,8 @@ class Draw:
     graph: object
 
     def rows(self):
-        """Return the drawn numbers, a row a sample; for dropout its scale."""
+        """Return the drawn numbers, a row per sample; of dropout its mask."""
+        # With the same seed, dropout of ones is the mask with its scale.
         if self.name != "dropout":
             return self.result
         with _pinned_seed(self.seed):
@@ -57,7 +58,7 @@ class Draw:
 
 
 class _ThreadDispatch(threading.local):
-    """What the draws of this thread are to do.
+    """What the draws of a thread do.
 
     Attributes:
         handlers: functions of (name, original, args, seed, kwargs); the last
@@ -75,12 +76,12 @@ _ACTIVE_PATCHES = []
 
 
 def _dispatching_function(name, original):
-    """Return a random function that asks what draws of its thread do."""
+    """Return a random function that calls the handler of its thread."""
 
     @functools.wraps(original)
     def function(*args, seed=None, **kwargs):
         if not _DISPATCH.handlers:
-            # Another thread, which has nothing to do with the model.
+            # This is another thread, which has nothing to do with the model.
             return original(*args, seed=seed, **kwargs)
         handler = _DISPATCH.handlers[-1]
         return handler(name, original, args, seed, kwargs)
@@ -110,6 +111,8 @@ def _patched_backend():
             stack.enter_context(
                 attribute(backend_random, "draw_seed", draw_seed)
             )
+            # The first to come patches for all threads, the last to leave
+            # restores. There is an entry for each; the first has the stack.
             _ACTIVE_PATCHES.append(stack)
         else:
             _ACTIVE_PATCHES.append(None)
@@ -156,6 +159,7 @@ def recording(on_draw):
     """Call `on_draw(draw)` for every random draw of this thread inside."""
 
     def record(name, original, args, seed, kwargs):
+        # The seed is drawn here, once, so that a replay can repeat the draw.
         seed = backend_random.draw_seed(seed)
         with _pinned_seed(seed):
             result = original(*args, seed=seed, **kwargs)
@@ -168,7 +172,7 @@ def recording(on_draw):
 
 @contextlib.contextmanager
 def replaying(rows):
-    """Answer the thread's draws from `rows`; for dropout that is the mask."""
+    """Answer the thread's draws from `rows`; a dropout's row is its mask."""
     rows = list(rows)
 
     def replay(name, original, args, seed, kwargs):

@@ -21,7 +21,7 @@ from keras_pergrad.keras_internals.graphs.nodes import (
     only_computes,
 )
 
-#: Gradients end here: what comes out counts as a constant.
+#: Types of ops whose outputs count as constants: no gradient passes them.
 ENDS = {"PreventGradient", "StopGradient"}
 #: Ops whose gradients heed `skip_input_indices`.
 _SKIPPABLE_OPS = {
@@ -36,7 +36,7 @@ _SKIPPABLE_OPS = {
 
 
 def _data_gradient(op, gradient):
-    """Return the gradients of a product of data with a matrix: data's alone."""
+    """Return the gradient at the data, alone, of its product with a matrix."""
     x, y = op.get_attr("adj_x"), op.get_attr("adj_y")
     matrix = op.inputs[1]
     if x:
@@ -54,9 +54,9 @@ _DATA_GRADIENTS = {
 def _lookup_gradient(op, gradient):
     """Return the gradient of a look-up of each sample's own entries.
 
-    TensorFlow's takes an index beyond a sample's entries for one of the next
-    sample's, or of the one before. Here it is of no entry. Look-ups on CPUs
-    refuse such indices; XLA takes the nearest entry, and a GPU zeros.
+    TensorFlow's gradient takes an index beyond a sample's entries for one of
+    the next sample, or of the one before. Here it belongs to no entry. Forward,
+    CPUs refuse such indices, XLA takes the nearest entry, and a GPU zeros.
     """
     table, ids, axis = op.inputs
     axis = int(tf.get_static_value(axis)) % table.shape.rank
@@ -66,7 +66,7 @@ def _lookup_gradient(op, gradient):
     inside = tf.maximum(tf.minimum(ids, length - 1), 0)
     entries, batch_dims = tf.identity(table), _batch_dims(op)
     lookup = tf.gather(entries, inside, axis=axis, batch_dims=batch_dims)
-    # The axes of indices come where that of the entries was.
+    # The result has the axes of the indices in the place of the entries' axis.
     leading_axes = (*[slice(None)] * batch_dims, *[None] * (axis - batch_dims))
     trailing_axes = [None] * (table.shape.rank - axis - 1)
     is_inside = tf.equal(ids, inside)[(*leading_axes, ..., *trailing_axes)]
@@ -84,14 +84,15 @@ def _batch_dims(op):
     return batch_dims + ids.shape.rank if batch_dims < 0 else batch_dims
 
 
-#: The axes that the weight has there.
+#: Type of op → the axes of its weight, i in and o out.
 _WEIGHT_AXES = {"BatchMatMulV2": "io", "BiasAdd": "o"}
 
 
 def op_gradients(outputs, inputs, cotangents, graph, ends=()):
-    """Return inputs' gradients; `graph` may be around that being built.
+    """Return the gradients at the inputs of ops of a graph.
 
-    No gradient goes on from the tensors `ends` to what they were made of.
+    `graph` is the one being built or one around it. No gradient goes on from
+    the tensors `ends` to what they were made of.
     """
     return gradients_util._GradientsHelper(
         outputs, inputs, cotangents, stop_gradients=list(ends), src_graph=graph
@@ -99,12 +100,15 @@ def op_gradients(outputs, inputs, cotangents, graph, ends=()):
 
 
 def gradients_at(targets, sources, operations, cotangents=None):
-    """Return `tf.gradients` of the sources, without ops that none needs.
+    """Return `tf.gradients` at the sources, without ops that none needs.
 
     `tf.gradients` differentiates an op for all of its inputs. For a bias that
-    is a sum over the batch, which nothing takes if the bias is no source.
+    is a sum over the batch, which is of no use if the bias is no source.
     `operations` are those between sources and targets, and maybe others.
     """
+    # TensorFlow reads these attributes of ops while it differentiates. They are
+    # taken off again, since the graph may be differentiated for other sources.
+
     with contextlib.ExitStack() as stack:
         for op, skipped in _unneeded_inputs(operations, sources):
             if op.type in _SKIPPABLE_OPS:
@@ -154,7 +158,7 @@ def _has_data_gradient(op, skipped):
     if op.type not in _DATA_GRADIENTS or skipped != (1,):
         return False
     is_custom = has_own_gradient(op.node_def.attr) or op._gradient_function
-    # Of a matrix: it is broadcast, never the data.
+    # The second input is a weight only if it has no batch axes of its own.
     return not is_custom and op.inputs[1].shape.rank == len(
         _WEIGHT_AXES[op.type]
     )
@@ -174,15 +178,16 @@ def has_own_gradient(attributes):
 # Ops that only compute, put once more into a graph inside their own.
 
 
-#: Stateful ops that only read. Calls do what their functions do.
+#: Stateful ops that only read. A call is as pure as its function.
 _READ_OPS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 
 
 def copy_of(op, inputs):
-    """Put an op into the current graph, with other inputs.
+    """Copy an op into the current graph, with other inputs.
 
     Returns:
-        Its outputs; None: it draws or assigns, which must not happen twice.
+        The copy's outputs; None if the op draws or assigns, which must not
+        happen twice.
     """
     if not _is_pure(op.node_def, Definitions(op.graph), set()):
         return None
@@ -204,6 +209,7 @@ def copy_of(op, inputs):
 
 def kept_apart(function, *specs):
     """Trace a function that TensorFlow optimizes once, not at each call."""
+    # Grappler would inline the body at each call and optimize every copy.
     traced = tf.function(
         function,
         autograph=False,
@@ -237,7 +243,7 @@ def _is_pure(node, definitions, seen):
     return True
 
 
-# Marks on ops that TensorFlow's optimisation, or the types of a step, heed.
+# Marks on ops, read by TensorFlow's optimisation or by the types of a step.
 
 
 #: What the mark of an op of this package is called. No name of a layer or
@@ -248,19 +254,19 @@ WHOLE_LOSS = b"whole loss"
 
 
 def keep_op(op):
-    """Keep an op that only a time stamp waits for from being dropped."""
+    """Keep TensorFlow from dropping an op that only a time stamp waits for."""
     op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
 
 
 def same_for_all(tensor):
-    """Return a tensor that is taken not to depend on the samples."""
-    # For what a mode finds out about the model by calling it on samples, such
-    # as whether a loss is a sum or a mean.
+    """Return a copy of a tensor, marked as independent of the samples."""
+    # A mode learns some facts about the model by calling it on samples, such as
+    # whether a loss is a sum or a mean. By its ops such a fact would mix them.
     return _with_mark(tensor, SAME_FOR_ALL)
 
 
 def mark_whole_loss(tensor):
-    """Return the value of one loss, beside which others may be added."""
+    """Return a copy of a loss, marked as one; others may be added to it."""
     return _with_mark(tensor, WHOLE_LOSS)
 
 

@@ -1,6 +1,7 @@
 """The nodes of graphs and of functions, and what functions capture.
 
-TensorFlow infers all shapes anew there. Nothing runs.
+Nodes can be put into a graph with other shapes. TensorFlow infers all shapes
+anew there. Nothing runs.
 
 Private names in use: `Graph._get_function`, `FuncGraph.captures`,
 `FuncGraph.outer_graph`;
@@ -38,7 +39,8 @@ def called_function(graph, name):
 
 
 def captured_from(graph):
-    """Return id of a captured tensor → the tensor where it comes from."""
+    """Map the id of each captured tensor to the tensor it comes from."""
+    # Functions are nested: an outer tensor may itself be captured further out.
     if not is_function(graph):
         return {}
     outer_origins = captured_from(graph_around(graph))
@@ -50,10 +52,10 @@ def captured_from(graph):
 
 
 def resource_of(handle):
-    """Return a key of what is behind a handle, the same for all its handles."""
+    """Return a key of the resource behind a handle, one for all its handles."""
     if tf.is_symbolic_tensor(handle):
         return id(handle)
-    # Its text has the name and the container, by which TensorFlow finds it.
+    # The text has the name and the container, by which TensorFlow finds it.
     return repr(handle).partition(", type=")[0]
 
 
@@ -109,7 +111,7 @@ class Nodes:
         return cls(nodes.node, inputs, outputs, nodes.versions)
 
     def handed_on(self):
-        """Return the places of inputs that are outputs at the same place."""
+        """Return the indices at which an input is passed on as the output."""
         indices = set()
         for k, (input_name, name) in enumerate(zip(self.inputs, self.outputs)):
             node = self.by_name.get(name.rsplit(":", 1)[0])
@@ -121,7 +123,7 @@ class Nodes:
         return indices
 
     def call_functions(self, definition_of):
-        """Let nodes whose op is a function's name be ordinary calls of it."""
+        """Turn nodes whose op is a function's name into ordinary calls."""
         for name, node in self.by_name.items():
             if op_definition(node.op) is not None:
                 continue
@@ -141,7 +143,7 @@ class Nodes:
             self.by_name[name] = call
 
     def only(self, names):
-        """Keep these nodes and what they need, in data or order."""
+        """Keep these nodes and what they need, by data or by control edges."""
         needed, pending = set(), list(names)
         while pending:
             name = pending.pop()
@@ -152,7 +154,7 @@ class Nodes:
         self.needs = {k: self.needs[k] for k in self.by_name}
 
     def shape_of(self, name, shape):
-        """Return what is known of the shape of a tensor, with `shape`."""
+        """Refine an inferred shape by the one that the tensor had before."""
         if self._source_graph is None:
             return shape
         traced_shape = self._source_graph.get_tensor_by_name(name).shape
@@ -161,13 +163,16 @@ class Nodes:
         return shape.merge_with(traced_shape)
 
     def put(self, graph, names, tensors):
-        """Put nodes and what is not in `tensors` of their needs into a graph."""
+        """Import nodes into a graph; return its ops → the nodes' names.
+
+        `tensors`: by name, what the nodes take; their outputs are added to it.
+        """
         graph_def = tf.compat.v1.GraphDef(versions=self._versions)
         imported, mapping = set(names), {}
         for name in names:
             node = graph_def.node.add()
             node.CopyFrom(self.by_name[name])
-            # An op beside which it should be may be missing.
+            # "_class" asks for the device of another op, which may be missing.
             node.attr.pop("_class", None)
             node.device = ""
             del node.input[:]
@@ -184,7 +189,7 @@ class Nodes:
             operations = tf.graph_util.import_graph_def(
                 graph_def, mapping, list(names), name=""
             )
-        # A name may have been changed, since a scope has it.
+        # An op may have got another name, since a scope has that one.
         for name, operation in zip(names, operations):
             for k, tensor in enumerate(operation.outputs):
                 tensors[f"{name}:{k}"] = tensor
@@ -192,7 +197,7 @@ class Nodes:
 
 
 def tensor_name(reference):
-    """Return (node, tensor) of an input of a node; an order has no tensor."""
+    """Return (node, tensor) of a node's input; a control edge has no tensor."""
     if reference.startswith("^"):
         return reference[1:], None
     if ":" not in reference:
@@ -229,7 +234,7 @@ class Definitions:
         """Return the `Nodes` of a function, or None."""
         if name not in self._nodes_by_name:
             definition = self.definition(name)
-            # Functions that are called by an op of their name are known there.
+            # TensorFlow looks up ops that are functions in the current graph.
             with self._graph.as_default():
                 self._nodes_by_name[name] = definition and Nodes.of_function(
                     definition

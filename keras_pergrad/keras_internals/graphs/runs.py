@@ -41,7 +41,8 @@ class GraphCopy:
         definition = concrete.graph.as_graph_def()
         if device:
             _place_nodes(definition, device)
-        state = list(_captured_state(concrete.graph))  # while still eager
+        # Values are read while still eager, before the new graph is entered.
+        state = list(_captured_state(concrete.graph))
         with self.graph.as_default():
             self._build(definition, state)
         options = v1.ConfigProto(allow_soft_placement=True)
@@ -88,9 +89,9 @@ class GraphCopy:
         ]
 
     def _copy_variable(self, variable, numbers):
-        """Return a new variable with the value of another."""
+        """Return the handle of a new variable with the value of another."""
         shape, dtype = variable.shape, variable.dtype
-        # A separate scope: the step's nodes keep their names.
+        # In a scope of their own, so that the step's nodes keep their names.
         with tf.device(self._device), tf.name_scope("copied/"):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype,
@@ -163,7 +164,7 @@ def as_in_fit(data):
 
 
 def trace_step(step, data, spec=None):
-    """Trace a step for a batch, not run: (function, flat list of arrays)."""
+    """Trace a step for a batch; return the function and the flat arrays."""
     # `spec` are the batch's `TensorSpec`s, by default its exact shapes. The
     # shapes decide how much grappler can compute in advance, so give those of
     # the real input pipeline where there is one.

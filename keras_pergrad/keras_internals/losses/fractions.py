@@ -41,8 +41,8 @@ class LossFraction:
         kind: what the denominator is: "sum": 1; "rows": in proportion to the
             number of samples; "data": known only from the data.
         numerator: the sum of the weighted values, without the loss weight.
-        by_sample: each sample's part of it, (n,).
-        denominator: its part of the denominator (None for "sum").
+        by_sample: each sample's part of the numerator, (n,).
+        denominator: the microbatch's part of it (None for "sum").
         mask_epsilon: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
         per_row: the number of values of one sample, if known while tracing.
@@ -63,7 +63,7 @@ class LossFraction:
 
 
 def evaluate(compile_loss, y, y_pred, sample_weight):
-    """Return the compiled losses as fractions; NotAdditive: one is none."""
+    """Return the compiled losses as fractions, or raise `NotAdditive`."""
     if compile_loss is None:
         return []
     fractions = []
@@ -147,7 +147,8 @@ def tracking_if(compile_loss, present):
 
 
 def measured_epsilon():
-    """Return what Keras adds to a mask's sum: 0, or its epsilon if older."""
+    """Return what this version of Keras adds to a mask's sum: 0 or epsilon."""
+    # One of two values is masked and the error is 1: the loss is 1 / (1 + ε).
     with tf.init_scope():
         y_pred = tf.zeros([2, 1], tf.float64)
         set_mask(y_pred, tf.constant([True, False]))
@@ -165,7 +166,7 @@ def _scale_of_means():
 
 
 class _FractionRecorder:
-    """A substitute for a loss that notes its numerator and denominator."""
+    """A substitute for a loss that records its numerator and denominator."""
 
     def __init__(self, entry, fractions):
         self.loss = entry.loss
@@ -187,6 +188,7 @@ class _FractionRecorder:
             attribute(loss, "call", recording_call),
         ):
             weighted = loss(y_true, y_pred, sample_weight)
+        # Keras has applied mask and sample weights, and reduced nothing.
         numerator = tf.reduce_sum(weighted)
         kind, denominator, mask_epsilon = self._denominator(
             y_true, y_pred, sample_weight, values[0], weighted
@@ -218,6 +220,8 @@ class _FractionRecorder:
             count = tf.cast(tf.size(weighted), weighted.dtype)
             is_static = weighted.shape[1:].is_fully_defined()
             return (ROWS if is_static else DATA), count, 0.0
+        # The loss of ones is the sum, or mean, of the weights alone, masked and
+        # broadcast by Keras as for the loss itself.
         ones = tf.ones_like(values)
         if mask is not None:
             set_mask(ones, mask)
@@ -228,6 +232,7 @@ class _FractionRecorder:
             if not by_weight:
                 return DATA, total, measured_epsilon()
             mean = loss(y_true, y_pred, weights)
+            # Σ w / (Σ w / D) = D. Only means are divided by the replicas.
             total *= _scale_of_means()
         return DATA, tf.math.divide_no_nan(total, mean), 0.0
 

@@ -34,9 +34,10 @@ from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
-    """Return the one number that Keras minimises, all penalties included.
+    """Return the number that Keras minimises, all penalties included.
 
-    Each sample has a part of its own in it.
+    Its losses are marked, and hinge losses treat all samples alike, so that
+    each sample has a part of its own in it.
     """
     arguments = x, y, y_pred, sample_weight, training
     with consistent_hinge_labels(), _marked_losses(model):
@@ -44,7 +45,7 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
 
 
 def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
-    """Return the number that Keras minimises, to the bit as Keras does."""
+    """Return the number that Keras minimises, exact to the bit."""
     loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
     if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.
@@ -57,7 +58,7 @@ def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
 
 @contextlib.contextmanager
 def _marked_losses(model):
-    """Mark each compiled loss, and each of `add_loss`, as one for itself."""
+    """Mark each compiled loss, and each of `add_loss`, as a whole loss."""
     aggregate = model._aggregate_additional_loss
     name = "_aggregate_additional_loss"
 
@@ -75,8 +76,8 @@ def _marked_losses(model):
 def consistent_hinge_labels():
     """Let Keras's hinge losses take each target of 0 for -1.
 
-    They do so if all targets of a batch are 0 or 1. Others beside a target of
-    0, as of -1, are refused where they are in one batch.
+    Keras does so only if all targets of a batch are 0 or 1, so that a sample's
+    loss depends on the others. A batch with a 0 and, say, a -1 is refused.
     """
 
     def convert_labels(y_true):
@@ -96,13 +97,13 @@ def consistent_hinge_labels():
 
 
 def components(variable):
-    """Get the `tf.Variable`s behind a Keras variable, one a local replica."""
+    """Return the `tf.Variable`s of a Keras variable, one per local replica."""
     strategy = tf.distribute.get_strategy()
     return strategy.experimental_local_results(variable.value)
 
 
 def track_loss(model, loss, samples, whole=False):
-    """Update Keras's mean `loss`; `whole`: it is that of all replicas."""
+    """Update Keras's mean `loss`; `whole`: the loss is of all replicas."""
     if not whole:
         loss = unscale_loss_for_distribution(loss)
     # A mean over no sample is NaN, and would stay in the running mean.
@@ -116,7 +117,7 @@ def track_loss(model, loss, samples, whole=False):
 
 
 def additional_losses(model):
-    """Return what layers last gave to `add_loss`, no weight regularisers."""
+    """List the last `add_loss` terms of layers, without regularisers."""
     return [loss for layer in layers_of(model) for loss in own_losses(layer)]
 
 
@@ -132,9 +133,9 @@ def additional_loss_weights(replay, n, scale=None):
 
 def additional_sums(replay, n):
     """Return each `add_loss` term of n samples, and its kind for `by_kind`."""
-    # A batch that contains every sample twice shows whether the term is a sum
-    # or a mean. (One sample is not enough: its term may be 0.) If a term is 0
-    # for both, the op that reduced it tells.
+    # A batch with every sample twice shows whether the term is a sum or a mean.
+    # (One sample is not enough: its term may be 0.) If a term is 0 for both
+    # batches, the op that reduced it decides.
     if not replay.recorded.losses:
         return []
     terms = []
@@ -173,7 +174,7 @@ def by_kind(kind, of_sum, of_mean):
 
 
 def _guess_kinds(replay, rows, terms):
-    """Guess for each term whether it is a sum, if its value does not tell."""
+    """Guess from the ops of each term whether it is a sum."""
     if not tf.executing_eagerly():
         return [_looks_like_sum(term) for term in terms]
     if all(tf.reduce_any(term != 0) for term in terms):
@@ -236,12 +237,12 @@ def _recorder_of(layer):
 
 
 class _LossRecorder:
-    """The `add_loss` of a layer while losses are noted."""
+    """The `add_loss` of a layer while its losses are recorded."""
 
     def __init__(self, layer):
         self._layer, self._original = layer, layer.add_loss
         self.replaced = attribute(layer, "add_loss", self)
-        #: By thread: where its losses are noted, and their owners.
+        #: Thread → the lists for its losses and for their owners.
         self.targets = {}
 
     def __call__(self, loss):
@@ -291,7 +292,7 @@ def read_by_crossentropy(tensor, activation):
     logits = logits_behind(tensor)
     if logits is None and _is_output_of(tensor, activation):
         logits = tensor.op.inputs[0]
-    # Without the mark of an activation in front of that one.
+    # The identity drops the logits that an earlier activation left there.
     return (tensor, False) if logits is None else (tf.identity(logits), True)
 
 

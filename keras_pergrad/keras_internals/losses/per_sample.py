@@ -23,17 +23,17 @@ from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
 from keras_pergrad.keras_internals.state.model import unchanged
 
 MEAN, SUM, NEITHER = "mean", "sum", "neither"
-#: So many samples are looked at.
+#: How many samples of a batch a trial takes.
 _TRIAL_ROWS = 8
-#: Where a batch of another size cannot be tried; `NotAdditive` among them.
+#: What a trial with another batch size may raise, `NotAdditive` included.
 _TRIAL_ERRORS = ValueError, tf.errors.InvalidArgumentError
 
 
 def is_mean_of_own(model, batch):
-    """Whether the loss is a mean over samples that are counted alike.
+    """Whether the loss is a mean over samples with equal weights.
 
-    It is not where masks or weights are counted, where layers add losses, or
-    where it is not known. The model must be built.
+    It is not if the denominator counts masks or weights, if layers add losses,
+    or if that is not known. The model must be built.
     """
     try:
         fractions.require_parts(model)
@@ -58,8 +58,8 @@ def over_the_batch(model, batch):
     """Return MEAN, SUM or NEITHER: how a loss depends on the batch's size.
 
     A batch with every sample twice tells: a mean is the same, a sum is twice
-    as much. MEAN where it cannot be tried: sparse tensors, a model for one
-    batch size, or whose outputs are drawn at random.
+    as much. The answer is MEAN where this cannot be tried: with sparse tensors,
+    and for a model of one batch size or with random outputs.
     """
     first_rows = _first_rows(batch, _TRIAL_ROWS)
     if any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(first_rows)):

@@ -58,10 +58,7 @@ def _join_names(name, loss):
 
 @contextlib.contextmanager
 def noting_values(model, recorded):
-    """Put the value of each compiled loss into a dict by its index.
-
-    Each is marked as a loss for itself.
-    """
+    """Put the value of each compiled loss, marked, into a dict by its index."""
     compiled = compiled_loss(model)
     entries = [
         entry._replace(loss=_ValueRecorder(entry.loss, k, recorded))
@@ -75,7 +72,7 @@ def noting_values(model, recorded):
 
 
 class _ValueRecorder:
-    """A loss whose value is noted."""
+    """A loss whose value is recorded."""
 
     def __init__(self, loss, index, recorded):
         self._loss, self._index, self._recorded = loss, index, recorded
@@ -87,7 +84,7 @@ class _ValueRecorder:
 
 
 def terms_of(model, y, y_pred, recorded):
-    """Return the terms of a loss, by name, from the noted values."""
+    """Return the terms of a loss, by name, from its recorded values."""
     compiled = compiled_loss(model)
     terms = {}
     for k, (name, entry) in enumerate(
@@ -135,7 +132,7 @@ class Penalties:
 
     @contextlib.contextmanager
     def noted(self):
-        """Note the penalties while the loss is computed."""
+        """Record the penalties while the loss is computed."""
         if not self._penalized:
             yield
             return
@@ -187,7 +184,7 @@ class Penalties:
 
 @contextlib.contextmanager
 def without_gradients(variables):
-    """Let regularisers have values, but no gradient: it is added later."""
+    """Let regularisers have values without gradients, which are added later."""
     with contextlib.ExitStack() as stack:
         for variable in variables:
             regularizer = variable.regularizer
@@ -215,8 +212,9 @@ class _WithoutGradient:
 
 def regularization_gradients(variables, weights=None):
     """Return the regularisers' gradient at each variable, or None."""
-    # One may read other variables than its own. `weights`: the factor of each
-    # penalty by the id of its variable, or None to leave it out.
+    # A regulariser may read variables besides its own: the tape watches all.
+    # `weights`: id of a variable → the factor of its penalty, or None to leave
+    # it out.
     penalized = [
         v
         for v in variables

@@ -1,4 +1,4 @@
-"""The variables of a model before its first step, and its users' vouching.
+"""The variables of a model before its first step, and what users vouch for.
 
 A variable that is made while a step is traced has no value if the step is
 refused.
@@ -30,7 +30,7 @@ from keras_pergrad.keras_internals.replicas import replicas
 
 def build_all(model, batch):
     """Build a compiled model, its metrics, its loss and its optimizer."""
-    # Under a strategy all that replicas share was built before they began.
+    # Of several replicas none builds: all that they share exists already.
     build_context = (
         contextlib.nullcontext if replicas.several() else _outside_trace
     )
@@ -54,7 +54,9 @@ def build_all(model, batch):
 
 @contextlib.contextmanager
 def _outside_trace():
-    """Leave the step that is traced; tapes of layers record as inside it."""
+    """Leave the step that is traced, with tapes running again."""
+    # `init_scope` stops the tapes of this thread. A layer that opens one while
+    # it is built symbolically needs it to record.
     with tf.init_scope():
         if not pywrap_tfe.TFE_Py_TapeSetIsStopped():
             yield
@@ -67,7 +69,7 @@ def _outside_trace():
 
 
 def _build_losses(model, x, y, sample_weight):
-    """Build metrics and loss, not by a call; return whether that worked."""
+    """Build metrics and loss without calling the model; return success."""
     if not all(layer.built for layer in layers_of(model)):
         return False
     if type(model).call is not Functional.call:
@@ -98,7 +100,7 @@ def _build_losses(model, x, y, sample_weight):
 
 
 def _with_any_batch_size(structure):
-    """Return symbolic tensors like these, for any number of samples."""
+    """Return symbolic tensors like these with an open batch size."""
 
     def relaxed(tensor):
         if not hasattr(tensor, "shape") or not len(tensor.shape or ()):
@@ -151,7 +153,7 @@ def vouched_names(model, names):
 
 
 def states_of(model):
-    """Return the variables of the states, which are none of the model's."""
+    """List the state variables of layers, which `model.variables` lacks."""
     return [
         state
         for layer in _layers_with_state(model)
@@ -161,7 +163,7 @@ def states_of(model):
 
 
 def stateful_layers(model, user, how):
-    """Say for each stateful layer that `user` takes other batches, and how."""
+    """Refuse, in words, each stateful layer: `user` changes batches `how`."""
     return [
         f"layer {layer.name!r} ({type(layer).__name__}) is stateful: it hands "
         "a state from each batch to the next, with one row for each sample. "

@@ -62,7 +62,7 @@ def require_weights(sample_weight):
     """Refuse sample weights that are not arrays of real numbers."""
     for part in tf.nest.flatten(sample_weight):
         array = np.asarray(0.0 if part is None else part)
-        # "V": bfloat16 and the like.
+        # Kind "V" is that of bfloat16 and the like in NumPy.
         if array.dtype.kind not in "biufV" or (
             array.ndim == 0 and part is not None
         ):
@@ -123,7 +123,7 @@ def require_any_batch_size(
 ):
     """Refuse a model that is made for batches of one size.
 
-    `user`, `how`: what needs another size, and what for.
+    `user`, `how`: what needs another size, and what it does with it.
     """
     size, reason = fixed_batch_size(model), f"{user} {how}"
     for layer in layers_of(model):
@@ -133,8 +133,8 @@ def require_any_batch_size(
                 layer, size_text, reason
             )
             raise ValueError(message)
-    # Keras takes any size where inputs name one: a Sequential that a call
-    # has built names that call's. So try.
+    # A size that the inputs name need not bind: a Sequential built by a call
+    # names the size of that call, and Keras takes any. So one sample is tried.
     if size not in (None, 1):
         try:
             trace_symbolically(model, _one_sample(model))

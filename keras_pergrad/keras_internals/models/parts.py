@@ -43,7 +43,7 @@ def has_inputs_and_outputs(args, kwargs):
 
 
 def make_functional(cls, base, functional):
-    """Put a functional class in the place of `base` below `cls` alone."""
+    """Replace `base` by a functional class among the bases of `cls` alone."""
     if issubclass(cls, Functional):
         return
     cls.__bases__ = tuple(
@@ -56,7 +56,7 @@ def make_functional(cls, base, functional):
 
 
 def is_only_layers(layer):
-    """Whether it consists of layers, without code of its own."""
+    """Whether a layer consists of layers, without a `call` of its own."""
     return type(layer) is keras.Sequential or (
         isinstance(layer, Functional)
         and keras_functional.functional_like_constructor(type(layer))
@@ -82,6 +82,8 @@ _SEEN = set()
 
 def optional(target, name, example, effect, default=None) -> Any:
     """Return an attribute; warn where not even `example()` has it."""
+    # An object without the attribute is ordinary. If a typical one lacks it,
+    # the library has changed, and `effect` says what is lost by that.
     value = getattr(target, name, _MISSING)
     if value is not _MISSING:
         return value
@@ -130,7 +132,7 @@ def training_inside(model, training):
 
 
 def calls_of(layer):
-    """List the nodes of the calls that symbolic tensors came from."""
+    """List the nodes of a layer's symbolic calls."""
     return layer._inbound_nodes
 
 
@@ -145,7 +147,7 @@ def build_symbolically(model, batch):
 
 
 def trace_symbolically(function, *args, **kwargs):
-    """Return symbolic results of a function; what it calls is built."""
+    """Return a function's symbolic results; layers it calls are built."""
     return backend.compute_output_spec(function, *args, **kwargs)
 
 
@@ -197,12 +199,12 @@ def require_gradients(model, gradients):
 
 
 def require_free_names(model, names, owner):
-    """Refuse metrics of the user's that have the names of logged figures.
+    """Refuse a user's metrics that have the names of logged figures.
 
     `owner`: what logs the figures, a text or a gradient mode. Keras would show
     one of the two alone.
     """
-    # Without Keras's private name nothing is known, and nothing refused.
+    # A Keras without this private name cannot be asked: nothing is refused.
     config = getattr(model, "_compile_config", None)
     arguments = {} if config is None else config.config
     metrics = [arguments.get(name) for name in ("metrics", "weighted_metrics")]
@@ -233,7 +235,7 @@ def loss_tracker(model):
 
 
 def entries_of(compiled):
-    """List a compiled loss's entries, one a loss, once it is built."""
+    """List the entries, one per loss, of a compiled loss that is built."""
     return getattr(compiled, "_flat_losses", None) or ()
 
 
@@ -280,7 +282,7 @@ def set_logits(tensor, logits):
 
 
 def layers_inside(layer):
-    """List the layers that are attributes of a layer, as they were made."""
+    """List the layers that are attributes of a layer, in order of creation."""
     return layer._layers
 
 
@@ -303,6 +305,7 @@ def set_path(variable, path):
 
 def turn_into(layer, new):
     """Turn a layer into another one; all references to the object see it."""
+    # The nodes of its calls stay: a functional model runs along them.
     calls = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
     # This bypasses Keras's tracking of attributes.
     object.__setattr__(layer, "__class__", type(new))
@@ -312,9 +315,9 @@ def turn_into(layer, new):
 
 @contextlib.contextmanager
 def noting_scopes(layers, scopes):
-    """Note in a dict in which name scope each layer is called inside.
+    """Record in a dict the name scopes in which layers are called.
 
-    Only what is called in the present graph counts.
+    Only calls in the present graph count.
     """
     graph = tf.compat.v1.get_default_graph()
 
@@ -356,7 +359,7 @@ def lookup_of(layer):
 
 
 def has_given_words(lookup):
-    """Whether a lookup layer was made with its vocabulary."""
+    """Whether a lookup layer got its vocabulary as an argument."""
     return lookup._has_input_vocabulary
 
 
@@ -365,7 +368,7 @@ def has_given_words(lookup):
 
 def shared_seed_state():
     """Return the seed's variable, or None if no layer has asked for it yet."""
-    # Keras's own getter would make it.
+    # Keras's own getter would create it.
     seeds = global_state.get_global_attribute("global_seed_generator")
     return None if seeds is None else seeds.state
 
@@ -378,7 +381,7 @@ def shared_seed_state():
 
 def all_of(optimizer):
     """List an optimizer and all inside of it, from the outside in."""
-    # A `MultiOptimizer` whose parts a function chooses knows them once built.
+    # A `MultiOptimizer` whose parts a function chooses has them once built.
     optimizers: list = []
     pending = [optimizer]
     while pending:
@@ -398,11 +401,12 @@ def loss_scale(optimizer):
     is_double = keras.config.floatx() == "float64"
     one = tf.ones([], "float64" if is_double else "float32")
     scaled = optimizer.scale_loss(one)
+    # An optimizer without a scale returns the very same tensor.
     return None if scaled is one else scaled
 
 
 def learning_rate(optimizer):
-    """Return the learning rate of the next update, of the one that updates."""
+    """Return the learning rate of the innermost optimizer's next update."""
     rates = [
         part.learning_rate
         for part in all_of(optimizer)

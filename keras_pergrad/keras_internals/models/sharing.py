@@ -1,4 +1,4 @@
-"""Models of another class that share the layers and attributes of a model.
+"""Models of another class that share a model's layers and attributes.
 
 Private names in use: `Sequential._layers`, `Layer._tracker`, `_auto_config`,
 `_build_shapes_dict`, `_dtype_policy`, `_input_spec`, `_path`,
@@ -33,7 +33,7 @@ _INIT_ATTRIBUTES = (
     "built",
     "supports_jit",
 )
-#: What `compile` sets; a model is compiled for itself.
+#: What `compile` sets. It is not shared: each model is compiled for itself.
 _COMPILE_ATTRIBUTES = (
     "_compile_config",
     "_compiled_trainable_state",
@@ -46,9 +46,9 @@ _COMPILE_ATTRIBUTES = (
 def shared(model, cls, base):
     """Return a `cls`, not compiled, with the attributes of a built model."""
     # `base.__init__` is called, that of the model's class is not. Attributes
-    # are those of this moment; what they refer to is shared.
+    # are copied as they are now; what they refer to is shared.
     twin = cls.__new__(cls)
-    # Before all else, so that the weights come in the same order.
+    # Tracked before all else, so that the weights come in the same order.
     for _, tracked in model._tracker.config.values():
         for value in tracked:
             twin._tracker.track(value)
@@ -73,7 +73,8 @@ def _initialize(twin, model, base):
 
 
 def derived_class(cls, front, back=None):
-    """Return a class of `front`, `cls`, its `original_class`, and `back`."""
+    """Return a class derived from `front`, `cls` and `back`, in this order."""
+    # Its `original_class` is `cls`, or that of `cls` if it is derived already.
     if issubclass(cls, front):
         cls = cls.original_class
     return _derived_class(cls, front, back)
@@ -92,6 +93,7 @@ def _derived_class(original, front, back):
 
 def saved_as(cls, loader):
     """Have Keras save objects of a class under a name that `loader` loads."""
+    # The later registration wins for loading; saving looks up the class.
     for saved_class in (cls, loader):
         name = loader.__name__.lstrip("_")
         keras.saving.register_keras_serializable(PACKAGE, name)(saved_class)

@@ -17,8 +17,8 @@ import numpy as np
 from keras_pergrad.keras_internals.models.parts import inner_layers
 from keras_pergrad.keras_internals.state.saved import SavedState
 
-#: The attribute of the model. Keras loads attributes by name, and this has to
-#: come after all layers.
+#: The attribute of the model. Keras loads attributes in the order of their
+#: names, and this one has to come after all layers.
 ATTRIBUTE = "~lora"
 _KERAS_HUB_ATTRIBUTES = ("_lora_rank", "_lora_enabled_layers")
 
@@ -55,7 +55,7 @@ class LoRA(SavedState):
 
 
 def config_of(model):
-    """Describe for `restore`, as JSON, what is trained; None: not built."""
+    """Describe what is trained, as JSON for `restore`; None: not built."""
     if not model.built:
         return None
     layers = inner_layers(model)
@@ -108,9 +108,9 @@ def _indices_with_variables(layers):
 
 
 def _layers_by_index(model, config):
-    """Return the layers that were saved, by their place; None if others."""
-    # Layers without variables may be there only later, such as those that a
-    # tokenizer makes when its vocabulary is loaded, which is after `restore`.
+    """Return the saved layers by their index, or None if they differ."""
+    # Layers without variables may appear later, such as those that a tokenizer
+    # makes when its vocabulary is loaded, which is after `restore`.
     layers = inner_layers(model)
     if len(layers) == len(config["layers"]):
         return dict(enumerate(layers))

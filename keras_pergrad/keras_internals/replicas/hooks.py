@@ -21,8 +21,8 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
 
 # Advice on what TensorFlow refuses where XLA compiles or there is a GPU.
 #
-# TensorFlow names the op or the variable, before a weight has changed; what
-# to do it does not say. Keras compiles by XLA on a GPU by default.
+# TensorFlow names the op or the variable, before a weight has changed, but not
+# what to do about it. Keras compiles by XLA on a GPU by default.
 
 
 _ERRORS = (
@@ -34,7 +34,7 @@ _NO_XLA = (
     "Keras compiles a step by XLA on a GPU unless it is told not to: "
     "compile(..., jit_compile=False) runs the step without it."
 )
-#: What is in TensorFlow's error, and what to do.
+#: (a part of TensorFlow's error, what to do).
 _ADVICE = (
     (
         "unsupported operations when trying to compile",
@@ -54,7 +54,7 @@ _ADVICE = (
         f"one that follows from the data. {_NO_XLA}",
     ),
     (
-        "eterminis",
+        "eterminis",  # determinism, Deterministic, nondeterministic
         "tf.config.experimental.enable_op_determinism() is on, and the op "
         "named above has no deterministic kernel on this device. Replace it, "
         "train on the CPU, or leave determinism off.",
@@ -87,8 +87,8 @@ def require_compiled(model, name):
 def bounded_samples(model):
     """Keep a sample's part in a sum bounded while noise hides it.
 
-    Products have all digits of float32, and what cannot leave out a sample
-    that is not finite is refused.
+    Products have all digits of float32, and a sum that cannot leave out a
+    sample that is not finite is refused.
     """
     mode = getattr(model, "gradient_mode", None)
     aggregation = mode and mode.aggregation
@@ -100,13 +100,13 @@ def bounded_samples(model):
 class FitHooks(LoopsWhereMasked):
     """A base of models that build for all replicas, and choose their logs."""
 
-    # A model defines `_logs_of_epoch(logs, otherwise)`: an epoch's logs from
-    # those of its last step, or what `otherwise(logs)` gives.
+    # A model defines `_logs_of_epoch(logs, otherwise)`. It returns an epoch's
+    # logs from those of its last step, or else `otherwise(logs)`.
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Build all that is shared by replicas before they take their turns."""
-        # Keras takes the mean of the batches of all replicas, which fails on
-        # several workers; what one of them gets has the same shapes.
+        """Build all that replicas share before they take their turns."""
+        # Keras builds with the mean of all replicas' batches, which fails on
+        # several workers. The batch of one replica has the same shapes.
         with replicas.scope_of(self):
             model: Any = self
             strategy = model._distribute_strategy
@@ -132,10 +132,10 @@ class FitHooks(LoopsWhereMasked):
         return model._logs_of_epoch(logs, following._get_metrics_result_or_logs)
 
 
-# AutoGraph in a user's `tf.function`: kept out of the package's own code.
+# AutoGraph in a user's `tf.function`, which must not convert this package.
 #
 # It would convert every function that is called while the step is traced,
-# which takes many times as long as the trace.
+# which takes many times as long as the trace itself.
 
 
 not_converted = tf.autograph.experimental.do_not_convert

@@ -25,7 +25,7 @@ SERVED = (
 
 
 def scope_of(model):
-    """Return the scope of the model's strategy, if any; refuse unknown ones."""
+    """Return the scope of a model's strategy, if any; refuse unknown ones."""
     strategy = model._distribute_strategy
     if (
         tf.distribute.has_strategy()
@@ -46,7 +46,9 @@ def scope_of(model):
 
 @contextlib.contextmanager
 def out_of_scope():
-    """Leave the scope of a strategy for a while: on the first replica alone."""
+    """Leave the scope of a strategy, as if on the first replica alone."""
+    # In the scope, outside of a replica, Keras divides losses by the number of
+    # replicas.
     if not tf.distribute.in_cross_replica_context():
         yield
         return
@@ -115,7 +117,7 @@ def on_several_workers(strategy):
 
 
 def first_replica_part(strategy, iterator):
-    """Return the first local replica's part of a batch, or the specs of it."""
+    """Return the first local replica's part of a batch, or its specs."""
     # Nothing is taken from an iterator whose dataset knows the shapes: a
     # generator gives a batch only once.
     specs = tf.nest.map_structure(
@@ -164,10 +166,10 @@ _OUTSIDE_SCOPE = (
 
 # The replicas of a `tf.distribute` strategy, each with a part of the batch.
 #
-# Every replica finds the sums of its own samples. Here they are added up
-# once, before the optimizer sees them. Each replica then holds the result of
-# a single device for the whole batch. Except on one of several replicas,
-# these functions do nothing.
+# Every replica computes the sums over its own samples. Here they are added up
+# once, before the optimizer sees them. Each replica then has the result of a
+# single device for the whole batch. Without several replicas there is nothing
+# to add up.
 
 
 def several():
@@ -190,6 +192,7 @@ def any_of(flag):
     """Whether a boolean scalar is true on some replica."""
     if not several():
         return flag
+    # There is no all-reduce of booleans.
     return total(tf.cast(flag, tf.float32)) > 0
 
 
@@ -198,7 +201,7 @@ def gathered(values):
     if not several():
         return values
     context = tf.distribute.get_replica_context()
-    # With an extra row on each: TensorFlow crashes if none has a row.
+    # TensorFlow crashes if no replica has a row, so each sends one more.
     padding = [[0, 1]] + [[0, 0]] * (values.shape.rank - 1)
     rows = context.all_gather(tf.pad(values, padding), axis=0)
     is_row = tf.pad(tf.ones(tf.shape(values)[:1], values.dtype), [[0, 1]])
@@ -231,8 +234,8 @@ def present(samples, values):
 class Postponed(keras.StatelessScope):
     """A scope that holds back assignments and `add_loss` terms of layers."""
 
-    # Replicas take turns where a layer assigns a shared variable. Without the
-    # scope, the `losses` of one replica would go to another.
+    # Replicas are threads that take turns wherever a layer assigns a shared
+    # variable. Without the scope, one's `losses` would go to another.
 
     def __init__(self):
         super().__init__(collect_losses=True)
@@ -243,7 +246,8 @@ class Postponed(keras.StatelessScope):
         super().add_update(update)
 
     def assign(self, samples):
-        """Assign what was held back; statistics of no sample are NaN."""
+        """Assign what was held back; keep the old where there is no sample."""
+        # Only statistics are floats, and those of no sample are NaN.
         for variable in self._updated_variables.values():
             value = self.get_current_value(variable)
             if value.dtype.is_floating:
@@ -253,7 +257,7 @@ class Postponed(keras.StatelessScope):
 
 
 def waiting(model):
-    """Return layers in which replicas wait for each other: not in a loop."""
+    """List layers in which replicas wait for each other, unfit for loops."""
     if not several():
         return []
     return [
@@ -265,7 +269,8 @@ def waiting(model):
 
 def when(condition, function):
     """Call `function()` on each replica if a condition, equal on all, holds."""
-    # It must not use tensors of the replica that calls this; returns nothing.
+    # The function must not use tensors of the calling replica, and its result
+    # is dropped.
     if not several():
         tf.cond(condition, function, lambda: None)
         return
@@ -285,12 +290,12 @@ def when(condition, function):
 
 
 def apply(optimizer, gradients, variables):
-    """Call the optimizer with gradients that hold on all replicas."""
+    """Apply gradients that are summed over all replicas already."""
     if not several():
         optimizer.apply(gradients, variables)
         return
     with contextlib.ExitStack() as stack:
-        # Whichever of them applies a gradient would add it up again.
+        # Whichever inner optimizer applies a gradient would sum it again.
         for part in all_of(optimizer):
             stack.enter_context(_without_all_reduce(part))
         optimizer.apply(gradients, variables)
@@ -316,7 +321,7 @@ def _without_all_reduce(optimizer):
 
 
 class _IdentityReduce:
-    """A substitute for a method that returns pairs; it returns its input."""
+    """A substitute for the all-reduce of an optimizer; it returns its input."""
 
     def __init__(self):
         self.users = 0

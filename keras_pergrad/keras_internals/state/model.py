@@ -28,7 +28,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 
 # Ops that take a variable and do not change it. All others are assumed to
-# assign: restoring too much costs a copy, restoring too little is wrong.
+# assign: to restore too much costs a copy, to restore too little is wrong.
 UNCHANGING = frozenset(
     {
         "ReadVariableOp",
@@ -54,8 +54,8 @@ _OPAQUE_TYPES = (
 def run_and_restore(function, *args):
     """Call a traced function and restore every variable that it assigns.
 
-    It must be called `out_of_scope`: in a strategy's scope Keras divides losses
-    by the number of replicas.
+    Call it `out_of_scope`: in a strategy's scope Keras divides losses by the
+    number of replicas.
     """
     concrete = function
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
@@ -65,10 +65,11 @@ def run_and_restore(function, *args):
 
 
 def assigned_variables(function):
-    """List as `Handle`s what a function assigns, also in loops and calls."""
+    """List as `Handle`s all that a function, with what it calls, assigns."""
     handles = _ASSIGNED_CACHE.get(function)
     if handles is None:
         assigned_ids = {id(t) for t in assigned_inputs(function.graph)}
+        # In the function's graph the captured inputs come last.
         captured_handles = function.captured_inputs
         captured_inputs = (
             function.graph.inputs[-len(captured_handles) :]
@@ -138,8 +139,8 @@ def random_state_kept():
     seed_source = getattr(eager_context, "_rng", None)
     python_state, numpy_state = random.getstate(), np.random.get_state()
     if seed_source is not None:
-        # Resetting is not enough: a kernel continues if its seed is used
-        # again. So the code inside gets other seeds.
+        # To reset the seeds is not enough: a kernel is cached by its seed and
+        # continues where it was. So the code inside gets other seeds.
         eager_context._rng = random.Random("seeds of an inspection")
     try:
         yield
@@ -162,7 +163,7 @@ def losses_kept(model):
 
 @contextlib.contextmanager
 def unchanged(model):
-    """Leave a model and the random states as they are, by copies of all."""
+    """Restore a model and the random states at the end, from copies of all."""
     with (
         random_state_kept(),
         losses_kept(model),
@@ -172,7 +173,7 @@ def unchanged(model):
 
 
 def variables_of(model):
-    """List each `tf.Variable` that a forward pass may assign, also seeds."""
+    """List each `tf.Variable` that a forward pass may assign, with seeds."""
     compile_loss = compiled_loss(model)
     metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
     variables = [
@@ -197,7 +198,7 @@ class ModelState:
         self._model = model
 
     def restore(self):
-        """Give every variable its number back."""
+        """Give every variable its value back."""
         for variable, number in self._saved_values:
             variable.assign(number)
 
@@ -221,13 +222,16 @@ def plain_variables(layers):
 
 
 def variables_in(values, is_open, closed=()):
-    """Return the `tf.Variable`s in values, at any depth of what is open."""
+    """Return the `tf.Variable`s in values and inside of objects that are open.
+
+    `is_open(object)` tells whether to search an object's attributes.
+    """
     variables, seen, pending = [], {}, list(values)
     while pending:
         item = pending.pop()
         if isinstance(item, (*_OPAQUE_TYPES, *closed)) or id(item) in seen:
             continue
-        seen[id(item)] = item
+        seen[id(item)] = item  # alive, so that no other gets its id
         if isinstance(item, tf.Variable):
             variables.append(item)
         elif isinstance(item, keras.Variable):
@@ -272,13 +276,14 @@ def assigned_inputs(graph):
 
 
 def _assigned_indices(op):
-    """Return which inputs of an op its functions assign; None: no function."""
+    """Return which inputs of an op its functions assign; None: it has none."""
     graphs = bodies(op)
     if not graphs:
         return None
     indices = set()
     for graph in graphs:
-        # Conditions and cases take the choice before the inputs they pass on.
+        # The inputs of a function are the op's last: conditions and cases take
+        # the choice first.
         first = len(op.inputs) - len(graph.inputs)
         indices_by_id = {id(t): first + k for k, t in enumerate(graph.inputs)}
         indices |= {indices_by_id[id(t)] for t in assigned_inputs(graph)}
@@ -286,7 +291,7 @@ def _assigned_indices(op):
 
 
 def bodies(op):
-    """Return the graphs of functions that an op calls; None: one has none."""
+    """List the graphs of the functions that an op calls; [] if one lacks it."""
     graphs = []
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):

@@ -16,11 +16,11 @@ from keras.src.saving.keras_saveable import KerasSaveable
 class SavedState(KerasSaveable):
     """An attribute of a model that is saved and loaded with its weights."""
 
-    # Subclasses define `save_own_variables(store)` and `load_own_variables`. In
-    # the file they stand under the name of the attribute.
+    # Subclasses define `save_own_variables(store)` and `load_own_variables`.
+    # The file has their arrays under the name of the attribute.
 
     def _obj_type(self):
-        # Keras asks for one of its own kinds. A loss is the plainest of them.
+        # Keras knows only its own types. That of a loss demands the least.
         return "Loss"
 
 
@@ -55,7 +55,7 @@ class AggregationState(SavedState):
             setattr(self, name, variable)
 
     def go_on_from(self, previous):
-        """Continue the noise of a former compile(): do not repeat it."""
+        """Continue, and never repeat, the noise of a former compile()."""
         self._set(np.asarray(previous.generator.state))
         for name in self.kept:
             if name in previous.kept:
@@ -65,7 +65,7 @@ class AggregationState(SavedState):
         """Note that a `fit` of a model begins."""
 
     def end_fit(self, model):
-        """Note that it has ended, or was interrupted."""
+        """Note that the `fit` has ended or was interrupted."""
 
     def advance(self, name, value: Any = 1):
         """Add to a kept number; the result is the same on all replicas."""
@@ -105,21 +105,21 @@ class AggregationState(SavedState):
 
 # The values of samples that a model has trained on, saved with its weights.
 #
-# So a backup of the weights, and of what they owe to each sample, is one
-# file: no update is lost or counted twice, wherever training was stopped.
+# Weights and the values of the samples are in one file, so that no update is
+# lost or counted twice, wherever training was stopped.
 
 
 _NAMES = _SUMS, _COUNTS = "sample_values", "sample_steps"
 
 
 class ValueState(SavedState):
-    """For each sample the sum of its values, and how many steps had one."""
+    """The sum of each sample's values, and the number of steps with one."""
 
     def __init__(self):
         self.sums = self.counts = self._arrays = None
 
     def begin(self, samples, dtype, resumes):
-        """Begin a `fit`: with zeros, or with what is known so far."""
+        """Begin a `fit`, from zeros or from the values so far."""
         stored = self.arrays() if resumes else None
         if stored is None:
             stored = np.zeros(samples, dtype), np.zeros(samples, "int64")
@@ -129,7 +129,7 @@ class ValueState(SavedState):
         self.counts = tf.Variable(tf.constant(counts), trainable=False)
 
     def end(self):
-        """Free what the steps wrote to, and keep the numbers."""
+        """Free the variables that steps wrote to, and keep the arrays."""
         self._arrays = self.arrays()
         self.sums = self.counts = None
 
@@ -139,7 +139,7 @@ class ValueState(SavedState):
         self.counts.scatter_add(tf.IndexedSlices(counted, rows))
 
     def arrays(self):
-        """Return copies of (sums, counts), or None: nothing was valued."""
+        """Return copies of (sums, counts), or None without any value."""
         if self.sums is None:
             return self._arrays
         return np.array(self.sums), np.array(self.counts)
@@ -150,7 +150,7 @@ class ValueState(SavedState):
 
     def load_own_variables(self, store):
         if not set(_NAMES) <= set(store.keys()):
-            return  # Of a training without values.
+            return  # It is from a training without values.
         stored = tuple(np.array(store[name]) for name in _NAMES)
         if self.sums is None:
             self._arrays = stored
@@ -175,7 +175,7 @@ def _require_length(stored, samples):
 # Only the record of a run asks for them, so they are imported then.
 
 
-# What TensorFlow answers where no global seed was set.
+# The seed that TensorFlow returns where no global seed was set.
 _UNSET_SEED = 87654321
 
 
@@ -192,6 +192,6 @@ def global_seed():
 
     if hasattr(rng_utils, "get_random_seed"):
         return rng_utils.get_random_seed()
-    # Keras before 3.11 forgets it, TensorFlow does not.
+    # Keras before 3.11 does not keep the seed, but TensorFlow does.
     seed = tf.compat.v1.get_seed(1)[0]
     return None if seed == _UNSET_SEED else seed

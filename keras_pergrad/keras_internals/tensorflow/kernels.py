@@ -27,7 +27,7 @@ _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
 def defect(graph):
-    """Return the error that a traced step would cause on the CPU, or None."""
+    """Describe the error that a traced step would cause on the CPU, or None."""
     for op in _all_operations(graph):
         shape = _product_shape(op)
         if shape is not None:
@@ -53,7 +53,7 @@ def _all_operations(graph):
 
 
 def _product_shape(op):
-    """Return (b, t, k, n) of such a product, or None for other ops."""
+    """Return (b, t, k, n) of an affected product, or None for other ops."""
     if op.type not in _PRODUCTS or op.inputs[0].dtype.size > 4:
         return None
     left, right = (tensor.shape for tensor in op.inputs)
@@ -61,13 +61,14 @@ def _product_shape(op):
         return None
     t, k = (left[3], left[2]) if op.get_attr("adj_x") else (left[2], left[3])
     n = right[0] if op.get_attr("adj_y") else right[1]
-    # An axis of unknown size holds samples, or the like.
+    # An axis of unknown size has the samples, or the like: 8 stands for it.
     return tuple(8 if d is None else int(d) for d in (left[0], t, k, n))
 
 
 @functools.cache
 def _harm(*shape):
-    """Return what such a product does wrong here, "" if it is right."""
+    """Return what such a product does wrong here, or "" if nothing."""
+    # In another process, since it may crash; once for each shape.
     process = subprocess.run(
         [sys.executable, "-m", "keras_pergrad.doctor.probe", "matmul"]
         + [str(size) for size in shape],

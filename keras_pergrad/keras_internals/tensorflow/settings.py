@@ -41,7 +41,7 @@ def is_adding_noise():
 
 @contextlib.contextmanager
 def inspecting():
-    """Let training steps be traced inside that are never applied."""
+    """Trace training steps, inside, that are never applied."""
     token = _IS_INSPECTING.set(True)
     try:
         yield
@@ -55,7 +55,7 @@ def is_inspecting():
 
 
 def traced_functions():
-    """Let `tf.function`s inside be traced, even if they are to run eagerly."""
+    """Trace `tf.function`s inside, even if functions are to run eagerly."""
     return _functions_run_eagerly(False)
 
 
@@ -78,7 +78,7 @@ def _functions_run_eagerly(run_eagerly):
 
 
 def traced_once(function, *arguments):
-    """Return `function(*arguments)`, whose arguments are a graph's inputs."""
+    """Return `function(*arguments)`, traced with these as a graph's inputs."""
     with traced_functions():
         traced = tf.function(function, autograph=False)
         return traced.get_concrete_function(*arguments)(*arguments)
@@ -103,10 +103,10 @@ def eagerly():
 @contextlib.contextmanager
 def placed_graphs(place_anew):
     """Yield a list that gets the `RunMetadata` when the block ends."""
-    # Collection is one flag for the whole process, exporting drains what was
-    # collected: do not nest. `again`: a placement is cached under its
-    # configuration; an equal one with another timeout misses the cache, so that
-    # functions are placed again. Nothing is traced again.
+    # Collection is one flag for the whole process, and an export drains what
+    # was collected: do not nest. `place_anew`: a placement is cached under its
+    # configuration. An equal one with another timeout misses the cache, so that
+    # functions are placed again, without being traced again.
     context = eager_context.context()
     context.ensure_initialized()
     options = context.function_call_options
@@ -134,10 +134,9 @@ def placed_graphs(place_anew):
 
 # A check whether XLA compiles the traced graph, and a gradient that it lacks.
 #
-# XLA's best methods differ. Without the private names the methods for plain
-# graphs are used. They are also correct under XLA, but slow. A slice updated
-# by XLA's own op is the gradient of a slice there; Keras has it on all
-# devices.
+# The fastest methods under XLA are not those of plain graphs. Without the
+# private names the latter are used, which are correct under XLA, but slow. XLA's own op for the update of a slice is the gradient of a slice there;
+# Keras uses it on all devices.
 
 
 try:
@@ -159,7 +158,7 @@ def in_xla():
 
 
 def _updated_slice_gradient(op, gradient):
-    """Return the gradients of `XlaDynamicUpdateSlice`, which has none."""
+    """Return the gradients of `XlaDynamicUpdateSlice`; TensorFlow has none."""
     target, update, begins = op.inputs
     # XLA moves a part that would reach beyond the end back into the tensor.
     room = tf.cast(tf.shape(target) - tf.shape(update), begins.dtype)
@@ -179,13 +178,13 @@ if dynamic_update_slice is not None:
 # TensorFloat-32, in which a GPU multiplies float32 by default.
 #
 # Each operand of a matrix product or convolution keeps ten bits behind the
-# first; sums are float32. Half precision is not concerned: its numbers have
-# no more bits, and what is squared or weighted is widened before.
+# first; sums are float32. Half precision is not affected: its numbers have no
+# more bits, and they are widened before they are squared or weighted.
 
 
 #: The largest relative change of an operand, which is rounded or cut off.
 UNIT = 2.0**-10
-#: The first NVIDIA cards that have it.
+#: The compute capability of the first NVIDIA cards that have it.
 _FIRST_CAPABILITY = (8, 0)
 
 _may_round = contextvars.ContextVar("norms may be rounded up", default=True)
@@ -202,6 +201,7 @@ def may_act():
 def _has_tf32(physical):
     details = tf.config.experimental.get_device_details(physical)
     capability = details.get("compute_capability")
+    # Cards of AMD have no compute capability.
     if capability is None:
         return tf.test.is_built_with_rocm()
     return tuple(capability) >= _FIRST_CAPABILITY
@@ -223,7 +223,7 @@ def switched_off(condition=True):
 
 @contextlib.contextmanager
 def norms_rounded_up(condition=True):
-    """Have factors round their norms up while it is open, where it may act."""
+    """Have factors round norms up inside, where TensorFloat-32 may act."""
     token = _is_rounding.set(bool(condition) and may_act())
     try:
         yield
@@ -233,7 +233,7 @@ def norms_rounded_up(condition=True):
 
 @contextlib.contextmanager
 def norms_as_computed():
-    """Have no norms rounded up while it is open, for comparisons."""
+    """Leave norms as they are computed inside, for comparisons."""
     token = _may_round.set(False)
     try:
         yield
