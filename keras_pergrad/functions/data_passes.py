@@ -71,10 +71,10 @@ def run(quantity, model, data, method, training, *extra_tensors):
 
 def pass_size(model, x, y, sample_weight):
     """Return a batch size that changes no result, or None: all at once."""
-    parts = keras.tree.flatten(x)
-    if not parts or not all(len(getattr(p, "shape", ())) for p in parts):
+    arrays = keras.tree.flatten(x)
+    if not arrays or not all(len(getattr(p, "shape", ())) for p in arrays):
         return None  # It comes in batches.
-    if parts[0].shape[0] is None or parts[0].shape[0] <= PASS_SIZE:
+    if arrays[0].shape[0] is None or arrays[0].shape[0] <= PASS_SIZE:
         return None
     require_compiled(model)
     batch = next(iter(batches_of(x, y, sample_weight, PASS_SIZE)))
@@ -135,10 +135,10 @@ def _trace(quantity, method, training, model_reference):
     def function(x, y, sample_weight, *extra_tensors):
         model = model_reference()
         with SetApart(model) as overwritten:
-            parts = compute(
+            results = compute(
                 quantity, model, x, y, sample_weight, training, *extra_tensors
             )
-        return overwritten.merged(parts)
+        return overwritten.merged(results)
 
     return function
 
@@ -185,21 +185,21 @@ def _compute_per_sample(
         contributions = samples.contributions(i)
         # Known while tracing, and the same for every sample.
         has_gradient[:] = [gradient is not None for gradient in contributions]
-        parts = [
+        results = [
             tf.zeros(v.shape, v.value.dtype) if g is None else g
             for v, g in zip(samples.variables, contributions)
         ]
         if quantity == "norms":
-            parts = [tf.norm(tf.reshape(wide(g), [-1])) for g in parts]
+            results = [tf.norm(tf.reshape(wide(g), [-1])) for g in results]
         if extra_tensors:
-            parts = quantity.of_one(parts, *extra_tensors)
-        return [p * tf.cast(samples.n, p.dtype) for p in parts]
+            results = quantity.of_one(results, *extra_tensors)
+        return [p * tf.cast(samples.n, p.dtype) for p in results]
 
     values = [v.value for v in samples.variables]
     if quantity in ("statistics", "sums"):
-        parts = _loop_statistics(sample_values, samples.n, values)
+        results = _loop_statistics(sample_values, samples.n, values)
         return [
-            p if is_used else None for p, is_used in zip(parts, has_gradient)
+            p if is_used else None for p, is_used in zip(results, has_gradient)
         ]
     if quantity == "norms" or extra_tensors:
         specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
@@ -237,26 +237,27 @@ def _loop_statistics(sample_gradients, n, values):
 
 def over_batches(batches):
     """Return (‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches."""
-    squared_norms, totals, first = [], [], None
-    for parts in batches:
-        first = first or parts
-        squared_norms.append([part and part[0] for part in parts])
-        sums = [
+    squared_norms, totals, first_results = [], [], None
+    for batch_results in batches:
+        first_results = first_results or batch_results
+        squared_norms.append([result and result[0] for result in batch_results])
+        batch_sums = [
             None
-            if part is None or part[2] is None
-            else wide(part[2]) * tf.cast(tf.size(part[0]), wide(part[2]).dtype)
-            for part in parts
+            if result is None or result[2] is None
+            else wide(result[2])
+            * tf.cast(tf.size(result[0]), wide(result[2]).dtype)
+            for result in batch_results
         ]
         # ‖ḡ_batch‖² do not add up to ‖ḡ‖², so sums of gradients are carried on.
-        totals = plus(totals, sums) if totals else sums
+        totals = plus(totals, batch_sums) if totals else batch_sums
     pairs = []
-    for batch_squares, total, part in zip(
-        zip(*squared_norms), totals, first or ()
+    for batch_squares, total, result in zip(
+        zip(*squared_norms), totals, first_results or ()
     ):
-        if part is None:
+        if result is None:
             pairs.append(None)
             continue
-        squares, squared_mean = tf.concat(batch_squares, 0), part[1]
+        squares, squared_mean = tf.concat(batch_squares, 0), result[1]
         if len(squared_norms) > 1:
             mean = total / tf.cast(tf.size(squares), total.dtype)
             squared_mean = tf.reduce_sum(tf.square(mean))

@@ -140,7 +140,7 @@ def per_sample_norms(
         batch_size = pass_size(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     norms = joined(list(run("norms", model, data, method, training)))
-    total = tf.sqrt(tf.add_n([tf.square(part) for part in as_norms(norms)]))
+    total = tf.sqrt(tf.add_n([tf.square(norm) for norm in as_norms(norms)]))
     require_finite(total.numpy())
     return norms if per_variable else total
 
@@ -262,8 +262,10 @@ def per_sample_dots(
     dots = joined(
         list(run(DOT_PRODUCTS, model, data, method, training, tensors))
     )
-    dots = [None if d is None else part for part, d in zip(dots, direction)]
-    counted = [part for part in dots if part is not None]
+    dots = [
+        None if d is None else products for products, d in zip(dots, direction)
+    ]
+    counted = [products for products in dots if products is not None]
     if not counted:
         raise ValueError(
             "Expected in `direction` a gradient of a variable on which the "
@@ -282,18 +284,18 @@ class _DotProducts:
         """Return the products of all samples, (n,), by variable."""
         return [
             None
-            if factor is None or part is None
-            else (dots := factor.dot(part)) * tf.cast(n, dots.dtype)
-            for factor, part in zip(factors, direction, strict=True)
+            if factor is None or entry is None
+            else (dots := factor.dot(entry)) * tf.cast(n, dots.dtype)
+            for factor, entry in zip(factors, direction, strict=True)
         ]
 
     def of_one(self, gradients, direction):
         """Return one sample's products, scalars; 0 where there is no entry."""
         return [
             tf.zeros([], wide(gradient).dtype)
-            if part is None
-            else tf.reduce_sum(wide(gradient) * tf.convert_to_tensor(part))
-            for gradient, part in zip(gradients, direction, strict=True)
+            if entry is None
+            else tf.reduce_sum(wide(gradient) * tf.convert_to_tensor(entry))
+            for gradient, entry in zip(gradients, direction, strict=True)
         ]
 
 

@@ -200,14 +200,14 @@ class PaddedBatch:
         self.present = tf.range(sample_count(padded)) < self.n
         self.batch = refilled(batch, padded)
 
-    def weights(self, weights, first=None):
+    def weights(self, weights, sample_index=None):
         """Return the weights of samples, (rows, ...); zeros of added ones.
 
-        `first`: the number of the only sample that the weights are for.
+        `sample_index`: the number of the only sample that the weights are for.
         """
         present = self.present
-        if first is not None:
-            present = present[first : first + 1]
+        if sample_index is not None:
+            present = present[sample_index : sample_index + 1]
         present = tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
         return tf.where(present, weights, tf.zeros_like(weights))
 

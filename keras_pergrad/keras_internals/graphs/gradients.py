@@ -63,13 +63,13 @@ def _lookup_gradient(op, gradient):
     if ids.dtype == tf.int16:
         ids = tf.cast(ids, tf.int32)
     length = tf.shape(table, ids.dtype)[axis]
-    inside = tf.maximum(tf.minimum(ids, length - 1), 0)
+    clipped_ids = tf.maximum(tf.minimum(ids, length - 1), 0)
     entries, batch_dims = tf.identity(table), _batch_dims(op)
-    lookup = tf.gather(entries, inside, axis=axis, batch_dims=batch_dims)
+    lookup = tf.gather(entries, clipped_ids, axis=axis, batch_dims=batch_dims)
     # The result has the axes of the indices in the place of the entries' axis.
     leading_axes = (*[slice(None)] * batch_dims, *[None] * (axis - batch_dims))
     trailing_axes = [None] * (table.shape.rank - axis - 1)
-    is_inside = tf.equal(ids, inside)[(*leading_axes, ..., *trailing_axes)]
+    is_inside = tf.equal(ids, clipped_ids)[(*leading_axes, ..., *trailing_axes)]
     gradient = tf.where(is_inside, gradient, tf.zeros([], gradient.dtype))
     return *tf.gradients(lookup, entries, gradient), None, None
 

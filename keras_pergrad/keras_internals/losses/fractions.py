@@ -161,8 +161,8 @@ def _scale_of_means():
     """Return Keras's 1 / number of replicas, measured: it may be rounded."""
     with tf.init_scope():
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
-        one = tf.ones([1, 1], tf.float64)
-        return float(np.asarray(loss(one, tf.zeros_like(one))))
+        ones = tf.ones([1, 1], tf.float64)
+        return float(np.asarray(loss(ones, tf.zeros_like(ones))))
 
 
 class _FractionRecorder:

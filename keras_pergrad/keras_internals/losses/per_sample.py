@@ -96,9 +96,9 @@ def _terms(model, batch):
         return [np.sum(t, dtype="float64") for t in (total, *added)]
 
 
-def _is_close(some, others, factor):
-    some, others = np.array(some) * factor, np.array(others)
-    return np.allclose(some, others, 1e-4, 1e-12, equal_nan=True)
+def _is_close(terms, other_terms, factor):
+    terms, other_terms = np.array(terms) * factor, np.array(other_terms)
+    return np.allclose(terms, other_terms, 1e-4, 1e-12, equal_nan=True)
 
 
 def _first_rows(batch, count):

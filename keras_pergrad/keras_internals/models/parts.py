@@ -399,25 +399,25 @@ def loss_scale(optimizer):
     if optimizer is None:
         return None
     is_double = keras.config.floatx() == "float64"
-    one = tf.ones([], "float64" if is_double else "float32")
-    scaled = optimizer.scale_loss(one)
+    unit = tf.ones([], "float64" if is_double else "float32")
+    scaled = optimizer.scale_loss(unit)
     # An optimizer without a scale returns the very same tensor.
-    return None if scaled is one else scaled
+    return None if scaled is unit else scaled
 
 
 def learning_rate(optimizer):
     """Return the learning rate of the innermost optimizer's next update."""
     rates = [
-        part.learning_rate
-        for part in all_of(optimizer)
-        if getattr(part, "inner_optimizer", None) is None
+        nested.learning_rate
+        for nested in all_of(optimizer)
+        if getattr(nested, "inner_optimizer", None) is None
     ]
     return rates[0]
 
 
 def accumulating(optimizer):
     """Return the first optimizer inside that accumulates, or None."""
-    for part in all_of(optimizer):
-        if getattr(part, "gradient_accumulation_steps", None):
-            return part
+    for nested in all_of(optimizer):
+        if getattr(nested, "gradient_accumulation_steps", None):
+            return nested
     return None

@@ -80,10 +80,10 @@ def require_inside(model):
     strategy = model._distribute_strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
-    for part in all_of(model.optimizer):
-        owner = getattr(part, "_distribution_strategy", strategy)
+    for nested in all_of(model.optimizer):
+        owner = getattr(nested, "_distribution_strategy", strategy)
         if owner is not strategy:
-            what = f"the optimizer {part.name!r}"
+            what = f"the optimizer {nested.name!r}"
             raise ValueError(_OUTSIDE_SCOPE.format(what=what))
     variables_by_kind = {
         "weight": model.trainable_variables,
@@ -296,8 +296,8 @@ def apply(optimizer, gradients, variables):
         return
     with contextlib.ExitStack() as stack:
         # Whichever inner optimizer applies a gradient would sum it again.
-        for part in all_of(optimizer):
-            stack.enter_context(_without_all_reduce(part))
+        for nested in all_of(optimizer):
+            stack.enter_context(_without_all_reduce(nested))
         optimizer.apply(gradients, variables)
 
 

@@ -217,7 +217,7 @@ def plain_variables(layers):
     """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
     values = [value for layer in layers for value in vars(layer).values()]
     return variables_in(
-        values, lambda each: isinstance(each, tf.Module), (keras.Variable,)
+        values, lambda value: isinstance(value, tf.Module), (keras.Variable,)
     )
 
 
@@ -323,10 +323,10 @@ def twice_differentiable():
             before, with moments in it.
     """
     graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
+    op_count = len(graph.get_operations())
     with attribute(tf.nn, "moments", _moments):
         yield
-    _require_no_stopped_moments(graph.get_operations()[before:], set())
+    _require_no_stopped_moments(graph.get_operations()[op_count:], set())
 
 
 def _moments(x, axes, shift=None, keepdims=False, name=None):

@@ -66,15 +66,15 @@ def functions_in_line():
 
 @contextlib.contextmanager
 def _functions_run_eagerly(run_eagerly):
-    before = tf.config.functions_run_eagerly()
-    if before == run_eagerly:
+    original = tf.config.functions_run_eagerly()
+    if original == run_eagerly:
         yield
         return
     tf.config.run_functions_eagerly(run_eagerly)
     try:
         yield
     finally:
-        tf.config.run_functions_eagerly(before)
+        tf.config.run_functions_eagerly(original)
 
 
 def traced_once(function, *arguments):
@@ -135,8 +135,9 @@ def placed_graphs(place_anew):
 # A check whether XLA compiles the traced graph, and a gradient that it lacks.
 #
 # The fastest methods under XLA are not those of plain graphs. Without the
-# private names the latter are used, which are correct under XLA, but slow. XLA's own op for the update of a slice is the gradient of a slice there;
-# Keras uses it on all devices.
+# private names the latter are used, which are correct under XLA, but slow.
+# XLA's own op for the update of a slice is the gradient of a slice there; Keras
+# uses it on all devices.
 
 
 try:
