@@ -18,7 +18,7 @@ def is_numbered(x):
 
 
 def parted(x):
-    """Return the inputs as the model takes them, and the numbers or None."""
+    """Return the model's own inputs, and the samples' numbers or None."""
     return (x[_X], x[_NUMBERS]) if is_numbered(x) else (x, None)
 
 
@@ -29,12 +29,13 @@ def unnumbered(batch):
     return parted(batch)[0]
 
 
-# The first batches of a data stream, set aside without losing them.
+# The first batches of a data stream, looked at without losing them.
 
 
-def set_aside(iterator, steps):
+def peek_batches(iterator, steps):
     """Take the batches of one call; return them and an iterator over them."""
-    # It has the element spec of the first, so nothing is traced again.
+    # The new iterator has the element spec of the old one, so that a train
+    # function traced for the old one is not traced again.
     batches = []
     for _ in range(steps):
         try:
@@ -44,25 +45,26 @@ def set_aside(iterator, steps):
     if not batches:
         return batches, iterator
     spec = iterator.element_spec
-    single = [
-        tf.data.Dataset.from_tensors(batch).map(_with(spec))
+    datasets = [
+        tf.data.Dataset.from_tensors(batch).map(_shape_relaxer(spec))
         for batch in batches
     ]
-    dataset = functools.reduce(tf.data.Dataset.concatenate, single)
+    dataset = functools.reduce(tf.data.Dataset.concatenate, datasets)
     return batches, iter(dataset)  # type: ignore[call-overload]
 
 
-def _with(spec):
+def _shape_relaxer(spec):
     """Return a function that drops the sizes that the spec leaves open."""
 
     def relax(*batch):
         batch = batch if isinstance(spec, tuple) else batch[0]
-        return tf.nest.map_structure(_relax, spec, batch)
+        return tf.nest.map_structure(_relax_shape, spec, batch)
 
     return relax
 
 
-def _relax(spec, tensor):
+def _relax_shape(spec, tensor):
     if not isinstance(spec, tf.TensorSpec):
         return tensor
+    # This op passes the value on and makes its static shape less exact.
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=spec.shape)

@@ -48,34 +48,34 @@ def platform_of(physical):
 def accelerators():
     """List every visible device that is not a CPU, as `Device`."""
     devices = []
-    kinds = {
+    platforms = {
         physical.device_type: platform_of(physical)
         for physical in tf.config.list_physical_devices()
         if physical.device_type != "CPU"
     }
     for logical in tf.config.list_logical_devices():
-        if logical.device_type in kinds:
+        if logical.device_type in platforms:
             name = short_name(logical.name)
-            platform = kinds[logical.device_type]
+            platform = platforms[logical.device_type]
             devices.append(Device(name, logical.device_type, platform))
     return devices
 
 
 def chosen(devices):
-    """Return the names of the devices asked for; None: of each accelerator."""
+    """Return the names of the requested devices; None: all accelerators."""
     present = [device.name for device in accelerators()]
     if devices is None:
         return present
-    wanted = [devices] if isinstance(devices, str) else list(devices)
+    requested = [devices] if isinstance(devices, str) else list(devices)
     names = [
         short_name(d) if "device:" in d else d.strip("/").upper()
-        for d in wanted
+        for d in requested
     ]
     missing = [name for name in names if name not in (*present, "CPU:0")]
     if missing:
-        there = ", ".join(["CPU:0", *present])
+        available = ", ".join(["CPU:0", *present])
         raise ValueError(
-            f"`devices` expected names from: {there}. Received: "
+            f"`devices` expected names from: {available}. Received: "
             f"{', '.join(missing)}, which TensorFlow does not list."
         )
     return names
@@ -84,7 +84,8 @@ def chosen(devices):
 # The memory of this machine that is free.
 
 
-_LIMITS = (  # of a container: (limit, in use), version 2 and 1
+# (limit, usage) of the memory of a container, in version 2 and 1 of cgroups.
+_CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
@@ -92,12 +93,12 @@ _LIMITS = (  # of a container: (limit, in use), version 2 and 1
 
 def free_bytes():
     """Return how many bytes are free, within the limit of a container."""
-    # Where the system does not say (not Linux) half of the memory; None if even
-    # that is not known.
-    sizes = [_available(), *map(_left_in_container, *zip(*_LIMITS))]
-    known = [size for size in sizes if size is not None]
-    if known:
-        return min(known)
+    # Systems other than Linux do not say how much is free: half of the memory
+    # is assumed, or None is returned if even that is not known.
+    sizes = [_available_memory(), *map(_container_memory, *zip(*_CGROUP_FILES))]
+    known_sizes = [size for size in sizes if size is not None]
+    if known_sizes:
+        return min(known_sizes)
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, OSError, ValueError):
@@ -105,7 +106,7 @@ def free_bytes():
 
 
 def resident_bytes():
-    """Return what this process has in memory; None: the system does not say."""
+    """Return the resident memory of this process, or None if not known."""
     try:
         pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
     except OSError:
@@ -113,7 +114,7 @@ def resident_bytes():
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _available():
+def _available_memory():
     try:
         text = pathlib.Path("/proc/meminfo").read_text()
     except OSError:
@@ -124,11 +125,11 @@ def _available():
     return None
 
 
-def _left_in_container(limit, used):
+def _container_memory(limit_file, usage_file):
     folder = pathlib.Path("/sys/fs/cgroup")
     try:
-        left = int((folder / limit).read_text())
-        return max(0, left - int((folder / used).read_text()))
+        limit = int((folder / limit_file).read_text())
+        return max(0, limit - int((folder / usage_file).read_text()))
     except (OSError, ValueError):  # there is none, or its limit is "max"
         return None
 

@@ -35,8 +35,8 @@ def seed_or_none(value):
 def positive_integer(name, value):
     """Return an argument as an `int`; NumPy integers are accepted too."""
     try:
-        is_truth = isinstance(value, (bool, np.bool_))
-        number = 0 if is_truth else operator.index(value)
+        is_bool = isinstance(value, (bool, np.bool_))
+        number = 0 if is_bool else operator.index(value)
     except TypeError:
         number = 0
     if number < 1:
@@ -46,25 +46,25 @@ def positive_integer(name, value):
     return number
 
 
-def positive_number(name, value, others="", *, infinite=False):
+def positive_number(name, value, alternative="", *, infinite=False):
     """Return an argument above 0 as a `float`; finite, unless `infinite`.
 
-    `others`: what may stand in its place, such as " or None".
+    `alternative`: what else is accepted, such as " or None".
     """
     if is_number(value) and value > 0 and (infinite or value < math.inf):
         return float(value)
     raise ValueError(
-        f"`{name}` must be a positive number{others}. "
+        f"`{name}` must be a positive number{alternative}. "
         f"Received: {name}={value!r}"
     )
 
 
-def number_at_least_zero(name, value, others=""):
+def number_at_least_zero(name, value, alternative=""):
     """Return a finite argument of at least 0 as a `float`."""
     if is_number(value) and 0 <= value < math.inf:
         return float(value)
     raise ValueError(
-        f"`{name}` must be a finite number of at least 0{others}. "
+        f"`{name}` must be a finite number of at least 0{alternative}. "
         f"Received: {name}={value!r}"
     )
 
@@ -83,14 +83,14 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+_SIZE_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 
 def bytes_in(name, value):
     """Return an argument such as "8GB", "7.5GiB" or 8_000_000_000 in bytes."""
     size = None
     if isinstance(value, str):
-        match = _TEXT.fullmatch(value)
+        match = _SIZE_PATTERN.fullmatch(value)
         unit = match and _UNITS.get(match[2].lower())
         if match and unit:
             size = int(float(match[1]) * unit)
@@ -108,19 +108,20 @@ def bytes_in(name, value):
 # Squared norms in double precision, of arrays of any type.
 
 
-#: So many numbers at a time, which stay in a cache: new memory costs more.
+#: Numbers that are widened at a time. They fit into the processor's cache,
+#: which costs less than new memory.
 _CHUNK = 2**14
 
 
 def squared_norm(array, other=None):
     """‖array − other‖², in double precision."""
     flat = np.asarray(array).reshape(-1)
-    others = None if other is None else np.asarray(other).reshape(-1)
+    other_flat = None if other is None else np.asarray(other).reshape(-1)
     total = 0.0
     for start in range(0, flat.size, _CHUNK):
         chunk = flat[start : start + _CHUNK].astype(np.float64)
-        if others is not None:
-            chunk -= others[start : start + _CHUNK].astype(np.float64)
+        if other_flat is not None:
+            chunk -= other_flat[start : start + _CHUNK].astype(np.float64)
         # Not by BLAS, whose threads go on spinning and slow TensorFlow down.
         total += np.square(chunk, out=chunk).sum()
     return float(total)

@@ -6,8 +6,10 @@ import contextlib
 @contextlib.contextmanager
 def attribute(target, name, value):
     """Set an instance attribute past Keras's tracking, and restore it."""
-    own = vars(target)
-    had, old = name in own, own.get(name)
+    # `vars`, not `getattr`: an attribute of the class is not the instance's,
+    # and is uncovered again by a deletion.
+    attributes = vars(target)
+    had, old = name in attributes, attributes.get(name)
     object.__setattr__(target, name, value)
     try:
         yield

@@ -33,14 +33,15 @@ def accumulates(optimizer):
 
 
 def synchronized(layer, part):
-    """Say that a layer takes statistics over replicas, not one part each."""
-    # Without replicas, too, statistics over samples are none of one sample.
-    alone = "" if part == "sample" else "synchronized=False, or "
+    """Say that a layer takes statistics over replicas, not for one part."""
+    # `synchronized=False` is no way out for single samples: the statistics
+    # would still be taken over the samples of a replica.
+    alternative = "" if part == "sample" else "synchronized=False, or "
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) takes statistics over "
         "all replicas (synchronized=True), which cannot be done for one "
-        f"{part} after the other. Use {alone}GroupNormalization instead, or "
-        "gradient_mode='batch'."
+        f"{part} after the other. Use {alternative}GroupNormalization "
+        "instead, or gradient_mode='batch'."
     )
 
 
@@ -54,15 +55,15 @@ def one_after_the_other(replicas):
     )
 
 
-def needs_all_samples(argument, given):
-    """Say that weights by all samples need them all at once."""
+def needs_all_samples(argument, value):
+    """Say that weights from a Gramian need all samples at once."""
     return (
         "An aggregation that weighs samples by the inner products of all of "
         "them needs all samples of an update at once, which microbatches, "
         "single samples and accumulated batches do not have. Use "
         "gradient_mode=Vectorized(aggregation=...) by itself, or an "
         "aggregation that looks at norms alone, such as ClippedMean. "
-        f"Received: {argument}={given!r}"
+        f"Received: {argument}={value!r}"
     )
 
 
@@ -77,11 +78,11 @@ def of_all_replicas(aggregation, replicas):
     )
 
 
-def one_batch_size(layer, batch_size, reason):
+def stateful_batch_size(layer, batch_size, reason):
     """Say that a layer or model is made for batches of one size."""
-    what = f"layer {layer.name!r} ({type(layer).__name__})"
+    subject = f"layer {layer.name!r} ({type(layer).__name__})"
     return (
-        f"{what} is stateful, made for batches of {batch_size}: it hands a "
+        f"{subject} is stateful, made for batches of {batch_size}: it hands a "
         f"state from each batch to the next. {reason}, for which that state "
         "is not defined. Use stateful=False; gradient_mode='batch' trains it "
         "as it is."
@@ -133,7 +134,7 @@ def other_length(loss, old, new):
 
 
 def unknown_divisor(loss):
-    """Say that what a loss is divided by is not known before the last step."""
+    """Say that the divisor of a loss is not known before the last step."""
     return (
         f"The loss {loss!r} is not a mean over a number of values in "
         "proportion to the number of samples, so that over several steps the "

@@ -8,7 +8,7 @@ PACKAGE = "keras_pergrad"
 
 
 class Registry:
-    """The named classes of one kind, which errors call them by."""
+    """The named classes of one kind; `kind` is the word that errors use."""
 
     def __init__(self, kind, base):
         self.kind = kind
@@ -24,13 +24,15 @@ class Registry:
                 f"A {self.kind} must be a subclass of {self.base.__name__}. "
                 f"Received: {cls!r}"
             )
-        known = self._classes.get(name)
-        if known is not None and _place(known) != _place(cls):
+        registered = self._classes.get(name)
+        if registered is not None and _origin(registered) != _origin(cls):
             raise ValueError(
                 f"The {self.kind} name {name!r} is taken by "
-                f"{known.__name__}. Choose another name."
+                f"{registered.__name__}. Choose another name."
             )
         self._classes[name] = cls
+        # Keras must find the class when it loads a model. What a user has
+        # registered under a package of his own stays as it is.
         if cls.__module__.split(".")[0] == PACKAGE:
             keras.saving.register_keras_serializable(PACKAGE)(cls)
         elif keras.saving.get_registered_name(cls) == cls.__name__:
@@ -61,6 +63,7 @@ class Registry:
         if isinstance(identifier, dict):
             config = dict(identifier)
             name = config.get("class_name")
+            # A short config of ours; Keras's own has a registered name.
             if name in self._classes and "registered_name" not in config:
                 return self._make(self._classes[name], config.get("config", {}))
             result = keras.saving.deserialize_keras_object(config)
@@ -89,7 +92,7 @@ class Registry:
             ) from error
 
 
-def _place(cls):
+def _origin(cls):
     """Return where a class is defined; a cell that runs again redefines it."""
     return cls.__module__, cls.__qualname__
 
@@ -110,19 +113,19 @@ class Configured:
         return cls(**config)
 
     def __repr__(self):
-        """Show what could make it again; most defaults are left out."""
+        """Show a call that makes an equal one, without most defaults."""
         parameters = inspect.signature(type(self).__init__).parameters
-        shown = []
+        arguments = []
         for name, value in self.get_config().items():
             # Show an object, not the config dict that it is saved as.
             value = getattr(self, name) if isinstance(value, dict) else value
-            known = parameters.get(name)
-            is_default = known is not None and known.default == value
+            parameter = parameters.get(name)
+            is_default = parameter is not None and parameter.default == value
             if name in self.always_shown or not is_default:
-                shown.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+                arguments.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
-def serialize(thing):
-    """Return the config dict that `Registry.get` turns back into `thing`."""
-    return keras.saving.serialize_keras_object(thing)
+def serialize(instance):
+    """Return the config dict that `Registry.get` turns back into `instance`."""
+    return keras.saving.serialize_keras_object(instance)

@@ -5,7 +5,7 @@ import textwrap
 from html import escape
 
 WIDTH = 79
-_LONG = 40
+_LONG_CELL = 40
 
 
 def as_text(columns, rows, left=()):
@@ -27,7 +27,7 @@ def as_html(columns, rows):
 
 
 def of_cells(columns, rows):
-    """Return the same of cells that are HTML, each in its <td>."""
+    """Return a table of cells that are HTML already, each in its <td>."""
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
     body = "".join("<tr>" + "".join(row) + "</tr>" for row in rows)
     return (
@@ -37,8 +37,8 @@ def of_cells(columns, rows):
 
 
 def _cell(text):
-    long = ' class="long"' if len(text) > _LONG else ""
-    return f"<td{long}>{escape(text)}</td>"
+    css_class = ' class="long"' if len(text) > _LONG_CELL else ""
+    return f"<td{css_class}>{escape(text)}</td>"
 
 
 def text_page(title, columns, rows, notes, left=(), width=0):
@@ -51,17 +51,17 @@ def text_page(title, columns, rows, notes, left=(), width=0):
 
 
 def html_page(title, columns, rows, sentences, notes):
-    """Return the same as HTML: sentences as paragraphs, notes as a list."""
-    below = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    """Return the page as HTML: sentences as paragraphs, notes as a list."""
+    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     table = as_html(columns, rows)
-    return f"<p>{escape(title)}</p>{table}{below}<ul>{items}</ul>"
+    return f"<p>{escape(title)}</p>{table}{paragraphs}<ul>{items}</ul>"
 
 
-def first_few(words, most=3):
+def first_few(words, limit=3):
     """Return "a, b, c and 2 more"."""
-    rest = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + rest
+    ending = f" and {len(words) - limit} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + ending
 
 
 def bullets(sentences, mark="-", width=WIDTH):
@@ -81,15 +81,15 @@ def bullets(sentences, mark="-", width=WIDTH):
 # The text of an error, without what TensorFlow and Keras wrap around it.
 
 
-_MOST = 500
-_WRAPPING = (
+_MAX_LENGTH = 500
+_WRAPPER_LINES = (
     "Exception encountered when calling",
     "Graph execution error",
     "Detected at node",
     "Detected unsupported operations when trying to compile graph",
 )
-# An assertion's own words, from a graph and from eager execution.
-_ASSERTED = (
+# The message of an assertion, in a graph and in eager execution.
+_ASSERTION_PATTERNS = (
     r"assertion failed: \[(.+?)\]",
     r"Summarized data: b[\"'](.+?)[\"']\s*$",
 )
@@ -98,12 +98,15 @@ _ASSERTED = (
 def reason(error):
     """Return the sentence to show for an error, at most a few lines long."""
     text = getattr(error, "message", None) or str(error)
+    # TensorFlow's errors have colours, and nodes as {{node name}}.
     text = re.sub(r"\x1b\[\d+m|\{\{\w+ [^}]*\}\}", "", text).strip()
-    for pattern in _ASSERTED:
+    for pattern in _ASSERTION_PATTERNS:
         match = re.search(pattern, text, re.DOTALL)
         if match:
-            return match.group(1).replace("\\'", "'")[:_MOST]
+            return match.group(1).replace("\\'", "'")[:_MAX_LENGTH]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(_WRAPPING)]
-    shown = (telling or lines or [type(error).__name__])[0]
-    return shown[:_MOST]
+    informative = [
+        line for line in lines if not line.startswith(_WRAPPER_LINES)
+    ]
+    sentence = (informative or lines or [type(error).__name__])[0]
+    return sentence[:_MAX_LENGTH]

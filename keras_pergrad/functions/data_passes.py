@@ -1,4 +1,4 @@
-"""Passes over data for what is asked of its samples, one batch at a time."""
+"""Passes over data that compute figures of its samples, batch by batch."""
 
 import weakref
 from typing import Any, Literal
@@ -31,15 +31,16 @@ from keras_pergrad.modes.sums import plus
 from keras_pergrad.uses import TracedStep, function_cache
 
 #: Samples that go through a model at a time, where no size is given.
-PASS = 256
+PASS_SIZE = 256
 METHODS = ("vectorized", "per_sample")
 Method = Literal["vectorized", "per_sample"]
 
 
-def run(what, model, data, method, training, *more):
+def run(quantity, model, data, method, training, *extra_tensors):
     """Yield the gradients, norms or statistics of each batch.
 
-    Or else what the object `what` makes of them with the tensors `more`.
+    `quantity`: one of these names, or an object as `DOT_PRODUCTS`, which makes
+    something else of them with `extra_tensors`.
     """
     if tf.inside_function():
         raise ValueError(_INSIDE_FUNCTION)
@@ -50,34 +51,36 @@ def run(what, model, data, method, training, *more):
         )
     *data, verbose = data
     batches = batches_of(*data)
-    if what == "statistics" and batches.count != 1:
-        what = "sums"
+    # ‖ḡ‖² over several batches needs the sum of the gradients themselves.
+    if quantity == "statistics" and batches.count != 1:
+        quantity = "sums"
     for batch in shown(batches, verbose):
         require_targets(model, batch)
         yield of_batch(
             model,
             batch,
-            (what, method, training, ranks(batch)),
-            lambda what=what: _trace(
-                what, method, training, weakref.ref(model)
+            (quantity, method, training, ranks(batch)),
+            # Weak: a cached function must not keep its model alive.
+            lambda quantity=quantity: _trace(
+                quantity, method, training, weakref.ref(model)
             ),
             training,
-            more,
+            extra_tensors,
         )
 
 
-def size_of_passes(model, x, y, sample_weight):
+def pass_size(model, x, y, sample_weight):
     """Return a batch size that changes no result, or None: all at once."""
-    parts = keras.tree.flatten(x)
-    if not parts or not all(len(getattr(p, "shape", ())) for p in parts):
+    arrays = keras.tree.flatten(x)
+    if not arrays or not all(len(getattr(p, "shape", ())) for p in arrays):
         return None  # It comes in batches.
-    if parts[0].shape[0] is None or parts[0].shape[0] <= PASS:
+    if arrays[0].shape[0] is None or arrays[0].shape[0] <= PASS_SIZE:
         return None
     require_compiled(model)
-    batch = next(iter(batches_of(x, y, sample_weight, PASS)))
+    batch = next(iter(batches_of(x, y, sample_weight, PASS_SIZE)))
     require_targets(model, batch)
     prepare(model, batch)
-    return PASS if is_mean_of_own(model, batch) else None
+    return PASS_SIZE if is_mean_of_own(model, batch) else None
 
 
 def shown(batches, verbose):
@@ -93,15 +96,15 @@ def shown(batches, verbose):
         bar.update(number, finalize=True)
 
 
-def of_batch(model, batch, key, trace, training, more, build=None):
-    """Return what a function, traced once for a key, gives for a batch."""
+def of_batch(model, batch, key, trace, training, extra_tensors, build=None):
+    """Run a function, traced once for each key, on a batch."""
     with random_state_kept():
         prepare(model, batch, build or build_symbolically)
-        # For as long as the model lives.
+        # The trace is kept for as long as the model lives.
         function = function_cache.kept(model, key, trace)
         try:
             with out_of_scope(), traced_functions():
-                return run_and_restore(function, *batch, *more)
+                return run_and_restore(function, *batch, *extra_tensors)
         except ValueError as error:
             if training and mixes_in_training_only(model, error):
                 raise ValueError(f"{error}{NOT_IN_TRAINING}") from error
@@ -123,40 +126,47 @@ def prepare(model, batch, build=build_symbolically):
     build(model, batch)
 
 
-def _trace(what, method, training, model_reference):
-    compute = _vectorized if method == "vectorized" else _per_sample
+def _trace(quantity, method, training, model_reference):
+    compute = (
+        _compute_vectorized if method == "vectorized" else _compute_per_sample
+    )
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def function(x, y, sample_weight, *more):
+    def function(x, y, sample_weight, *extra_tensors):
         model = model_reference()
-        with SetApart(model) as apart:
-            parts = compute(what, model, x, y, sample_weight, training, *more)
-        return apart.merged(parts)
+        with SetApart(model) as overwritten:
+            results = compute(
+                quantity, model, x, y, sample_weight, training, *extra_tensors
+            )
+        return overwritten.merged(results)
 
     return function
 
 
-def _vectorized(what, model, x, y, sample_weight, training, *more):
+def _compute_vectorized(
+    quantity, model, x, y, sample_weight, training, *extra_tensors
+):
     traced = TracedStep(model, (x, y, sample_weight), training)
     with traced:
         y_pred = traced.forward(x)
         loss = total_loss(model, x, y, y_pred, sample_weight, training)
     factors = traced.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
-    if what == "norms":
+    # Factors are of contributions; a per-sample gradient is n times as large.
+    if quantity == "norms":
         return [
             f and tf.sqrt(s := f.squared_norms()) * tf.cast(n, s.dtype)
             for f in factors
         ]
-    if what in ("statistics", "sums"):
-        return [f and _squares(f, n, what == "sums") for f in factors]
-    if more:
-        return what.of_factors(factors, n, *more)
+    if quantity in ("statistics", "sums"):
+        return [f and _squared_norms(f, n, quantity == "sums") for f in factors]
+    if extra_tensors:
+        return quantity.of_factors(factors, n, *extra_tensors)
     return [f and (g := f.materialize()) * tf.cast(n, g.dtype) for f in factors]
 
 
-def _squares(factor, n, with_mean):
-    """‖g_i‖², (n,), ‖ḡ‖² and, where it is wanted, ḡ of one variable."""
+def _squared_norms(factor, n, with_mean):
+    """Return ‖g_i‖², (n,), ‖ḡ‖² and ḡ or None, of one variable."""
     squares = factor.squared_norms()
     squares *= tf.square(tf.cast(n, squares.dtype))
     total = factor.weighted_sum(None) if with_mean else None
@@ -164,44 +174,51 @@ def _squares(factor, n, with_mean):
     return squares, factor.squared_norm_of_sum(), mean
 
 
-def _per_sample(what, model, x, y, sample_weight, training, *more):
+def _compute_per_sample(
+    quantity, model, x, y, sample_weight, training, *extra_tensors
+):
     require_any_batch_size(model)
     samples = Samples(model, WholeBatch(model, (x, y, sample_weight)), training)
-    used = [False] * len(samples.variables)
+    has_gradient = [False] * len(samples.variables)
 
-    def one(i):
+    def sample_values(i):
         contributions = samples.contributions(i)
-        used[:] = [gradient is not None for gradient in contributions]
-        parts = [
+        # Known while tracing, and the same for every sample.
+        has_gradient[:] = [gradient is not None for gradient in contributions]
+        results = [
             tf.zeros(v.shape, v.value.dtype) if g is None else g
             for v, g in zip(samples.variables, contributions)
         ]
-        if what == "norms":
-            parts = [tf.norm(tf.reshape(wide(g), [-1])) for g in parts]
-        if more:
-            parts = what.of_one(parts, *more)
-        return [p * tf.cast(samples.n, p.dtype) for p in parts]
+        if quantity == "norms":
+            results = [tf.norm(tf.reshape(wide(g), [-1])) for g in results]
+        if extra_tensors:
+            results = quantity.of_one(results, *extra_tensors)
+        return [p * tf.cast(samples.n, p.dtype) for p in results]
 
     values = [v.value for v in samples.variables]
-    if what in ("statistics", "sums"):
-        parts = _summed(one, samples.n, values)
-        return [p if keep else None for p, keep in zip(parts, used)]
-    if what == "norms" or more:
+    if quantity in ("statistics", "sums"):
+        results = _loop_statistics(sample_values, samples.n, values)
+        return [
+            p if is_used else None for p, is_used in zip(results, has_gradient)
+        ]
+    if quantity == "norms" or extra_tensors:
         specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
     else:
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
-    result = tf.map_fn(one, tf.range(samples.n), fn_output_signature=specs)
-    return [r if keep else None for r, keep in zip(result, used)]
+    result = tf.map_fn(
+        sample_values, tf.range(samples.n), fn_output_signature=specs
+    )
+    return [r if is_used else None for r, is_used in zip(result, has_gradient)]
 
 
-def _summed(one, n, values):
-    """‖g_i‖², (n,), ‖ḡ‖² and ḡ by variable, of one gradient at a time."""
+def _loop_statistics(sample_gradients, n, values):
+    """Return ‖g_i‖², (n,), ‖ḡ‖² and ḡ by variable, sample by sample."""
     dtypes = [wide(v).dtype for v in values]
     squares = tuple(tf.TensorArray(dtype, n) for dtype in dtypes)
     sums = tuple(tf.zeros(v.shape, dtype) for v, dtype in zip(values, dtypes))
 
     def add(i, squares, sums):
-        gradients = [wide(g) for g in one(i)]
+        gradients = [wide(g) for g in sample_gradients(i)]
         squares = tuple(
             array.write(i, tf.reduce_sum(tf.square(g)))
             for array, g in zip(squares, gradients)
@@ -220,38 +237,41 @@ def _summed(one, n, values):
 
 def over_batches(batches):
     """Return (‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches."""
-    squares, totals, first = [], [], None
-    for parts in batches:
-        first = first or parts
-        squares.append([part and part[0] for part in parts])
-        sums = [
+    squared_norms, totals, first_results = [], [], None
+    for batch_results in batches:
+        first_results = first_results or batch_results
+        squared_norms.append([result and result[0] for result in batch_results])
+        batch_sums = [
             None
-            if part is None or part[2] is None
-            else wide(part[2]) * tf.cast(tf.size(part[0]), wide(part[2]).dtype)
-            for part in parts
+            if result is None or result[2] is None
+            else wide(result[2])
+            * tf.cast(tf.size(result[0]), wide(result[2]).dtype)
+            for result in batch_results
         ]
-        # Of the gradients only their sum so far is held.
-        totals = plus(totals, sums) if totals else sums
+        # ‖ḡ_batch‖² do not add up to ‖ḡ‖², so sums of gradients are carried on.
+        totals = plus(totals, batch_sums) if totals else batch_sums
     pairs = []
-    for norms, total, part in zip(zip(*squares), totals, first or ()):
-        if part is None:
+    for batch_squares, total, result in zip(
+        zip(*squared_norms), totals, first_results or ()
+    ):
+        if result is None:
             pairs.append(None)
             continue
-        joined, squared_mean = tf.concat(norms, 0), part[1]
-        if len(squares) > 1:
-            mean = total / tf.cast(tf.size(joined), total.dtype)
+        squares, squared_mean = tf.concat(batch_squares, 0), result[1]
+        if len(squared_norms) > 1:
+            mean = total / tf.cast(tf.size(squares), total.dtype)
             squared_mean = tf.reduce_sum(tf.square(mean))
-        pairs.append((joined, squared_mean))
+        pairs.append((squares, squared_mean))
     return pairs
 
 
-def joined(several) -> Any:
-    """Return what is known of the samples of all batches, by variable."""
-    if len(several) == 1:
-        return several[0]
+def joined(results) -> Any:
+    """Concatenate the results of batches along the samples, by variable."""
+    if len(results) == 1:
+        return results[0]
     return [
         None if parts[0] is None else tf.concat(parts, 0)
-        for parts in zip(*several)
+        for parts in zip(*results)
     ]
 
 

@@ -13,8 +13,8 @@ from keras_pergrad.functions.data_passes import (
     Method,
     joined,
     over_batches,
+    pass_size,
     run,
-    size_of_passes,
 )
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 from keras_pergrad.keras_internals.models.inspection import (
@@ -82,13 +82,14 @@ def per_sample_gradients(
     """
     data = x, y, sample_weight, batch_size, verbose
     gradients = joined(list(run("gradients", model, data, method, training)))
-    sizes = [
+    # The L1 norm of each sample's gradient is finite only if all entries are.
+    magnitudes = [
         np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
         for g in gradients
         if g is not None
     ]
-    if sizes:
-        require_finite(sum(sizes))
+    if magnitudes:
+        require_finite(sum(magnitudes))
     return gradients
 
 
@@ -136,10 +137,10 @@ def per_sample_norms(
     TensorShape([5])
     """
     if batch_size is None:
-        batch_size = size_of_passes(model, x, y, sample_weight)
+        batch_size = pass_size(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     norms = joined(list(run("norms", model, data, method, training)))
-    total = tf.sqrt(tf.add_n([tf.square(part) for part in as_norms(norms)]))
+    total = tf.sqrt(tf.add_n([tf.square(norm) for norm in as_norms(norms)]))
     require_finite(total.numpy())
     return norms if per_variable else total
 
@@ -186,7 +187,7 @@ def gradient_statistics(
     True
     """
     if batch_size is None:
-        batch_size = size_of_passes(model, x, y, sample_weight)
+        batch_size = pass_size(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     pairs = over_batches(run("statistics", model, data, method, training))
     squares, means = (
@@ -256,49 +257,53 @@ def per_sample_dots(
     TensorShape([5])
     """
     require_compiled(model)
-    tensors = _checked(model, direction)
+    tensors = _check_direction(model, direction)
     data = x, y, sample_weight, batch_size, verbose
-    dots = joined(list(run(DOTS, model, data, method, training, tensors)))
-    dots = [None if d is None else part for part, d in zip(dots, direction)]
-    known = [part for part in dots if part is not None]
-    if not known:
+    dots = joined(
+        list(run(DOT_PRODUCTS, model, data, method, training, tensors))
+    )
+    dots = [
+        None if d is None else products for products, d in zip(dots, direction)
+    ]
+    counted = [products for products in dots if products is not None]
+    if not counted:
         raise ValueError(
             "Expected in `direction` a gradient of a variable on which the "
             f"loss of model {model.name!r} depends. Received: only others. "
             "per_sample_gradients gives None for these."
         )
-    total = tf.add_n(as_norms(known))
+    total = tf.add_n(as_norms(counted))
     require_finite(total.numpy())
     return dots if per_variable else total
 
 
-class _Dots:
-    """What is made of the samples' contributions, and of those of one."""
+class _DotProducts:
+    """The inner products of the samples' gradients with a direction."""
 
     def of_factors(self, factors, n, direction):
         """Return the products of all samples, (n,), by variable."""
         return [
             None
-            if factor is None or part is None
-            else (dots := factor.dot(part)) * tf.cast(n, dots.dtype)
-            for factor, part in zip(factors, direction, strict=True)
+            if factor is None or entry is None
+            else (dots := factor.dot(entry)) * tf.cast(n, dots.dtype)
+            for factor, entry in zip(factors, direction, strict=True)
         ]
 
     def of_one(self, gradients, direction):
-        """Return the products of one sample, scalars; 0 for what is None."""
+        """Return one sample's products, scalars; 0 where there is no entry."""
         return [
             tf.zeros([], wide(gradient).dtype)
-            if part is None
-            else tf.reduce_sum(wide(gradient) * tf.convert_to_tensor(part))
-            for gradient, part in zip(gradients, direction, strict=True)
+            if entry is None
+            else tf.reduce_sum(wide(gradient) * tf.convert_to_tensor(entry))
+            for gradient, entry in zip(gradients, direction, strict=True)
         ]
 
 
-DOTS = _Dots()
+DOT_PRODUCTS = _DotProducts()
 
 
-def _checked(model, direction):
-    """Return the direction as tensors, after a look at each of them."""
+def _check_direction(model, direction):
+    """Return the direction as tensors; refuse entries that do not fit."""
     if not model.built:
         raise ValueError(
             f"Expected a built model, since `direction` has a gradient for "
@@ -320,11 +325,11 @@ def _checked(model, direction):
             f"Received: {count}"
         )
     tensors = [
-        None if part is None else _of_variable(variable, part)
-        for variable, part in zip(variables, direction)
-        if not is_overwritten(variable)
+        None if entry is None else _check_entry(variable, entry)
+        for variable, entry in zip(variables, direction)
+        if not is_overwritten(variable)  # these have no per-sample gradient
     ]
-    if all(part is None for part in tensors):
+    if all(entry is None for entry in tensors):
         raise ValueError(
             "`direction` expected at least one gradient. Received: only None, "
             "so no variable counts."
@@ -332,47 +337,49 @@ def _checked(model, direction):
     return tensors
 
 
-def _of_variable(variable, part):
-    """Return the gradient of a variable in the type of its norms."""
-    place = f"`direction` of {variable.path!r}"
+def _check_entry(variable, entry):
+    """Return a variable's entry, checked, in the dtype of its norms."""
+    label = f"`direction` of {variable.path!r}"
     dtype = wide(variable.value).dtype
-    slices = isinstance(part, tf.IndexedSlices)
-    if slices and part.dense_shape is None:
-        shape = (*variable.shape[:1], *part.values.shape[1:])
+    is_sliced = isinstance(entry, tf.IndexedSlices)
+    if is_sliced and entry.dense_shape is None:
+        shape = (*variable.shape[:1], *entry.values.shape[1:])
     else:
-        shape = part.shape if slices else np.shape(part)
+        shape = entry.shape if is_sliced else np.shape(entry)
     if tuple(shape) != tuple(variable.shape):
         raise ValueError(
-            f"{place} expected the variable's shape, {tuple(variable.shape)}. "
+            f"{label} expected the variable's shape, {tuple(variable.shape)}. "
             f"Received: shape {tuple(shape)}"
         )
-    if isinstance(part, (list, tuple)):
-        part = np.asarray(part)  # TensorFlow would round it to float32
-    values = tf.convert_to_tensor(part.values if slices else part)
+    if isinstance(entry, (list, tuple)):
+        entry = np.asarray(entry)  # TensorFlow would round it to float32
+    values = tf.convert_to_tensor(entry.values if is_sliced else entry)
     if not (values.dtype.is_floating or values.dtype.is_integer):
         raise ValueError(
-            f"{place} expected real numbers. Received: {values.dtype.name}"
+            f"{label} expected real numbers. Received: {values.dtype.name}"
         )
     values = tf.cast(values, dtype)
     if not np.isfinite(values).all():
         raise ValueError(
-            f"{place} expected finite numbers. Received: NaN or infinity, as "
+            f"{label} expected finite numbers. Received: NaN or infinity, as "
             f"{dtype.name}"
         )
-    if slices:
-        return _slices(place, variable, values, part.indices)
+    if is_sliced:
+        return _check_slices(label, variable, values, entry.indices)
     return values
 
 
-def _slices(place, variable, values, indices):
-    """Return rows of a variable, after a look at them."""
+def _check_slices(label, variable, values, indices):
+    """Return an entry of single rows, checked, as `tf.IndexedSlices`."""
     ids = np.asarray(indices)
-    rows, *others = variable.shape
-    fits = list(values.shape) == [ids.size, *others] and ids.ndim == 1
-    if not fits or not np.all((ids >= 0) & (ids < rows)):
+    rows, *inner_shape = variable.shape
+    has_row_shape = (
+        list(values.shape) == [ids.size, *inner_shape] and ids.ndim == 1
+    )
+    if not has_row_shape or not np.all((ids >= 0) & (ids < rows)):
         raise ValueError(
-            f"{place} expected tf.IndexedSlices with one of the {rows} rows "
-            f"for each of its values, of shape {tuple(others)}. Received: "
+            f"{label} expected tf.IndexedSlices with one of the {rows} rows "
+            f"for each of its values, of shape {tuple(inner_shape)}. Received: "
             f"values of shape {tuple(values.shape)} and indices {ids}"
         )
     if not ids.size:

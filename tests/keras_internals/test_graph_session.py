@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import set_aside
+from keras_pergrad.common.batch_marks import peek_batches
 from keras_pergrad.keras_internals.graphs.runs import (
     GraphCopy,
     NotCopyable,
@@ -47,7 +47,7 @@ def test_batches_set_aside_come_again(steps):
     x = np.arange(10, dtype="float32")
     data = tf.data.Dataset.from_tensor_slices((x, -x)).batch(4)
     iterator = iter(data)
-    batches, again = set_aside(iterator, steps)
+    batches, again = peek_batches(iterator, steps)
     assert len(batches) == min(steps, 3)
     assert again.element_spec == iterator.element_spec
     seen = np.concatenate([a.numpy() for a, _ in again])
@@ -57,7 +57,7 @@ def test_batches_set_aside_come_again(steps):
 
 def test_one_tensor_batches_and_empty_streams():
     data = tf.data.Dataset.from_tensor_slices(np.ones(3)).batch(2)
-    batches, again = set_aside(iter(data), 1)
+    batches, again = peek_batches(iter(data), 1)
     assert [b.shape for b in again] == [batches[0].shape]
-    empty, _ = set_aside(iter(data.take(0)), 1)
+    empty, _ = peek_batches(iter(data.take(0)), 1)
     assert empty == []

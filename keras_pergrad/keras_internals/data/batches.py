@@ -13,17 +13,19 @@ from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 
 def by_position(value):
     """Return a Series or a DataFrame as an array, anything else as it is."""
-    # Their own `[...]` takes rows by label, or columns.
+    # Indexing a Series or DataFrame takes labels or columns, not positions.
     if not hasattr(value, "iloc"):
         return value
     array = np.asarray(value)
     if array.dtype == object and not _is_text(array):
-        kinds = getattr(value, "dtypes", None)
-        kinds = [str(kind) for kind in np.atleast_1d(np.asarray(kinds, object))]
+        dtypes = getattr(value, "dtypes", None)
+        dtypes = [
+            str(dtype) for dtype in np.atleast_1d(np.asarray(dtypes, object))
+        ]
         raise ValueError(
             "Expected a DataFrame or Series of numbers, or of text, without "
             f"missing values. Received: a {type(value).__name__} of dtypes "
-            f"{kinds}. Convert it, such as by .astype('float32'), or give a "
+            f"{dtypes}. Convert it, such as by .astype('float32'), or give a "
             "dict of its columns, each an input of its own."
         )
     return array
@@ -58,28 +60,28 @@ def _length(tensor):
     sizes = tf.shape(tensor)
     if not tf.is_tensor(sizes) or not sizes.shape.num_elements():
         return sizes[0]
-    # The same in two ops instead of five.
+    # `tf.shape(tensor)[0]` would be five ops in the graph; this is two.
     return tf.unstack(sizes)[0]
 
 
 def map_tensors(function, batch):
-    """Return a structure of what a function makes of tensors; None stays."""
+    """Apply a function to the tensors of a structure; keep None."""
     return tf.nest.map_structure(
         lambda t: t if t is None else function(t), batch
     )
 
 
 def refilled(batch, tensors):
-    """Return a structure with other tensors in the places of its own."""
+    """Return the structure of a batch with other tensors in it."""
     tensors = iter(tensors)
     return map_tensors(lambda _: next(tensors), batch)
 
 
 def of_one_length(x, y, sample_weight):
     """Return a batch of parts of one length; raise ValueError otherwise."""
-    # What is unknown while tracing is checked in each step, before it is used.
+    # Lengths that are unknown while tracing are compared in each step.
     batch, names = (x, y, sample_weight), ("x", "y", "sample_weight")
-    known, unknown = [], []
+    static_lengths, dynamic_tensors = [], []
     for name, part in zip(names, batch):
         for tensor in tf.nest.flatten(part):
             if tensor is None or tensor.shape.rank == 0:
@@ -87,34 +89,38 @@ def of_one_length(x, y, sample_weight):
             if tensor.shape.rank is None:
                 raise ValueError(_NO_RANK.format(name=name))
             if tensor.shape[0] is not None:
-                known.append((name, tensor.shape[0]))
+                static_lengths.append((name, tensor.shape[0]))
             elif not is_composite(tensor):
-                unknown.append((name, tensor))
-    require_one_length(known)
-    if not unknown or len(known) + len(unknown) < 2:
+                dynamic_tensors.append((name, tensor))
+    require_equal_lengths(static_lengths)
+    if not dynamic_tensors or len(static_lengths) + len(dynamic_tensors) < 2:
         return batch
-    return _checked_in_graph(batch, known, unknown)
+    return _check_lengths_in_graph(batch, static_lengths, dynamic_tensors)
 
 
-def require_one_length(lengths):
+def require_equal_lengths(lengths):
     """Refuse arrays of different lengths, given as pairs (name, length)."""
     if len({length for _, length in lengths}) > 1:
         raise ValueError(
-            f"{_ONE_LENGTH} Received: "
+            f"{_EQUAL_LENGTHS} Received: "
             + ", ".join(f"{name} with {length}" for name, length in lengths)
         )
 
 
-def _checked_in_graph(batch, known, unknown):
-    """Return the batch; to use it fails if its lengths differ."""
-    shown = [[f"{name} with", _length(t)] for name, t in unknown]
-    shown += [[f"{name} with", length] for name, length in known[:1]]
-    lengths = [length for _, length in shown]
+def _check_lengths_in_graph(batch, static_lengths, dynamic_tensors):
+    """Return the batch, whose use fails if its lengths differ."""
+    labelled_lengths = [
+        [f"{name} with", _length(t)] for name, t in dynamic_tensors
+    ]
+    labelled_lengths += [
+        [f"{name} with", length] for name, length in static_lengths[:1]
+    ]
+    lengths = [length for _, length in labelled_lengths]
     check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(lengths, lengths[0])),
         [
-            f"{_ONE_LENGTH} Received:",
-            *(part for pair in shown for part in pair),
+            f"{_EQUAL_LENGTHS} Received:",
+            *(entry for pair in labelled_lengths for entry in pair),
         ],
     )
     with tf.control_dependencies([] if check is None else [check]):
@@ -127,10 +133,10 @@ def _checked_in_graph(batch, known, unknown):
         )
     begin, steps = tf.constant([0]), tf.constant([1])
     end = tf.shape(rows)[1:]
-    others = unknown if known else unknown[1:]
+    tensors_to_cut = dynamic_tensors if static_lengths else dynamic_tensors[1:]
 
     def cut(tensor):
-        if not any(tensor is other for _, other in others):
+        if not any(tensor is candidate for _, candidate in tensors_to_cut):
             return tensor
         rows = tf.strided_slice(tensor, begin, end, steps)
         rows.set_shape(tensor.shape)
@@ -139,7 +145,7 @@ def _checked_in_graph(batch, known, unknown):
     return tf.nest.map_structure(cut, batch)
 
 
-_ONE_LENGTH = (
+_EQUAL_LENGTHS = (
     "x, y and sample_weight must have the same number of entries on their "
     "first axis, one for each sample."
 )
@@ -153,14 +159,14 @@ _NO_RANK = (
 
 
 def ranks(batch):
-    """Return how many axes each part has; each has a function of its own."""
+    """Return each tensor's number of axes, for the key of a traced function."""
     return tuple(
         None if t is None else t.shape.rank for t in tf.nest.flatten(batch)
     )
 
 
 class PaddedBatch:
-    """A batch with samples of zeros behind its own, so that it has one.
+    """A batch with samples of zeros after its own, so that it is not empty.
 
     TensorFlow's convolutions fail without a sample, or give garbage. With
     `sizes`, in ascending order, the batch gets the first of them that is large
@@ -176,8 +182,8 @@ class PaddedBatch:
         self.n = sample_count(batch)
         tensors = [t for t in tf.nest.flatten(batch) if t is not None]
         if sizes:
-            fits = tf.boolean_mask(sizes, tf.constant(sizes) >= self.n)
-            missing = tf.concat([fits, [self.n]], 0)[0] - self.n
+            large_enough = tf.boolean_mask(sizes, tf.constant(sizes) >= self.n)
+            missing = tf.concat([large_enough, [self.n]], 0)[0] - self.n
             padded = [
                 tf.concat([t, tf.zeros([missing, *t.shape[1:]], t.dtype)], 0)
                 for t in tensors
@@ -188,24 +194,25 @@ class PaddedBatch:
                 lambda: [tf.identity(t) for t in tensors],
                 lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
             )
-        for tensor, before in zip(padded, tensors):
-            tensor.set_shape([None, *before.shape[1:]])
+        # `concat` and `cond` may lose the static sizes of the other axes.
+        for tensor, original in zip(padded, tensors):
+            tensor.set_shape([None, *original.shape[1:]])
         self.present = tf.range(sample_count(padded)) < self.n
         self.batch = refilled(batch, padded)
 
-    def weights(self, weights, first=None):
+    def weights(self, weights, sample_index=None):
         """Return the weights of samples, (rows, ...); zeros of added ones.
 
-        `first`: the number of the only sample that the weights are for.
+        `sample_index`: the number of the only sample that the weights are for.
         """
         present = self.present
-        if first is not None:
-            present = present[first : first + 1]
+        if sample_index is not None:
+            present = present[sample_index : sample_index + 1]
         present = tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
         return tf.where(present, weights, tf.zeros_like(weights))
 
     def outputs(self, y_pred):
-        """Return the model's outputs without the output for added zeros."""
+        """Return the model's outputs without those of the added samples."""
 
         def cut(tensor):
             rows = tensor[: self.n]
@@ -232,8 +239,8 @@ def is_composite(tensor):
 
 def batches_of(x, y=None, sample_weight=None, batch_size=None):
     """Return an iterable, with a `count`, of batches (x, y, sample_weight)."""
-    # The count is None where it is not known. ValueError: x is empty, has no
-    # end or no batches, the lengths differ, the weights are no numbers.
+    # The count is None where it is not known. A ValueError says that x is empty
+    # or endless, that lengths differ, or that the weights are not numbers.
     if batch_size is not None:
         batch_size = positive_integer("batch_size", batch_size)
     if isinstance(x, tf.data.Dataset):
@@ -244,7 +251,7 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
                 "Received: a dataset as x, and "
                 + ("y" if y is not None else "sample_weight")
             )
-        return _OfDataset(x, batch_size)
+        return _DatasetBatches(x, batch_size)
     if isinstance(x, keras.utils.PyDataset):
         if not (y is None and sample_weight is None and batch_size is None):
             raise ValueError(
@@ -252,19 +259,19 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
                 "itself. Expected it and nothing else. Received: a PyDataset "
                 "as x, and y, sample_weight or batch_size"
             )
-        return _OfPyDataset(x)
+        return _PyDatasetBatches(x)
     require_weights(sample_weight)
-    return _OfArrays((x, y, sample_weight), batch_size)
+    return _ArrayBatches((x, y, sample_weight), batch_size)
 
 
-class _OfArrays:
+class _ArrayBatches:
     def __init__(self, parts, batch_size):
         parts = tf.nest.map_structure(by_position, parts)
         # As a single batch, nested lists of numbers are accepted too.
         if batch_size is None:
             parts = tf.nest.map_structure(_tensor, parts)
         self.parts = parts
-        self.samples = _one_length(parts)
+        self.samples = _common_length(parts)
         self.size = batch_size or self.samples
         self.count = math.ceil(self.samples / self.size)
 
@@ -275,16 +282,16 @@ class _OfArrays:
         yield from self.beginning(0)
 
     def beginning(self, number):
-        """Yield the batches from one of this number on."""
+        """Yield the batches from the one of this number on."""
         for start in range(number * self.size, self.samples, self.size):
             stop = min(start + self.size, self.samples)
             yield tf.nest.map_structure(
-                lambda part, a=start, b=stop: _tensor(_rows(part, a, b)),
+                lambda part, a=start, b=stop: _tensor(_slice_rows(part, a, b)),
                 self.parts,
             )
 
 
-class _OfDataset:
+class _DatasetBatches:
     def __init__(self, dataset, batch_size):
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
@@ -315,10 +322,10 @@ class _OfDataset:
     def beginning(self, number):
         """Yield the batches from one of this number on."""
         for batch in self.dataset.skip(number) if number else self.dataset:
-            yield _whole(batch)
+            yield _complete_batch(batch)
 
 
-class _OfPyDataset:
+class _PyDatasetBatches:
     def __init__(self, dataset):
         self.dataset, self.count = dataset, len(dataset)
         if not self.count:
@@ -329,16 +336,16 @@ class _OfPyDataset:
 
     def beginning(self, number):
         """Yield the batches from one of this number on."""
-        for place in range(number, self.count):
-            batch = self.dataset[place]
-            yield tf.nest.map_structure(_tensor, _whole(batch))
+        for index in range(number, self.count):
+            batch = self.dataset[index]
+            yield tf.nest.map_structure(_tensor, _complete_batch(batch))
 
 
-def _whole(batch):
+def _complete_batch(batch):
     """Return a batch of one to three parts as (x, y, sample_weight)."""
     batch = batch if isinstance(batch, tuple) else (batch,)
     batch = (*batch, None, None)[:3]
-    _one_length(batch)
+    _common_length(batch)
     return batch
 
 
@@ -349,18 +356,18 @@ def _tensor(value):
     return tf.convert_to_tensor(value)
 
 
-def _rows(part, start, stop):
+def _slice_rows(part, start, stop):
     if part is None:
         return None
     if isinstance(part, tf.SparseTensor):
-        inner = part.dense_shape[1:]
-        begin = tf.concat([[tf.cast(start, tf.int64)], 0 * inner], 0)
-        size = tf.concat([[tf.cast(stop - start, tf.int64)], inner], 0)
+        inner_sizes = part.dense_shape[1:]
+        begin = tf.concat([[tf.cast(start, tf.int64)], 0 * inner_sizes], 0)
+        size = tf.concat([[tf.cast(stop - start, tf.int64)], inner_sizes], 0)
         return tf.sparse.slice(part, begin, size)
     return part[start:stop]
 
 
-def _one_length(batch):
+def _common_length(batch):
     """Return the number of samples, which is the same in all parts."""
     names = ("x", "y", "sample_weight")
     lengths = [
@@ -377,7 +384,7 @@ def _one_length(batch):
                 "several inputs. Received: single numbers; a list of numbers "
                 f"becomes an array by numpy.asarray({name})."
             )
-    require_one_length(lengths)
+    require_equal_lengths(lengths)
     if not lengths or not lengths[0][1]:
         raise ValueError("x must hold at least one sample. Received: none")
     return lengths[0][1]

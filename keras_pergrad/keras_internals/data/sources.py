@@ -24,60 +24,60 @@ GRAIN_CLASSES = ("MapDataset", "IterDataset", "DataLoader")
 
 
 def parts_of(dataset):
-    """Return what a `tf.data.Dataset` is made from and calls.
+    """Return the parts of a `tf.data.Dataset`.
 
-    The datasets that it takes, the graphs of the functions that it calls, and
-    the Python function of these, or None.
+    These are its input datasets, the graphs of the functions that it calls,
+    and the Python function behind them, or None.
     """
-    lost = "pipeline reports name no function that a stage calls"
-    graphs = [wrapped.function.graph for wrapped in dataset._functions()]
-    function = optional(dataset, "_map_func", _mapped, lost)
+    effect = "pipeline reports name no function that a stage calls"
+    graphs = [traced.function.graph for traced in dataset._functions()]
+    function = optional(dataset, "_map_func", _example_map, effect)
     if function is not None:
         wrapper = function
-        function = optional(wrapper, "_func", lambda: wrapper, lost)
+        function = optional(wrapper, "_func", lambda: wrapper, effect)
     return dataset._inputs(), graphs, function
 
 
 def buffer_size(dataset):
-    """Return the size of its buffer; None: it has none, or not known."""
-    lost = "pipeline reports do not know the sizes of buffers"
-    return _number(optional(dataset, "_buffer_size", _shuffled, lost))
+    """Return the size of a dataset's buffer, or None."""
+    effect = "pipeline reports do not know the sizes of buffers"
+    return _as_int(optional(dataset, "_buffer_size", _example_shuffle, effect))
 
 
 def batch_size(dataset):
-    """Return the number of elements in a batch; None: no batches."""
-    lost = "pipeline reports do not know the sizes of batches"
-    return _number(optional(dataset, "_batch_size", _batched, lost))
+    """Return the size of a dataset's batches; None: it makes none."""
+    effect = "pipeline reports do not know the sizes of batches"
+    return _as_int(optional(dataset, "_batch_size", _example_batch, effect))
 
 
 def reader_inside(dataset):
-    """Return (the dataset that reads, that of its files); None: no reader."""
-    lost = "pipeline reports do not know whether files are read in turn"
-    reader = optional(dataset, "_impl", _reader, lost)
+    """Return a reader's inner dataset and that of its files, or two None."""
+    effect = "pipeline reports do not know whether files are read in turn"
+    reader = optional(dataset, "_impl", _example_reader, effect)
     if reader is None:
         return None, None
-    return reader, optional(reader, "_input_dataset", _batched, lost)
+    return reader, optional(reader, "_input_dataset", _example_batch, effect)
 
 
-def _number(value):
+def _as_int(value):
     if isinstance(value, tf.Tensor):
         value = tf.get_static_value(value)
     return None if value is None else int(value)
 
 
-def _mapped():
+def _example_map():
     return tf.data.Dataset.range(1).map(tf.identity)
 
 
-def _shuffled():
+def _example_shuffle():
     return tf.data.Dataset.range(1).shuffle(1)
 
 
-def _batched():
+def _example_batch():
     return tf.data.Dataset.range(1).batch(1)
 
 
-def _reader():
+def _example_reader():
     return tf.data.TFRecordDataset([])
 
 
@@ -87,6 +87,9 @@ ModelProto = model_pb2.ModelProto
 
 class StandIn(tf.data.Iterator):
     """An iterator in the place of another; one spec serves many calls."""
+
+    # The spec is given, not made from the iterator: one object, whose hash is
+    # known, serves every call.
 
     def __init__(self, iterator, spec):
         self.iterator, self.spec = iterator, spec
@@ -138,7 +141,8 @@ class StandInSpec(tf.TypeSpec):
     def _component_specs(self):
         return self._parts[0]._component_specs
 
-    # The iterator's own components: each level of types slows every call.
+    # These delegate to the iterator's own spec, not to a nested one: each
+    # level of specs slows every call.
     def _to_components(self, value):
         return self._parts[0]._to_components(value.iterator)
 
@@ -158,71 +162,77 @@ def read_threads(data):
     """Return how many threads of Grain read samples; its default is 16."""
     import grain
 
-    lost = "reports take Grain's default for the number of reading threads"
-    for node in _nodes(data):
-        options = optional(node, "_read_options", _read_numbers, lost)
+    effect = "reports take Grain's default for the number of reading threads"
+    for stage in _upstream_stages(data):
+        options = optional(stage, "_read_options", _example_grain_iter, effect)
         if options is not None:
-            return _setting(options.num_threads)
+            return _plain_setting(options.num_threads)
     # A user's own IterDataset reads in the thread that asks.
-    maps = any(is_grain(node, "MapDataset") for node in _nodes(data))
-    return _setting(grain.ReadOptions().num_threads) if maps else 0
+    has_maps = any(
+        is_grain(stage, "MapDataset") for stage in _upstream_stages(data)
+    )
+    return _plain_setting(grain.ReadOptions().num_threads) if has_maps else 0
 
 
 def worker_processes(data):
     """Return Grain's worker processes; 0: the training process loads."""
-    counts = map(_worker_count, _nodes(data))
-    return next((count for count in counts if count is not None), 0)
+    process_counts = map(_worker_count, _upstream_stages(data))
+    return next((count for count in process_counts if count is not None), 0)
 
 
-def _nodes(data):
-    """Return a dataset and all that it is made of, the last stage first."""
-    lost = "of a Grain pipeline reports know the last stage alone"
-    nodes = [data]
-    for node in nodes:  # it grows
-        nodes += optional(node, "_parents", _numbers, lost, ())
-    return nodes
+def _upstream_stages(data):
+    """List a dataset and all stages before it, the last one first."""
+    effect = "of a Grain pipeline reports know the last stage alone"
+    stages = [data]
+    for stage in stages:  # the list grows meanwhile
+        stages += optional(stage, "_parents", _example_grain_map, effect, ())
+    return stages
 
 
-def _setting(number):
-    """Return a setting that Grain may choose by itself as a plain number."""
+def _plain_setting(number):
+    """Return as a plain number a setting that Grain may tune by itself."""
     return int(getattr(number, "value", number))
 
 
-def _worker_count(node):
+def _worker_count(stage):
     """Return the processes of a loader or stage; None: none of its own."""
-    lost = "reports do not know the worker processes of Grain"
-    if is_grain(node, "DataLoader"):
-        options = optional(node, "_multiprocessing_options", _loader, lost)
+    effect = "reports do not know the worker processes of Grain"
+    if is_grain(stage, "DataLoader"):
+        options = optional(
+            stage, "_multiprocessing_options", _example_loader, effect
+        )
     else:  # an earlier Grain has it in a stage
-        options = getattr(node, "_multiprocessing_options", None)
+        options = getattr(stage, "_multiprocessing_options", None)
     if options is not None:
         return int(options.num_workers)
-    name = type(node).__name__
+    name = type(stage).__name__
     if "Interleave" in name or "ProcessPrefetch" in name:
-        return len(optional(node, "_datasets", _interleaved, lost) or ())
+        return len(
+            optional(stage, "_datasets", _example_interleave, effect) or ()
+        )
     return None
 
 
-def _numbers():
+def _example_grain_map():
     import grain
 
     return grain.MapDataset.range(1)
 
 
-def _read_numbers():
-    return _numbers().to_iter_dataset()
+def _example_grain_iter():
+    return _example_grain_map().to_iter_dataset()
 
 
-def _interleaved():
+def _example_interleave():
     import grain
 
-    numbers = [_read_numbers()]
+    numbers = [_example_grain_iter()]
     return grain.experimental.InterleaveIterDataset(numbers, cycle_length=1)
 
 
-def _loader():
+def _example_loader():
     import grain
 
-    one: Any = range(1)
-    sampler = grain.samplers.SequentialSampler(len(one))
-    return grain.DataLoader(data_source=one, sampler=sampler)
+    source: Any = range(1)
+    sampler = grain.samplers.SequentialSampler(len(source))
+    return grain.DataLoader(data_source=source, sampler=sampler)

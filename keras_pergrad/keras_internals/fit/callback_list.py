@@ -12,7 +12,7 @@ import weakref
 import keras
 
 _BATCH_BEGINS = "on_batch_begin", "on_train_batch_begin", "on_test_batch_begin"
-#: They read what others have written into the logs.
+#: Callbacks of Keras that read what others have written into the logs.
 _READERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.EarlyStopping,
@@ -23,8 +23,8 @@ _READERS = (
 )
 
 
-class Guest(keras.callbacks.Callback):
-    """A callback of this package that the user has not put into the list."""
+class InternalCallback(keras.callbacks.Callback):
+    """A callback that this package, not the user, puts into the list."""
 
 
 class PreparesFit(keras.callbacks.Callback):
@@ -42,14 +42,14 @@ def prepare_fit(model, arguments):
 
 
 def listed(callbacks):
-    """List what `fit` was given: None, a callback, several, or Keras's list."""
+    """List the callbacks given to `fit`: none, one, several or Keras's list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return keras.tree.flatten(callbacks or [])
 
 
 def with_first(first, callbacks):
-    """Return what to give to `fit`, so that a callback comes first."""
+    """Return callbacks for `fit` of which a given one comes first."""
     in_order = [first, *(c for c in listed(callbacks) if c is not first)]
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return in_order
@@ -59,33 +59,40 @@ def with_first(first, callbacks):
 
 @contextlib.contextmanager
 def restored(callbacks):
-    """Put the callbacks of a list of the user's back in order at the end."""
-    before = listed(callbacks)
-    place = {id(callback): k for k, callback in enumerate(before)}
+    """Restore the order of a user's `CallbackList` at the end."""
+    original = listed(callbacks)
+    positions = {id(callback): k for k, callback in enumerate(original)}
     try:
         yield
     finally:
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            now = callbacks.callbacks
-            now.sort(key=lambda callback: place.get(id(callback), len(place)))
+            current = callbacks.callbacks
+            current.sort(
+                key=lambda callback: positions.get(id(callback), len(positions))
+            )
             # What the user has added stays.
-            now[:] = [c for c in now if c in before or not isinstance(c, Guest)]
+            current[:] = [
+                c
+                for c in current
+                if c in original or not isinstance(c, InternalCallback)
+            ]
 
 
 def go_before_readers(callback, callback_list):
     """Move a callback before the first that would miss what it logs.
 
-    Called when training begins, while Keras goes through the list. What a
-    `fit` that failed has left in the list is removed.
+    Call it when training begins, while Keras goes through the list. It also
+    removes what a failed `fit` has left in the list.
     """
     callbacks = [] if callback_list is None else callback_list.callbacks
+    # In place: Keras is iterating over this list.
     callbacks[:] = [c for c in callbacks if type(c) is not CalledLast]
     if callback not in callbacks:
         return
-    here = callbacks.index(callback)
-    for place, other in enumerate(callbacks[:here]):
+    position = callbacks.index(callback)
+    for index, other in enumerate(callbacks[:position]):
         if isinstance(other, _READERS):
-            callbacks.insert(place, callbacks.pop(here))
+            callbacks.insert(index, callbacks.pop(position))
             return
 
 
@@ -94,20 +101,22 @@ def is_last(callback, callback_list):
     callbacks = listed(callback_list)
     if callback not in callbacks:
         return False
-    behind = callbacks[callbacks.index(callback) + 1 :]
-    return not any(_acts(c, hook) for c in behind for hook in _BATCH_BEGINS)
+    later = callbacks[callbacks.index(callback) + 1 :]
+    return not any(
+        _overrides_hook(c, hook) for c in later for hook in _BATCH_BEGINS
+    )
 
 
-def _acts(callback, hook):
-    # A hook that is set on the object is not a method.
+def _overrides_hook(callback, hook):
+    # A hook that is set on the object itself has no `__func__`: it acts.
     function = getattr(getattr(callback, hook), "__func__", None)
     return function is not getattr(keras.callbacks.Callback, hook)
 
 
-class CalledLast(Guest):
-    """Calls a function when all others have been told that a batch begins.
+class CalledLast(InternalCallback):
+    """A callback that calls a function after all others, as a batch begins.
 
-    It stands in the list only that long.
+    It is in the list for this one batch only.
     """
 
     def __init__(self, callback_list, function):
@@ -115,7 +124,7 @@ class CalledLast(Guest):
         self._callbacks, self._function = callback_list.callbacks, function
 
     def join(self):
-        """Stand last; called by a callback that is told of the batch."""
+        """Go to the end of the list; call it in a hook for the same batch."""
         if type(self._callbacks[-1]) is not CalledLast:
             self._callbacks.append(self)
 
@@ -136,9 +145,10 @@ class CalledLast(Guest):
 # later `fit`.
 
 
-_OPEN = weakref.WeakKeyDictionary()
+# A model in its `fit` → the stack of what is undone at the end of it.
+_FIT_STACKS = weakref.WeakKeyDictionary()
 # Keras's list of callbacks → what is undone when a hook of it raises.
-_UNDONE = weakref.WeakKeyDictionary()
+_UNDO_ON_ERROR = weakref.WeakKeyDictionary()
 _HOOKS = [
     f"on_{what}_{when}"
     for what in ("epoch", "train", "train_batch", "test", "test_batch")
@@ -147,44 +157,45 @@ _HOOKS = [
 
 
 @contextlib.contextmanager
-def undone_at_the_end(model):
-    """Undo inside of a `fit` of the model what `at_end_of_fit` was given."""
-    around = _OPEN.get(model)
+def undo_at_end(model):
+    """Undo what `at_end_of_fit` was given, when this `fit` of a model ends."""
+    # A `fit` may run inside of another, as in a user's callback.
+    outer_stack = _FIT_STACKS.get(model)
     try:
         with contextlib.ExitStack() as stack:
-            _OPEN[model] = stack
+            _FIT_STACKS[model] = stack
             yield
     finally:
-        if around is None:
-            _OPEN.pop(model, None)
+        if outer_stack is None:
+            _FIT_STACKS.pop(model, None)
         else:
-            _OPEN[model] = around
+            _FIT_STACKS[model] = outer_stack
 
 
 def at_end_of_fit(model, callback_list, undo):
     """Have `undo()` called, perhaps again, when the running `fit` ends."""
-    if model in _OPEN:
-        _OPEN[model].callback(undo)
+    if model in _FIT_STACKS:
+        _FIT_STACKS[model].callback(undo)
     elif callback_list is not None:
         weakref.finalize(callback_list, undo)
-        if callback_list not in _UNDONE:
-            _UNDONE[callback_list] = []
+        if callback_list not in _UNDO_ON_ERROR:
+            _UNDO_ON_ERROR[callback_list] = []
             for name in _HOOKS:
-                setattr(callback_list, name, _watched(callback_list, name))
-        _UNDONE[callback_list].append(undo)
+                setattr(callback_list, name, _undoing_hook(callback_list, name))
+        _UNDO_ON_ERROR[callback_list].append(undo)
 
 
-def _watched(callback_list, name):
-    """Return a hook of a list that undoes all before an error leaves it."""
+def _undoing_hook(callback_list, name):
+    """Return a hook that, before it passes an error on, undoes all."""
     # A strong reference would keep the list from being freed in time.
     reference = weakref.ref(callback_list)
 
     def hook(*args, **kwargs):
-        owner = reference()
+        target = reference()
         try:
-            return getattr(type(owner), name)(owner, *args, **kwargs)
+            return getattr(type(target), name)(target, *args, **kwargs)
         except BaseException:
-            for undo in reversed(_UNDONE.pop(owner, ())):
+            for undo in reversed(_UNDO_ON_ERROR.pop(target, ())):
                 undo()
             raise
 
@@ -226,15 +237,17 @@ def running_fit(model):
             if owner is model and name in ("fit", "evaluate"):
                 running.data = frame.f_locals.get("x")
                 running.batch_size = frame.f_locals.get("batch_size")
-                if running.batch_size is None and _is_of_arrays(running.data):
+                if running.batch_size is None and _has_only_arrays(
+                    running.data
+                ):
                     running.batch_size = _BATCH_SIZE
                 break
             frame = frame.f_back
         return running
     finally:
-        del frame
+        del frame  # it would keep all locals of the frames alive
 
 
-def _is_of_arrays(data):
+def _has_only_arrays(data):
     parts = keras.tree.flatten(data)
     return bool(parts) and all(hasattr(part, "__array__") for part in parts)

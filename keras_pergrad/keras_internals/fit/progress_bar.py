@@ -8,11 +8,11 @@ import keras
 
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.fit.callback_list import (
-    Guest,
+    InternalCallback,
     at_end_of_fit,
     listed,
     running_fit,
-    undone_at_the_end,
+    undo_at_end,
     with_first,
 )
 
@@ -22,112 +22,115 @@ _HOOKS = "on_train_batch_end", "on_epoch_end", "on_test_end"
 def leave_out(callback, callback_list, hidden):
     """Keep names out of the progress bar until the running `fit` ends.
 
-    They stay in the logs, which other callbacks and the history get.
-    `hidden(name, value)` tells which.
+    They stay in the logs for other callbacks and the history.
+    `hidden(name, value)` tells which names these are.
     """
     for bar in _bars(callback_list):
-        told = _told_less(bar) or _ToldLess(bar)
-        wish = types.SimpleNamespace(hidden=hidden, text=None)
-        told.wishes[callback] = wish
-        undo = functools.partial(told.forget, callback, wish)
+        bar_filter = _filter_of(bar) or _FilteredBar(bar)
+        request = types.SimpleNamespace(hidden=hidden, text=None)
+        bar_filter.requests[callback] = request
+        undo = functools.partial(bar_filter.forget, callback, request)
         at_end_of_fit(callback.model, callback_list, undo)
 
 
 def print_below(callback, callback_list, text):
     """Print a text once the bar has shown what the callback logs now."""
+    # If the callback comes before the bar, the bar's hook prints the text. If
+    # it comes after, the bar is on the screen already.
     callbacks, bars = listed(callback_list), _bars(callback_list)
     if bars and callback in callbacks[: callbacks.index(bars[0])]:
-        _told_less(bars[0]).wishes[callback].text = text
+        _filter_of(bars[0]).requests[callback].text = text
     elif text:
         print(text, flush=True)
 
 
-def hidden_of_mode(name, value):
-    """Whether a figure that a gradient mode logs is left out."""
+def is_hidden_figure(name, value):
+    """Whether the bar leaves out a figure that a gradient mode logs."""
     if name.endswith("nonfinite_samples"):
         return not float(value)
     return name.endswith("gradient_variance")
 
 
 def _bars(callback_list):
-    kind = keras.callbacks.ProgbarLogger
-    return [c for c in listed(callback_list) if isinstance(c, kind)]
+    logger_class = keras.callbacks.ProgbarLogger
+    return [c for c in listed(callback_list) if isinstance(c, logger_class)]
 
 
-def _told_less(bar):
+def _filter_of(bar):
     return getattr(bar.on_epoch_end, "told_less", None)
 
 
-class _ToldLess:
-    """The hooks of one bar, which leave out what callbacks wish."""
+class _FilteredBar:
+    """The hooks of one bar, which leave out what callbacks ask for."""
 
     def __init__(self, bar):
-        self.wishes = {}
+        self.requests = {}
         self._hooks = contextlib.ExitStack()
         for name in _HOOKS:
             hook = self._hook(getattr(bar, name))
             self._hooks.enter_context(attribute(bar, name, hook))
 
-    def forget(self, callback, wish):
-        """End a wish; after the last one the bar is as it was."""
-        if self.wishes.get(callback) is wish:
-            del self.wishes[callback]
-        if not self.wishes:
+    def forget(self, callback, request):
+        """Drop a request; after the last one restore the bar."""
+        if self.requests.get(callback) is request:
+            del self.requests[callback]
+        if not self.requests:
             self._hooks.close()
 
     def _hook(self, method):
         @functools.wraps(method)
-        def hook(*given, **named):
-            *number, logs = *given, *named.values()
-            wishes = list(self.wishes.values())
-            for wish in wishes if logs else ():
+        def hook(*args, **kwargs):
+            *leading, logs = *args, *kwargs.values()
+            requests = list(self.requests.values())
+            for request in requests if logs else ():
                 items = logs.items()
-                logs = {k: v for k, v in items if not wish.hidden(k, v)}
-            method(*number, logs)
-            for wish in wishes:
-                if wish.text:
-                    print(wish.text, flush=True)
-                wish.text = None
+                logs = {k: v for k, v in items if not request.hidden(k, v)}
+            method(*leading, logs)
+            for request in requests:
+                if request.text:
+                    print(request.text, flush=True)
+                request.text = None
 
         hook.told_less = self
         return hook
 
 
-# The end of epochs, of which gradient modes are told, and of a `fit`.
+# A callback that tells the gradient mode when an epoch ends.
 
 
 @contextlib.contextmanager
 def end_of_epochs(model, callbacks):
-    """Yield the callbacks for `fit`, with one more as the first.
+    """Yield the callbacks for `fit`, with one that ends the mode's epochs.
 
-    What they have changed is undone at the end, also if `fit` raises.
+    It is the first. What callbacks have changed is undone at the end, also if
+    `fit` raises.
     """
     end = _EndOfEpoch()
     end.set_model(model)
-    with undone_at_the_end(model):
+    with undo_at_end(model):
         yield with_first(end, callbacks)
 
 
-class _EndOfEpoch(Guest):
+class _EndOfEpoch(InternalCallback):
     def __init__(self):
         super().__init__()
-        self._changed = {}
+        self._changed_logs = {}
 
     def on_train_begin(self, logs=None):
         siblings = running_fit(self.model).callback_list
-        leave_out(self, siblings, hidden_of_mode)
+        leave_out(self, siblings, is_hidden_figure)
 
     def on_test_begin(self, logs=None):
         # Within fit: validation follows the last batch.
-        self._end()
+        self._end_epoch()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._end()
+        self._end_epoch()
         logs = {} if logs is None else logs
-        logs.update({k: v for k, v in self._changed.items() if k in logs})
-        self._changed = {}
+        logs.update({k: v for k, v in self._changed_logs.items() if k in logs})
+        self._changed_logs = {}
 
-    def _end(self):
+    def _end_epoch(self):
         changed = self.model.gradient_mode.end_epoch(self.model) or {}
-        # Before validation resets them.
-        self._changed.update({k: float(v) for k, v in changed.items()})
+        # As floats, before validation resets the variables behind them.
+        self._changed_logs.update({k: float(v) for k, v in changed.items()})

@@ -1,4 +1,4 @@
-"""The functions with which a model trains and tests, and who stands in them.
+"""A model's train and test functions, and what takes their place.
 
 Keras calls `model.train_function(iterator)` for each step of a `fit`, or for
 `steps_per_execution` at once, and keeps it until `compile`. Nothing else in
@@ -14,7 +14,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import set_aside
+from keras_pergrad.common.batch_marks import peek_batches
 from keras_pergrad.common.patching import attribute
 
 SLOTS = TRAIN, TEST = "train_function", "test_function"
@@ -22,45 +22,46 @@ _END_OF_DATA = StopIteration, tf.errors.OutOfRangeError
 
 
 def fetches_of_a_call(model):
-    """Return how often a call of the train function fetches, at most."""
-    # Once for each step, rounded up to the unrolled loop, and once more.
+    """Return how many batches a call of the train function fetches at most."""
+    # One for each step, rounded up to whole turns of the unrolled loop, and one
+    # more that finds the end of the data.
     steps = int(getattr(model, "steps_per_execution", 1))
     return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
 
 
 def look_ahead(model, iterator):
-    """Return the batches of the next call, and an iterator that has them yet.
+    """Return the batches of the next call, and an iterator from them on.
 
-    None instead of the batches, where they are split over replicas.
+    The batches are None where they are split over replicas.
     """
     if not isinstance(iterator, tf.data.Iterator):
         return None, iterator
-    return set_aside(iterator, model.steps_per_execution)
+    return peek_batches(iterator, model.steps_per_execution)
 
 
 class Wrapped:
-    """A model's train function in a wrapper, for the length of one `fit`.
+    """A wrapper of a model's train function, for the length of one `fit`.
 
-    `step(function, iterator)` is called in its place. If a step raises, no
-    callback is told, so `left()` is called; also, if a `fit` that failed in
-    another callback has left this behind: `batch_begins` was not called.
+    It calls `step(function, iterator)`. Keras tells no callback that a step
+    raised, so `on_abandoned()` is called then. It is also called if a failed
+    `fit` has left the wrapper behind: `batch_begins` was not called.
     """
 
-    def __init__(self, model, step, left=None):
+    def __init__(self, model, step, on_abandoned=None):
         self._model, self._step = model, step
-        self._left = left or self.restore
-        self._begins = False
+        self._on_abandoned = on_abandoned or self.restore
+        self._batch_began = False
         self.function = self.__wrapped__ = model.train_function
-        _put(model, TRAIN, self)
+        _set_function(model, TRAIN, self)
 
     def batch_begins(self):
         """Take note that the next step belongs to this `fit`."""
-        self._begins = True
+        self._batch_began = True
 
     def __call__(self, iterator):
-        begins, self._begins = self._begins, False
-        if self._step is not None and not begins:
-            self._left()
+        batch_began, self._batch_began = self._batch_began, False
+        if self._step is not None and not batch_began:
+            self._on_abandoned()
         if self._step is None:  # another wrapper held this, or still does
             self.restore()
             return self.function(iterator)
@@ -69,22 +70,23 @@ class Wrapped:
         except _END_OF_DATA:
             raise
         except BaseException:
-            self._left()
+            self._on_abandoned()
             raise
 
     def restore(self):
         """Put the train function back, or only pass calls on from now on."""
+        # It cannot be put back while another wrapper is around this one.
         self._step = None
         if self._model.train_function is self:
-            _put(self._model, TRAIN, self.function)
+            _set_function(self._model, TRAIN, self.function)
 
 
 class OneCall:
-    """Stands in for a model's function for exactly one call, each time anew.
+    """A substitute for a model's function, for one call each time it is armed.
 
-    The function is put back as the call begins. So between two calls, whatever
-    happens there (an exception in another callback, Ctrl-C), the model is as
-    it was. `call(slot, function, iterator, model)` is what is called.
+    The function is put back as the call begins. So between two calls the model
+    is as it was, whatever happens there (an exception in another callback,
+    Ctrl-C). The call goes to `call(slot, function, iterator, model)`.
     """
 
     # Only while it is armed: a lasting reference would keep the model alive.
@@ -99,14 +101,14 @@ class OneCall:
         function = getattr(model, self._slot)
         if type(function) is not OneCall:
             self.function = function
-            _put(model, self._slot, self)
+            _set_function(model, self._slot, self)
 
     def restore(self):
         """Put the function back if armed; return it with its model."""
         function, self.function = self.function, None
         model = self._model()
         if model is not None and getattr(model, self._slot) is self:
-            _put(model, self._slot, function)
+            _set_function(model, self._slot, function)
         return function, model
 
     def __call__(self, iterator):
@@ -115,15 +117,15 @@ class OneCall:
 
 
 class Innermost:
-    """Stands in the place of Keras's own train function, below all wrappers.
+    """A substitute for Keras's own train function, below all wrappers.
 
-    `step(function, iterator)` is called in its place until `restore`.
+    It calls `step(function, iterator)` until `restore`.
     """
 
     def __init__(self, model, step):
         self._model, self._step = model, step
         model.make_train_function()
-        above, self.function = _innermost(model)
+        wrapper, self.function = _innermost(model)
         if not _is_keras_own(self.function):
             raise ValueError(
                 "Something has put a function of its own in the place of "
@@ -132,7 +134,7 @@ class Innermost:
                 f"Received: {self.function!r}. Put a callback that wraps it "
                 "after this one."
             )
-        _put_below(model, above, self)
+        _set_below(model, wrapper, self)
 
     def __call__(self, iterator):
         if self._step is None:
@@ -142,45 +144,45 @@ class Innermost:
     def restore(self):
         """Put the function back, or only pass calls on from now on."""
         self._step = None
-        above, function = None, self._model.train_function
-        while isinstance(function, _HOLDERS) and function is not self:
-            above, function = function, function.function
+        wrapper, function = None, self._model.train_function
+        while isinstance(function, _WRAPPERS) and function is not self:
+            wrapper, function = function, function.function
         if function is self:
-            _put_below(self._model, above, self.function)
+            _set_below(self._model, wrapper, self.function)
 
 
-_HOLDERS = Wrapped, Innermost
+_WRAPPERS = Wrapped, Innermost
 
 
 class Variant:
     """A second train function, made once, for another state of the model.
 
-    It takes the place of Keras's own. One that a callback has wrapped stays,
-    and is traced in that state if it is new.
+    It takes the place of Keras's own. A function that a callback has wrapped
+    stays, and if it is new it is traced in that state.
     """
 
-    _own = _second = None
+    _original = _variant = None
 
     def use(self, model):
-        """Have the model, which is in that state, train by it."""
+        """Let the model, which is in that state, train by this function."""
         model.make_train_function()
-        above, own = _innermost(model)
-        self._own = own if _is_keras_own(own) else None
-        if self._own is None:
+        wrapper, original = _innermost(model)
+        self._original = original if _is_keras_own(original) else None
+        if self._original is None:
             return
-        if self._second is None:
-            with made(model, anew=True) as self._second:
+        if self._variant is None:
+            with made(model, anew=True) as self._variant:
                 pass
-        _put_below(model, above, self._second)
+        _set_below(model, wrapper, self._variant)
 
     def put_back(self, model):
-        """Put back Keras's own; where either was wrapped, Keras makes anew."""
-        above, function = _innermost(model)
-        if function is self._second:
-            _put_below(model, above, self._own)
+        """Put back Keras's own; if either was wrapped, have Keras remake it."""
+        wrapper, function = _innermost(model)
+        if function is self._variant:
+            _set_below(model, wrapper, self._original)
         else:
-            _put(model, TRAIN, None)
-        self._own = None
+            _set_function(model, TRAIN, None)
+        self._original = None
 
 
 class IteratorTaker(keras.Model):
@@ -213,34 +215,34 @@ def make_for_mode(model, keras_model, force):
 @contextlib.contextmanager
 def made(model, anew):
     """Yield a model's train function, or a new one; put the old one back."""
-    before = model.train_function
+    original = model.train_function
     try:
         model.make_train_function(force=anew)
         yield model.train_function
     finally:
-        _put(model, TRAIN, before)
+        _set_function(model, TRAIN, original)
 
 
 def _innermost(model):
     """Return the train function below our wrappers, and the lowest of these."""
-    above, function = None, model.train_function
-    while isinstance(function, _HOLDERS):
-        above, function = function, function.function
-    return above, function
+    wrapper, function = None, model.train_function
+    while isinstance(function, _WRAPPERS):
+        wrapper, function = function, function.function
+    return wrapper, function
 
 
 def _is_keras_own(function):
     return getattr(function, "__module__", "").startswith("keras.")
 
 
-def _put_below(model, above, function):
+def _set_below(model, wrapper, function):
     """Put a train function below a wrapper; None: below none."""
-    if above is None:
-        _put(model, TRAIN, function)
+    if wrapper is None:
+        _set_function(model, TRAIN, function)
     else:
-        above.function = function
+        wrapper.function = function
 
 
-def _put(model, slot, function):
+def _set_function(model, slot, function):
     # Not through Keras's tracking `__setattr__`, which costs more.
     object.__setattr__(model, slot, function)

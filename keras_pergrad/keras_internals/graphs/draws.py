@@ -46,7 +46,8 @@ class Draw:
     graph: object
 
     def rows(self):
-        """Return the drawn numbers, a row a sample; for dropout its scale."""
+        """Return the drawn numbers, a row per sample; of dropout its mask."""
+        # With the same seed, dropout of ones is the mask with its scale.
         if self.name != "dropout":
             return self.result
         with _pinned_seed(self.seed):
@@ -56,8 +57,8 @@ class Draw:
             )
 
 
-class _Dispatch(threading.local):
-    """What the draws of this thread are to do.
+class _ThreadDispatch(threading.local):
+    """What the draws of a thread do.
 
     Attributes:
         handlers: functions of (name, original, args, seed, kwargs); the last
@@ -69,77 +70,81 @@ class _Dispatch(threading.local):
         self.handlers, self.seeds = [], []
 
 
-_HERE = _Dispatch()
-_LOCK = threading.Lock()
-_OPEN = []
+_DISPATCH = _ThreadDispatch()
+_PATCH_LOCK = threading.Lock()
+_ACTIVE_PATCHES = []
 
 
-def _dispatched(name, original):
-    """Return a random function that asks what draws of its thread do."""
+def _dispatching_function(name, original):
+    """Return a random function that calls the handler of its thread."""
 
     @functools.wraps(original)
     def function(*args, seed=None, **kwargs):
-        if not _HERE.handlers:
-            # Another thread, which has nothing to do with the model.
+        if not _DISPATCH.handlers:
+            # This is another thread, which has nothing to do with the model.
             return original(*args, seed=seed, **kwargs)
-        handler = _HERE.handlers[-1]
+        handler = _DISPATCH.handlers[-1]
         return handler(name, original, args, seed, kwargs)
 
     return function
 
 
-def _pinnable(original):
+def _pinnable_draw_seed(original):
     def draw_seed(seed):
-        return _HERE.seeds[-1] if _HERE.seeds else original(seed)
+        return _DISPATCH.seeds[-1] if _DISPATCH.seeds else original(seed)
 
     return draw_seed
 
 
 @contextlib.contextmanager
-def _replaced():
+def _patched_backend():
     """Replace Keras's random functions while any thread needs it."""
-    with _LOCK:
-        if not _OPEN:
+    with _PATCH_LOCK:
+        if not _ACTIVE_PATCHES:
             stack = contextlib.ExitStack()
             for name in FUNCTIONS:
-                function = _dispatched(name, getattr(backend_random, name))
+                function = _dispatching_function(
+                    name, getattr(backend_random, name)
+                )
                 stack.enter_context(attribute(backend_random, name, function))
-            pinnable = _pinnable(backend_random.draw_seed)
+            draw_seed = _pinnable_draw_seed(backend_random.draw_seed)
             stack.enter_context(
-                attribute(backend_random, "draw_seed", pinnable)
+                attribute(backend_random, "draw_seed", draw_seed)
             )
-            _OPEN.append(stack)
+            # The first to come patches for all threads, the last to leave
+            # restores. There is an entry for each; the first has the stack.
+            _ACTIVE_PATCHES.append(stack)
         else:
-            _OPEN.append(None)
+            _ACTIVE_PATCHES.append(None)
     try:
         yield
     finally:
-        with _LOCK:
-            if len(_OPEN) == 1:
-                _OPEN[0].close()
-                _OPEN.clear()
+        with _PATCH_LOCK:
+            if len(_ACTIVE_PATCHES) == 1:
+                _ACTIVE_PATCHES[0].close()
+                _ACTIVE_PATCHES.clear()
             else:
-                _OPEN.pop()
+                _ACTIVE_PATCHES.pop()
 
 
 @contextlib.contextmanager
 def _handled_by(handler):
-    with _replaced():
-        _HERE.handlers.append(handler)
+    with _patched_backend():
+        _DISPATCH.handlers.append(handler)
         try:
             yield
         finally:
-            _HERE.handlers.pop()
+            _DISPATCH.handlers.pop()
 
 
 @contextlib.contextmanager
 def _pinned_seed(seed):
-    with _replaced():
-        _HERE.seeds.append(seed)
+    with _patched_backend():
+        _DISPATCH.seeds.append(seed)
         try:
             yield
         finally:
-            _HERE.seeds.pop()
+            _DISPATCH.seeds.pop()
 
 
 def current_graph():
@@ -154,6 +159,7 @@ def recording(on_draw):
     """Call `on_draw(draw)` for every random draw of this thread inside."""
 
     def record(name, original, args, seed, kwargs):
+        # The seed is drawn here, once, so that a replay can repeat the draw.
         seed = backend_random.draw_seed(seed)
         with _pinned_seed(seed):
             result = original(*args, seed=seed, **kwargs)
@@ -166,7 +172,7 @@ def recording(on_draw):
 
 @contextlib.contextmanager
 def replaying(rows):
-    """Answer the thread's draws from `rows`; for dropout that is the mask."""
+    """Answer the thread's draws from `rows`; a dropout's row is its mask."""
     rows = list(rows)
 
     def replay(name, original, args, seed, kwargs):

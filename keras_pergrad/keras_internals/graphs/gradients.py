@@ -21,14 +21,22 @@ from keras_pergrad.keras_internals.graphs.nodes import (
     only_computes,
 )
 
-#: Gradients end here: what comes out counts as a constant.
+#: Types of ops whose outputs count as constants: no gradient passes them.
 ENDS = {"PreventGradient", "StopGradient"}
 #: Ops whose gradients heed `skip_input_indices`.
-_HEED = {"Add", "AddV2", "MatMul", "Mul", "Pow", "SquaredDifference", "Sub"}
+_SKIPPABLE_OPS = {
+    "Add",
+    "AddV2",
+    "MatMul",
+    "Mul",
+    "Pow",
+    "SquaredDifference",
+    "Sub",
+}
 
 
-def _of_data(op, gradient):
-    """Return the gradients of a product of data with a matrix: data's alone."""
+def _data_gradient(op, gradient):
+    """Return the gradient at the data, alone, of its product with a matrix."""
     x, y = op.get_attr("adj_x"), op.get_attr("adj_y")
     matrix = op.inputs[1]
     if x:
@@ -37,121 +45,129 @@ def _of_data(op, gradient):
 
 
 #: Type of op → its gradient where the weight needs none.
-_FIRST_ALONE = {
-    "BatchMatMulV2": _of_data,
+_DATA_GRADIENTS = {
+    "BatchMatMulV2": _data_gradient,
     "BiasAdd": lambda op, gradient: (gradient, None),
 }
 
 
-def _of_lookup(op, gradient):
+def _lookup_gradient(op, gradient):
     """Return the gradient of a look-up of each sample's own entries.
 
-    TensorFlow's takes an index beyond a sample's entries for one of the next
-    sample's, or of the one before. Here it is of no entry. Look-ups on CPUs
-    refuse such indices; XLA takes the nearest entry, and a GPU zeros.
+    TensorFlow's gradient takes an index beyond a sample's entries for one of
+    the next sample, or of the one before. Here it belongs to no entry. Forward,
+    CPUs refuse such indices, XLA takes the nearest entry, and a GPU zeros.
     """
     table, ids, axis = op.inputs
     axis = int(tf.get_static_value(axis)) % table.shape.rank
     if ids.dtype == tf.int16:
         ids = tf.cast(ids, tf.int32)
     length = tf.shape(table, ids.dtype)[axis]
-    inside = tf.maximum(tf.minimum(ids, length - 1), 0)
-    own, batch = tf.identity(table), _batch_dims(op)
-    again = tf.gather(own, inside, axis=axis, batch_dims=batch)
-    # The axes of indices come where that of the entries was.
-    before = (*[slice(None)] * batch, *[None] * (axis - batch))
-    behind = [None] * (table.shape.rank - axis - 1)
-    is_inside = tf.equal(ids, inside)[(*before, ..., *behind)]
+    clipped_ids = tf.maximum(tf.minimum(ids, length - 1), 0)
+    entries, batch_dims = tf.identity(table), _batch_dims(op)
+    lookup = tf.gather(entries, clipped_ids, axis=axis, batch_dims=batch_dims)
+    # The result has the axes of the indices in the place of the entries' axis.
+    leading_axes = (*[slice(None)] * batch_dims, *[None] * (axis - batch_dims))
+    trailing_axes = [None] * (table.shape.rank - axis - 1)
+    is_inside = tf.equal(ids, clipped_ids)[(*leading_axes, ..., *trailing_axes)]
     gradient = tf.where(is_inside, gradient, tf.zeros([], gradient.dtype))
-    return *tf.gradients(again, own, gradient), None, None
+    return *tf.gradients(lookup, entries, gradient), None, None
 
 
 def _batch_dims(op):
     """Return how many axes a look-up and its indices share; 0: not known."""
     table, ids, axis = op.inputs
-    unknown = None in (table.shape.rank, ids.shape.rank)
-    if unknown or tf.get_static_value(axis) is None:
+    is_unknown = None in (table.shape.rank, ids.shape.rank)
+    if is_unknown or tf.get_static_value(axis) is None:
         return 0
-    batch = op.get_attr("batch_dims")
-    return batch + ids.shape.rank if batch < 0 else batch
+    batch_dims = op.get_attr("batch_dims")
+    return batch_dims + ids.shape.rank if batch_dims < 0 else batch_dims
 
 
-#: The axes that the weight has there.
-_WEIGHT = {"BatchMatMulV2": "io", "BiasAdd": "o"}
+#: Type of op → the axes of its weight, i in and o out.
+_WEIGHT_AXES = {"BatchMatMulV2": "io", "BiasAdd": "o"}
 
 
-def op_gradients(outputs, inputs, deltas, graph, ends=()):
-    """Return inputs' gradients; `graph` may be around that being built.
+def op_gradients(outputs, inputs, cotangents, graph, ends=()):
+    """Return the gradients at the inputs of ops of a graph.
 
-    No gradient goes on from the tensors `ends` to what they were made of.
+    `graph` is the one being built or one around it. No gradient goes on from
+    the tensors `ends` to what they were made of.
     """
     return gradients_util._GradientsHelper(
-        outputs, inputs, deltas, stop_gradients=list(ends), src_graph=graph
+        outputs, inputs, cotangents, stop_gradients=list(ends), src_graph=graph
     )
 
 
-def gradients_at(targets, sources, operations, given=None):
-    """Return `tf.gradients` of the sources, without ops that none needs.
+def gradients_at(targets, sources, operations, cotangents=None):
+    """Return `tf.gradients` at the sources, without ops that none needs.
 
     `tf.gradients` differentiates an op for all of its inputs. For a bias that
-    is a sum over the batch, which nothing takes if the bias is no source.
+    is a sum over the batch, which is of no use if the bias is no source.
     `operations` are those between sources and targets, and maybe others.
     """
+    # TensorFlow reads these attributes of ops while it differentiates. They are
+    # taken off again, since the graph may be differentiated for other sources.
+
     with contextlib.ExitStack() as stack:
-        for op, skipped in _unneeded(operations, sources):
-            if op.type in _HEED:
+        for op, skipped in _unneeded_inputs(operations, sources):
+            if op.type in _SKIPPABLE_OPS:
                 op.skip_input_indices = skipped
                 stack.callback(delattr, op, "skip_input_indices")
-            elif _is_first_alone(op, skipped):
-                op._gradient_function = _FIRST_ALONE[op.type]
+            elif _has_data_gradient(op, skipped):
+                op._gradient_function = _DATA_GRADIENTS[op.type]
                 stack.callback(setattr, op, "_gradient_function", None)
         for op in operations:
             if op.type == "GatherV2" and _batch_dims(op):
-                op._gradient_function = _of_lookup
+                op._gradient_function = _lookup_gradient
                 stack.callback(setattr, op, "_gradient_function", None)
         try:
-            return tf.gradients(targets, sources, given)
+            return tf.gradients(targets, sources, cotangents)
         except LookupError as error:
-            raise ValueError(_without_gradient(error)) from error
+            raise ValueError(_missing_gradient_message(error)) from error
 
 
-def _without_gradient(error):
-    found = re.search(r"operation ?'(.*?)' \(op type: (\w+)\)", str(error))
-    name, kind = found.groups() if found else ("not named", "unknown")
+def _missing_gradient_message(error):
+    match = re.search(r"operation ?'(.*?)' \(op type: (\w+)\)", str(error))
+    name, op_type = match.groups() if match else ("not named", "unknown")
     return (
-        f"The loss depends on weights through the op {kind} ({name}). Expected "
-        "an op whose gradient TensorFlow knows. Put tf.stop_gradient around "
-        "it if no gradient is meant to go through; or take another op. If "
-        "only XLA has it, compile with jit_compile=False."
+        f"The loss depends on weights through the op {op_type} ({name}). "
+        "Expected an op whose gradient TensorFlow knows. Put "
+        "tf.stop_gradient around it if no gradient is meant to go through; or "
+        "take another op. If only XLA has it, compile with jit_compile=False."
     )
 
 
-def _unneeded(operations, sources):
+def _unneeded_inputs(operations, sources):
     """Yield (op, its inputs that depend on no source)."""
-    wanted = {id(t) for t in sources}
+    dependent = {id(t) for t in sources}
     for op in operations:
-        behind = [id(t) in wanted for t in op.inputs]
-        if not any(behind):
+        depends = [id(t) in dependent for t in op.inputs]
+        if not any(depends):
             continue
         if op.type not in ENDS:
-            wanted.update(id(t) for t in op.outputs if _may_pass(t.dtype))
-        if not all(behind):
-            yield op, tuple(k for k, b in enumerate(behind) if not b)
+            dependent.update(
+                id(t) for t in op.outputs if _may_carry_gradient(t.dtype)
+            )
+        if not all(depends):
+            yield op, tuple(k for k, b in enumerate(depends) if not b)
 
 
-def _is_first_alone(op, skipped):
-    """Whether the gradient of its data is one of `_FIRST_ALONE`."""
-    if op.type not in _FIRST_ALONE or skipped != (1,):
+def _has_data_gradient(op, skipped):
+    """Whether the gradient of its data is one of `_DATA_GRADIENTS`."""
+    if op.type not in _DATA_GRADIENTS or skipped != (1,):
         return False
-    own = has_own_gradient(op.node_def.attr) or op._gradient_function
-    # Of a matrix: it is broadcast, never the data.
-    return not own and op.inputs[1].shape.rank == len(_WEIGHT[op.type])
+    is_custom = has_own_gradient(op.node_def.attr) or op._gradient_function
+    # The second input is a weight only if it has no batch axes of its own.
+    return not is_custom and op.inputs[1].shape.rank == len(
+        _WEIGHT_AXES[op.type]
+    )
 
 
-def _may_pass(dtype):
+def _may_carry_gradient(dtype):
     """Whether gradients may pass through tensors of this type."""
-    lists = dtype in (tf.resource, tf.variant)
-    return lists or dtype.is_floating or dtype.is_complex
+    is_handle = dtype in (tf.resource, tf.variant)
+    return is_handle or dtype.is_floating or dtype.is_complex
 
 
 def has_own_gradient(attributes):
@@ -162,36 +178,38 @@ def has_own_gradient(attributes):
 # Ops that only compute, put once more into a graph inside their own.
 
 
-#: Stateful ops that only read. Calls do what their functions do.
-_PURE = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
+#: Stateful ops that only read. A call is as pure as its function.
+_READ_OPS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 
 
 def copy_of(op, inputs):
-    """Put an op into the current graph, with other inputs.
+    """Copy an op into the current graph, with other inputs.
 
     Returns:
-        Its outputs; None: it draws or assigns, which must not happen twice.
+        The copy's outputs; None if the op draws or assigns, which must not
+        happen twice.
     """
     if not _is_pure(op.node_def, Definitions(op.graph), set()):
         return None
     graph = tf.compat.v1.get_default_graph()
-    for name in _functions(op.node_def):
+    for name in _called_names(op.node_def):
         function = called_function(op.graph, name)
         if function is not None:
             graph._add_function_recursive(function)
-    made = graph.create_op(
+    copy = graph.create_op(
         op.type,
         [graph.capture(t) for t in inputs],
         [t.dtype for t in op.outputs],
         attrs=dict(op.node_def.attr.items()),
     )
-    for tensor, output in zip(made.outputs, op.outputs):
+    for tensor, output in zip(copy.outputs, op.outputs):
         tensor.set_shape(output.shape)
-    return list(made.outputs)
+    return list(copy.outputs)
 
 
 def kept_apart(function, *specs):
     """Trace a function that TensorFlow optimizes once, not at each call."""
+    # Grappler would inline the body at each call and optimize every copy.
     traced = tf.function(
         function,
         autograph=False,
@@ -200,7 +218,7 @@ def kept_apart(function, *specs):
     return traced.get_concrete_function(*specs)
 
 
-def _functions(node):
+def _called_names(node):
     """Return the names of the functions that a node calls."""
     functions = [
         function
@@ -212,10 +230,10 @@ def _functions(node):
 
 def _is_pure(node, definitions, seen):
     """Whether a node, with what it calls, may run twice."""
-    called = _functions(node)
-    if not called and node.op not in _PURE:
+    called_names = _called_names(node)
+    if not called_names and node.op not in _READ_OPS:
         return only_computes(node.op)
-    for name in set(called) - seen:
+    for name in set(called_names) - seen:
         seen.add(name)
         function = definitions.definition(name)
         if function is None or not all(
@@ -225,7 +243,7 @@ def _is_pure(node, definitions, seen):
     return True
 
 
-# Marks on ops that TensorFlow's optimisation, or the types of a step, heed.
+# Marks on ops, read by TensorFlow's optimisation or by the types of a step.
 
 
 #: What the mark of an op of this package is called. No name of a layer or
@@ -236,20 +254,20 @@ WHOLE_LOSS = b"whole loss"
 
 
 def keep_op(op):
-    """Keep an op that only a time stamp waits for from being dropped."""
+    """Keep TensorFlow from dropping an op that only a time stamp waits for."""
     op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
 
 
 def same_for_all(tensor):
-    """Return a tensor that is taken not to depend on the samples."""
-    # For what a mode finds out about the model by calling it on samples, such
-    # as whether a loss is a sum or a mean.
-    return _marked(tensor, SAME_FOR_ALL)
+    """Return a copy of a tensor, marked as independent of the samples."""
+    # A mode learns some facts about the model by calling it on samples, such as
+    # whether a loss is a sum or a mean. By its ops such a fact would mix them.
+    return _with_mark(tensor, SAME_FOR_ALL)
 
 
-def whole_loss(tensor):
-    """Return the value of one loss, beside which others may be added."""
-    return _marked(tensor, WHOLE_LOSS)
+def mark_whole_loss(tensor):
+    """Return a copy of a loss, marked as one; others may be added to it."""
+    return _with_mark(tensor, WHOLE_LOSS)
 
 
 def mark_of(op):
@@ -262,7 +280,7 @@ def mark_of(op):
         return None
 
 
-def _marked(tensor, mark):
+def _with_mark(tensor, mark):
     copy = tf.identity(tensor)
     if not tf.executing_eagerly():
         copy.op._set_attr(_MARK, tf.compat.v1.AttrValue(s=mark))

@@ -1,6 +1,7 @@
 """The nodes of graphs and of functions, and what functions capture.
 
-TensorFlow infers all shapes anew there. Nothing runs.
+Nodes can be put into a graph with other shapes. TensorFlow infers all shapes
+anew there. Nothing runs.
 
 Private names in use: `Graph._get_function`, `FuncGraph.captures`,
 `FuncGraph.outer_graph`;
@@ -38,22 +39,23 @@ def called_function(graph, name):
 
 
 def captured_from(graph):
-    """Return id of a captured tensor → the tensor where it comes from."""
+    """Map the id of each captured tensor to the tensor it comes from."""
+    # Functions are nested: an outer tensor may itself be captured further out.
     if not is_function(graph):
         return {}
-    around = captured_from(graph_around(graph))
-    inside = {
-        id(inner): around.get(id(outer), outer)
+    outer_origins = captured_from(graph_around(graph))
+    origins = {
+        id(inner): outer_origins.get(id(outer), outer)
         for outer, inner in captures_of(graph)
     }
-    return {**around, **inside}
+    return {**outer_origins, **origins}
 
 
 def resource_of(handle):
-    """Return a key of what is behind a handle, the same for all its handles."""
+    """Return a key of the resource behind a handle, one for all its handles."""
     if tf.is_symbolic_tensor(handle):
         return id(handle)
-    # Its text has the name and the container, by which TensorFlow finds it.
+    # The text has the name and the container, by which TensorFlow finds it.
     return repr(handle).partition(", type=")[0]
 
 
@@ -74,15 +76,17 @@ class Nodes:
 
     def __init__(self, definition, inputs, outputs, versions):
         self.inputs, self.outputs = list(inputs), list(outputs)
-        given = {name.rsplit(":", 1)[0] for name in self.inputs}
+        input_nodes = {name.rsplit(":", 1)[0] for name in self.inputs}
         self.by_name = {
-            node.name: node for node in definition if node.name not in given
+            node.name: node
+            for node in definition
+            if node.name not in input_nodes
         }
         self.needs = {
             name: [tensor_name(part)[0] for part in node.input]
             for name, node in self.by_name.items()
         }
-        self._versions, self._made_from = versions, None
+        self._versions, self._source_graph = versions, None
 
     @classmethod
     def of_graph(cls, graph, inputs):
@@ -90,7 +94,7 @@ class Nodes:
         definition = graph.as_graph_def()
         names = [t.name for t in inputs]
         nodes = cls(definition.node, names, (), definition.versions)
-        nodes._made_from = graph
+        nodes._source_graph = graph
         return nodes
 
     @classmethod
@@ -107,19 +111,19 @@ class Nodes:
         return cls(nodes.node, inputs, outputs, nodes.versions)
 
     def handed_on(self):
-        """Return the places of inputs that are outputs at the same place."""
-        places = set()
-        for k, (given, name) in enumerate(zip(self.inputs, self.outputs)):
+        """Return the indices at which an input is passed on as the output."""
+        indices = set()
+        for k, (input_name, name) in enumerate(zip(self.inputs, self.outputs)):
             node = self.by_name.get(name.rsplit(":", 1)[0])
             while node is not None and node.op == "Identity":
                 name = tensor_name(node.input[0])[1]
                 node = self.by_name.get(name.rsplit(":", 1)[0])
-            if name == given:
-                places.add(k)
-        return places
+            if name == input_name:
+                indices.add(k)
+        return indices
 
     def call_functions(self, definition_of):
-        """Let nodes whose op is a function's name be ordinary calls of it."""
+        """Turn nodes whose op is a function's name into ordinary calls."""
         for name, node in self.by_name.items():
             if op_definition(node.op) is not None:
                 continue
@@ -131,71 +135,74 @@ class Nodes:
             )
             call.attr["f"].func.name = node.op
             signature = definition.signature
-            for key, given in (
+            for key, arguments in (
                 ("Tin", signature.input_arg),
                 ("Tout", signature.output_arg),
             ):
-                call.attr[key].list.type.extend(a.type for a in given)
+                call.attr[key].list.type.extend(a.type for a in arguments)
             self.by_name[name] = call
 
     def only(self, names):
-        """Keep these nodes and what they need, in data or order."""
-        kept, waiting = set(), list(names)
-        while waiting:
-            name = waiting.pop()
-            if name not in kept and name in self.by_name:
-                kept.add(name)
-                waiting += self.needs[name]
-        self.by_name = {k: v for k, v in self.by_name.items() if k in kept}
+        """Keep these nodes and what they need, by data or by control edges."""
+        needed, pending = set(), list(names)
+        while pending:
+            name = pending.pop()
+            if name not in needed and name in self.by_name:
+                needed.add(name)
+                pending += self.needs[name]
+        self.by_name = {k: v for k, v in self.by_name.items() if k in needed}
         self.needs = {k: self.needs[k] for k in self.by_name}
 
     def shape_of(self, name, shape):
-        """Return what is known of the shape of a tensor, with `shape`."""
-        if self._made_from is None:
+        """Refine an inferred shape by the one that the tensor had before."""
+        if self._source_graph is None:
             return shape
-        known = self._made_from.get_tensor_by_name(name).shape
-        if not shape.is_compatible_with(known):
+        traced_shape = self._source_graph.get_tensor_by_name(name).shape
+        if not shape.is_compatible_with(traced_shape):
             return shape
-        return shape.merge_with(known)
+        return shape.merge_with(traced_shape)
 
-    def put(self, graph, names, known):
-        """Put nodes and what is not `known` of their needs into a graph."""
-        part = tf.compat.v1.GraphDef(versions=self._versions)
-        inside, mapping = set(names), {}
+    def put(self, graph, names, tensors):
+        """Import nodes into a graph; return its ops → the nodes' names.
+
+        `tensors`: by name, what the nodes take; their outputs are added to it.
+        """
+        graph_def = tf.compat.v1.GraphDef(versions=self._versions)
+        imported, mapping = set(names), {}
         for name in names:
-            node = part.node.add()
+            node = graph_def.node.add()
             node.CopyFrom(self.by_name[name])
-            # An op beside which it should be may be missing.
+            # "_class" asks for the device of another op, which may be missing.
             node.attr.pop("_class", None)
             node.device = ""
             del node.input[:]
-            for text in self.by_name[name].input:
-                source, key = tensor_name(text)
-                if source in inside:
-                    node.input.append(text)
+            for reference in self.by_name[name].input:
+                source, key = tensor_name(reference)
+                if source in imported:
+                    node.input.append(reference)
                 elif key is not None:
-                    node.input.append(text)
-                    mapping[text] = known[key]
-        if not part.node:
+                    node.input.append(reference)
+                    mapping[reference] = tensors[key]
+        if not graph_def.node:
             return {}
         with graph.as_default():
             operations = tf.graph_util.import_graph_def(
-                part, mapping, list(names), name=""
+                graph_def, mapping, list(names), name=""
             )
-        # A name may have been changed, since a scope has it.
+        # An op may have got another name, since a scope has that one.
         for name, operation in zip(names, operations):
             for k, tensor in enumerate(operation.outputs):
-                known[f"{name}:{k}"] = tensor
+                tensors[f"{name}:{k}"] = tensor
         return dict(zip(operations, names))
 
 
-def tensor_name(text):
-    """Return (node, tensor) of an input of a node; an order has no tensor."""
-    if text.startswith("^"):
-        return text[1:], None
-    if ":" not in text:
-        return text, f"{text}:0"
-    return text.rsplit(":", 1)[0], text
+def tensor_name(reference):
+    """Return (node, tensor) of a node's input; a control edge has no tensor."""
+    if reference.startswith("^"):
+        return reference[1:], None
+    if ":" not in reference:
+        return reference, f"{reference}:0"
+    return reference.rsplit(":", 1)[0], reference
 
 
 def op_definition(op_type):
@@ -221,18 +228,20 @@ class Definitions:
     """The functions that a graph and those around it know."""
 
     def __init__(self, graph):
-        self._graph, self._known = graph, {}
+        self._graph, self._nodes_by_name = graph, {}
 
     def nodes(self, name):
         """Return the `Nodes` of a function, or None."""
-        if name not in self._known:
+        if name not in self._nodes_by_name:
             definition = self.definition(name)
-            # Functions that are called by an op of their name are known there.
+            # TensorFlow looks up ops that are functions in the current graph.
             with self._graph.as_default():
-                self._known[name] = definition and Nodes.of_function(definition)
+                self._nodes_by_name[name] = definition and Nodes.of_function(
+                    definition
+                )
             if definition:
-                self._known[name].call_functions(self.definition)
-        return self._known[name]
+                self._nodes_by_name[name].call_functions(self.definition)
+        return self._nodes_by_name[name]
 
     def of_graph(self, graph, inputs):
         """Return the `Nodes` of a graph, as `Nodes.of_graph`."""

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.tensorflow.settings import inspecting
 
 v1 = tf.compat.v1
-_numbers = itertools.count()
+_copy_numbers = itertools.count()
 
 
 class NotCopyable(ValueError):
@@ -34,14 +34,15 @@ class GraphCopy:
     # holds the variables' first values, for `restore`.
 
     def __init__(self, concrete, device=None, rewrites=None, keep=False):
-        self._keep = keep
+        self._keep_values = keep
         self.graph = tf.Graph()
         self._source = concrete.graph
         self._device = device
         definition = concrete.graph.as_graph_def()
         if device:
-            _place(definition, device)
-        state = list(_state(concrete.graph))  # while still eager
+            _place_nodes(definition, device)
+        # Values are read while still eager, before the new graph is entered.
+        state = list(_captured_state(concrete.graph))
         with self.graph.as_default():
             self._build(definition, state)
         options = v1.ConfigProto(allow_soft_placement=True)
@@ -51,24 +52,24 @@ class GraphCopy:
 
     def __enter__(self):
         self.restore()
-        if not self._keep:
+        if not self._keep_values:
             self._values = {}
         return self
 
     def restore(self):
         """Give every variable the value that it had when it was copied."""
-        self._session.run(self._assign, self._values)
+        self._session.run(self._assign_ops, self._values)
 
     def __exit__(self, *_):
         self._session.close()
 
     def _build(self, definition, state):
-        mapping, self._assign, self._values = {}, [], {}
+        mapping, self._assign_ops, self._values = {}, [], {}
         captured = set()
         for internal, external, variable in state:
             captured.add(id(internal))
             if variable is not None:
-                mapping[internal.name] = self._copy(variable, external)
+                mapping[internal.name] = self._copy_variable(variable, external)
             else:
                 with tf.device(self._device), tf.name_scope("copied/"):
                     mapping[internal.name] = tf.constant(external)
@@ -87,18 +88,18 @@ class GraphCopy:
             for op in self._source.control_outputs
         ]
 
-    def _copy(self, variable, numbers):
-        """Return a new variable with the value of another."""
+    def _copy_variable(self, variable, numbers):
+        """Return the handle of a new variable with the value of another."""
         shape, dtype = variable.shape, variable.dtype
-        # A separate scope: the step's nodes keep their names.
+        # In a scope of their own, so that the step's nodes keep their names.
         with tf.device(self._device), tf.name_scope("copied/"):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype,
                 shape=shape,
-                shared_name=f"copied_{next(_numbers)}",
+                shared_name=f"copied_{next(_copy_numbers)}",
             )
             value = v1.placeholder(dtype, shape)
-            self._assign.append(
+            self._assign_ops.append(
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             )
         self._values[value] = numbers
@@ -110,21 +111,21 @@ class GraphCopy:
         # `trace` is a `RunMetadata` to fill; `feeds` are tensor → array, in
         # place of computed tensors.
         feed = dict(zip(self.inputs, values)) | (feeds or {})
-        wanted = [self.outputs, self.controls] if fetches is None else fetches
+        targets = [self.outputs, self.controls] if fetches is None else fetches
         if trace is None:
-            result = self._session.run(wanted, feed)
+            result = self._session.run(targets, feed)
         else:
             options = v1.RunOptions(
                 trace_level=v1.RunOptions.FULL_TRACE,
                 output_partition_graphs=True,
             )
             result = self._session.run(
-                wanted, feed, options=options, run_metadata=trace
+                targets, feed, options=options, run_metadata=trace
             )
         return result[0] if fetches is None else result
 
 
-def _state(source):
+def _captured_state(source):
     """Yield `(placeholder, value, variable or None)` for each capture."""
     handles = {id(v.handle): v for v in source.variables}
     for external, internal in source.captures:
@@ -141,11 +142,13 @@ def _state(source):
             yield internal, external.numpy(), None
 
 
-def _place(definition, device):
-    bodies = [definition.node]
-    bodies += [function.node_def for function in definition.library.function]
-    for body in bodies:
-        for node in body:
+def _place_nodes(definition, device):
+    node_lists = [definition.node]
+    node_lists += [
+        function.node_def for function in definition.library.function
+    ]
+    for nodes in node_lists:
+        for node in nodes:
             node.device = device
 
 
@@ -154,14 +157,14 @@ def as_in_fit(data):
 
     def convert(array):
         array = np.asarray(array)
-        wide = array.dtype == np.float64
-        return array.astype(keras.config.floatx()) if wide else array
+        is_double = array.dtype == np.float64
+        return array.astype(keras.config.floatx()) if is_double else array
 
     return tf.nest.map_structure(convert, data)
 
 
 def trace_step(step, data, spec=None):
-    """Trace a step for a batch, not run: (function, flat list of arrays)."""
+    """Trace a step for a batch; return the function and the flat arrays."""
     # `spec` are the batch's `TensorSpec`s, by default its exact shapes. The
     # shapes decide how much grappler can compute in advance, so give those of
     # the real input pipeline where there is one.

@@ -20,19 +20,19 @@ _COMPILED = ("_compile_loss", "_compile_metrics", "_loss_tracker", "compiled")
 
 def compile_loss_of_samples(model, loss, owner):
     """Compile a model inside a step, with one loss of outputs of shape (n,)."""
-    # `compile` would create variables of metrics while the step is traced. The
-    # model may return a tuple that begins with these outputs.
-    compiled = _OfFirst(loss, None)
-    one = tf.zeros([1], keras.config.floatx())
-    compiled.build(one, one)
+    # `compile` itself would create metrics' variables while the step is traced.
+    # The model may return a tuple that begins with these outputs.
+    compiled = _FirstOutputLoss(loss, None)
+    example = tf.zeros([1], keras.config.floatx())
+    compiled.build(example, example)
     model._compile_loss = compiled
     model._compile_metrics = None
     model._loss_tracker = loss_tracker(owner)
     model.compiled = True
 
 
-class _OfFirst(CompileLoss):
-    """A compiled loss of the first output, which does not look at others."""
+class _FirstOutputLoss(CompileLoss):
+    """A compiled loss of the first output alone."""
 
     def call(self, y_true, y_pred, sample_weight=None):
         if isinstance(y_pred, tuple):
@@ -42,7 +42,7 @@ class _OfFirst(CompileLoss):
 
 @contextlib.contextmanager
 def compiled_as(model, other):
-    """Let a model be compiled as another is."""
+    """Give a model, inside, what another was compiled with."""
     with contextlib.ExitStack() as stack:
         for name in _COMPILED:
             value = getattr(other, name)
@@ -51,15 +51,17 @@ def compiled_as(model, other):
 
 
 def metrics_beside(model):
-    """List a model's metrics but for those of its own `compile`."""
+    """List a model's metrics without those of its own `compile`."""
     compiled = [vars(model).get(name) for name in _COMPILED]
-    known = {id(metric) for metric in compiled}
-    return [metric for metric in model._metrics if id(metric) not in known]
+    compiled_ids = {id(metric) for metric in compiled}
+    return [
+        metric for metric in model._metrics if id(metric) not in compiled_ids
+    ]
 
 
 @contextlib.contextmanager
 def losses_replaced(compiled, losses):
-    """Let a built compiled loss call others, and update no running means."""
+    """Let a built compiled loss call other losses, and update no means."""
     entries = [
         entry._replace(loss=loss)
         for entry, loss in zip(compiled._flat_losses, losses)
@@ -98,7 +100,7 @@ def losses_computing_in(compiled, dtype):
 #
 # Keras's optimizers assign it as it is (`overwrite_with_gradient`). It
 # belongs to the whole batch, not to a sample: it has no norm, is not clipped,
-# and is passed on as one backward pass of the batch gives it.
+# and goes to the optimizer as one backward pass of the batch gives it.
 
 
 def is_overwritten(variable):
@@ -107,11 +109,11 @@ def is_overwritten(variable):
 
 
 class SetApart:
-    """Leaves these variables out of a model's trainable ones while open."""
+    """Overwritten variables, which are not trainable while this is open."""
 
     def __init__(self, model):
-        self._all = list(model.trainable_variables)
-        self.variables = [v for v in self._all if is_overwritten(v)]
+        self._all_variables = list(model.trainable_variables)
+        self.variables = [v for v in self._all_variables if is_overwritten(v)]
         self._stack = contextlib.ExitStack()
         self._tape = None
 
@@ -136,19 +138,22 @@ class SetApart:
             yield
 
     def in_order(self, values=None):
-        """Return a list of all variables', None for these; of None: all."""
-        return self._all if values is None else self.merged(values)
+        """Return values of the others with None for these, or all variables."""
+        return self._all_variables if values is None else self.merged(values)
 
     def merged(self, gradients, target=None):
-        """Return all gradients in order; without `target` None for these."""
+        """Return all gradients in order; of these only with a `target`."""
         if not self.variables:
             return gradients
-        own = [None] * len(self.variables)
+        overwritten = [None] * len(self.variables)
         if target is not None and self._tape is not None:
             values = [v.value for v in self.variables]
-            own = self._tape.gradient(target, values)
-        own, others = iter(own), iter(gradients)
-        return [next(own if is_overwritten(v) else others) for v in self._all]
+            overwritten = self._tape.gradient(target, values)
+        overwritten, others = iter(overwritten), iter(gradients)
+        return [
+            next(overwritten if is_overwritten(v) else others)
+            for v in self._all_variables
+        ]
 
 
 def require_none(model, what):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.losses.compiled import losses_replaced
-from keras_pergrad.keras_internals.losses.losses import labels_told_alike
+from keras_pergrad.keras_internals.losses.losses import consistent_hinge_labels
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     entries_of,
@@ -41,8 +41,8 @@ class LossFraction:
         kind: what the denominator is: "sum": 1; "rows": in proportion to the
             number of samples; "data": known only from the data.
         numerator: the sum of the weighted values, without the loss weight.
-        by_sample: each sample's part of it, (n,).
-        denominator: its part of the denominator (None for "sum").
+        by_sample: each sample's part of the numerator, (n,).
+        denominator: the microbatch's part of it (None for "sum").
         mask_epsilon: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
         per_row: the number of values of one sample, if known while tracing.
@@ -63,13 +63,16 @@ class LossFraction:
 
 
 def evaluate(compile_loss, y, y_pred, sample_weight):
-    """Return the compiled losses as fractions; NotAdditive: one is none."""
+    """Return the compiled losses as fractions, or raise `NotAdditive`."""
     if compile_loss is None:
         return []
     fractions = []
-    split = [_Split(entry, fractions) for entry in entries_of(compile_loss)]
+    recorders = [
+        _FractionRecorder(entry, fractions)
+        for entry in entries_of(compile_loss)
+    ]
     # The running means of the outputs' losses are updated afterwards.
-    with losses_replaced(compile_loss, split):
+    with losses_replaced(compile_loss, recorders):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
         # If one output has several losses, Keras minimises the first.
@@ -92,7 +95,7 @@ def numerators(model, y, y_pred, sample_weight):
     """Return the sums of the losses' values; none for an own `compute_loss`."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []
-    with labels_told_alike():
+    with consistent_hinge_labels():
         fractions = evaluate(compiled_loss(model), y, y_pred, sample_weight)
     return [fraction.numerator for fraction in fractions]
 
@@ -102,19 +105,22 @@ def sample_losses(model, y, y_pred, sample_weight):
     if type(model).compute_loss is not keras.Model.compute_loss:
         return None
     try:
-        with labels_told_alike():
+        with consistent_hinge_labels():
             terms = evaluate(compiled_loss(model), y, y_pred, sample_weight)
     except NotAdditive:
         return None
     total = None
     for term in terms:
-        part = term.by_sample
+        sample_values = term.by_sample
         if term.denominator is not None:
-            below = tf.cast(term.denominator, part.dtype) + term.mask_epsilon
-            part = tf.math.divide_no_nan(part, below)
+            denominator = (
+                tf.cast(term.denominator, sample_values.dtype)
+                + term.mask_epsilon
+            )
+            sample_values = tf.math.divide_no_nan(sample_values, denominator)
         if term.loss_weight is not None:
-            part *= term.loss_weight
-        total = part if total is None else total + part
+            sample_values *= term.loss_weight
+        total = sample_values if total is None else total + sample_values
     return total
 
 
@@ -129,19 +135,20 @@ def track(compile_loss, values, samples):
 def tracking_if(compile_loss, present):
     """Leave these running means as they were where no sample is `present`."""
     metrics = [] if compile_loss is None else compile_loss.metrics
-    before = [
+    saved = [
         (v, tf.identity(tf.convert_to_tensor(v.value)))
         for metric in metrics
         for v in metric.variables
     ]
     yield
-    for variable, old in before:
+    for variable, old in saved:
         new = tf.convert_to_tensor(variable.value)
         variable.assign(tf.where(present, new, old))
 
 
 def measured_epsilon():
-    """Return what Keras adds to a mask's sum: 0, or its epsilon if older."""
+    """Return what this version of Keras adds to a mask's sum: 0 or epsilon."""
+    # One of two values is masked and the error is 1: the loss is 1 / (1 + ε).
     with tf.init_scope():
         y_pred = tf.zeros([2, 1], tf.float64)
         set_mask(y_pred, tf.constant([True, False]))
@@ -154,12 +161,12 @@ def _scale_of_means():
     """Return Keras's 1 / number of replicas, measured: it may be rounded."""
     with tf.init_scope():
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
-        one = tf.ones([1, 1], tf.float64)
-        return float(np.asarray(loss(one, tf.zeros_like(one))))
+        ones = tf.ones([1, 1], tf.float64)
+        return float(np.asarray(loss(ones, tf.zeros_like(ones))))
 
 
-class _Split:
-    """A substitute for a loss that notes its numerator and denominator."""
+class _FractionRecorder:
+    """A substitute for a loss that records its numerator and denominator."""
 
     def __init__(self, entry, fractions):
         self.loss = entry.loss
@@ -171,13 +178,17 @@ class _Split:
         _require_additive(loss)
         call, values = loss.call, []
 
-        def noting(*args):
+        def recording_call(*args):
             values.append(call(*args))
             _require_rows(loss, values[0], y_pred, sample_weight)
             return values[0]
 
-        with _reduced(loss, None), attribute(loss, "call", noting):
+        with (
+            _with_reduction(loss, None),
+            attribute(loss, "call", recording_call),
+        ):
             weighted = loss(y_true, y_pred, sample_weight)
+        # Keras has applied mask and sample weights, and reduced nothing.
         numerator = tf.reduce_sum(weighted)
         kind, denominator, mask_epsilon = self._denominator(
             y_true, y_pred, sample_weight, values[0], weighted
@@ -207,23 +218,26 @@ class _Split:
         by_weight = loss.reduction == "mean_with_sample_weight"
         if not masked and not (by_weight and sample_weight is not None):
             count = tf.cast(tf.size(weighted), weighted.dtype)
-            fixed = weighted.shape[1:].is_fully_defined()
-            return (ROWS if fixed else DATA), count, 0.0
+            is_static = weighted.shape[1:].is_fully_defined()
+            return (ROWS if is_static else DATA), count, 0.0
+        # The loss of ones is the sum, or mean, of the weights alone, masked and
+        # broadcast by Keras as for the loss itself.
         ones = tf.ones_like(values)
         if mask is not None:
             set_mask(ones, mask)
         weights = sample_weight if by_weight else None
         with attribute(loss, "call", lambda *_: ones):
-            with _reduced(loss, "sum"):
+            with _with_reduction(loss, "sum"):
                 total = loss(y_true, y_pred, weights)
             if not by_weight:
                 return DATA, total, measured_epsilon()
             mean = loss(y_true, y_pred, weights)
+            # Σ w / (Σ w / D) = D. Only means are divided by the replicas.
             total *= _scale_of_means()
         return DATA, tf.math.divide_no_nan(total, mean), 0.0
 
 
-def _reduced(loss, reduction):
+def _with_reduction(loss, reduction):
     """Give `loss` another reduction for a while."""
     return attribute(loss, "reduction", reduction)
 
@@ -253,7 +267,9 @@ def _require_rows(loss, values, y_pred, sample_weight):
             f"it returns values of shape {tuple(values.shape)} for {rows} "
             "samples, so that they do not belong to one sample each"
         )
-    elif sample_weight is not None and not _fit(values, sample_weight):
+    elif sample_weight is not None and not _have_matching_ranks(
+        values, sample_weight
+    ):
         # Keras would spread the weights along the wrong axis.
         why = (
             f"its values of shape {tuple(values.shape)} and the sample "
@@ -265,7 +281,7 @@ def _require_rows(loss, values, y_pred, sample_weight):
     raise NotAdditive(_NOT_ADDITIVE.format(name=loss.name, why=why))
 
 
-def _fit(a, b):
+def _have_matching_ranks(a, b):
     """Whether Keras brings both to the same number of axes."""
     a, b = sorted((a, b), key=lambda t: t.shape.rank)
     return a.shape.rank == b.shape.rank or (

@@ -18,8 +18,8 @@ from keras.src.losses.loss import unscale_loss_for_distribution
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.graphs.gradients import (
+    mark_whole_loss,
     same_for_all,
-    whole_loss,
 )
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.models.parts import (
@@ -34,17 +34,18 @@ from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
-    """Return the one number that Keras minimises, all penalties included.
+    """Return the number that Keras minimises, all penalties included.
 
-    Each sample has a part of its own in it.
+    Its losses are marked, and hinge losses treat all samples alike, so that
+    each sample has a part of its own in it.
     """
-    given = x, y, y_pred, sample_weight, training
-    with labels_told_alike(), _losses_apart(model):
-        return loss_of_batch(model, *given)
+    arguments = x, y, y_pred, sample_weight, training
+    with consistent_hinge_labels(), _marked_losses(model):
+        return loss_of_batch(model, *arguments)
 
 
 def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
-    """Return the number that Keras minimises, to the bit as Keras does."""
+    """Return the number that Keras minimises, exact to the bit."""
     loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
     if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.
@@ -56,50 +57,53 @@ def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
 
 
 @contextlib.contextmanager
-def _losses_apart(model):
-    """Mark each compiled loss, and each of `add_loss`, as one for itself."""
+def _marked_losses(model):
+    """Mark each compiled loss, and each of `add_loss`, as a whole loss."""
     aggregate = model._aggregate_additional_loss
     name = "_aggregate_additional_loss"
 
-    def marked(loss):
-        return whole_loss(aggregate(loss))
+    def marking_aggregate(loss):
+        return mark_whole_loss(aggregate(loss))
 
-    with loss_terms.noting_values(model, {}), attribute(model, name, marked):
+    with (
+        loss_terms.noting_values(model, {}),
+        attribute(model, name, marking_aggregate),
+    ):
         yield
 
 
 @contextlib.contextmanager
-def labels_told_alike():
+def consistent_hinge_labels():
     """Let Keras's hinge losses take each target of 0 for -1.
 
-    They do so if all targets of a batch are 0 or 1. Others beside a target of
-    0, as of -1, are refused where they are in one batch.
+    Keras does so only if all targets of a batch are 0 or 1, so that a sample's
+    loss depends on the others. A batch with a 0 and, say, a -1 is refused.
     """
 
-    def converted(y_true):
+    def convert_labels(y_true):
         zero = ops.equal(y_true, 0)
         others = ops.logical_not(ops.logical_or(zero, ops.equal(y_true, 1)))
-        both = ops.logical_and(ops.any(zero), ops.any(others))
-        fit = same_for_all(ops.logical_not(both))
-        check = tf.debugging.Assert(fit, [_LABELS])
+        is_ambiguous = ops.logical_and(ops.any(zero), ops.any(others))
+        is_consistent = same_for_all(ops.logical_not(is_ambiguous))
+        check = tf.debugging.Assert(is_consistent, [_LABELS])
         with tf.control_dependencies([check] if check is not None else []):
             # XLA drops assertions, but not NaN.
-            minus = tf.where(fit, -1.0, float("nan"))
-            return ops.where(zero, ops.cast(minus, y_true.dtype), y_true)
+            negative = tf.where(is_consistent, -1.0, float("nan"))
+            return ops.where(zero, ops.cast(negative, y_true.dtype), y_true)
 
     name = "convert_binary_labels_to_hinge"
-    with attribute(keras_losses, name, converted):
+    with attribute(keras_losses, name, convert_labels):
         yield
 
 
 def components(variable):
-    """Get the `tf.Variable`s behind a Keras variable, one a local replica."""
+    """Return the `tf.Variable`s of a Keras variable, one per local replica."""
     strategy = tf.distribute.get_strategy()
     return strategy.experimental_local_results(variable.value)
 
 
 def track_loss(model, loss, samples, whole=False):
-    """Update Keras's mean `loss`; `whole`: it is that of all replicas."""
+    """Update Keras's mean `loss`; `whole`: the loss is of all replicas."""
     if not whole:
         loss = unscale_loss_for_distribution(loss)
     # A mean over no sample is NaN, and would stay in the running mean.
@@ -113,7 +117,7 @@ def track_loss(model, loss, samples, whole=False):
 
 
 def additional_losses(model):
-    """Return what layers last gave to `add_loss`, no weight regularisers."""
+    """List the last `add_loss` terms of layers, without regularisers."""
     return [loss for layer in layers_of(model) for loss in own_losses(layer)]
 
 
@@ -129,31 +133,35 @@ def additional_loss_weights(replay, n, scale=None):
 
 def additional_sums(replay, n):
     """Return each `add_loss` term of n samples, and its kind for `by_kind`."""
-    # A batch that contains every sample twice shows whether the term is a sum
-    # or a mean. (One sample is not enough: its term may be 0.) If a term is 0
-    # for both, the op that reduced it tells.
+    # A batch with every sample twice shows whether the term is a sum or a mean.
+    # (One sample is not enough: its term may be 0.) If a term is 0 for both
+    # batches, the op that reduced it decides.
     if not replay.recorded.losses:
         return []
     terms = []
     once = tf.range(n)
     twice = tf.concat([once, once], 0)
     singles, doubles = replay.forward(once)[1], replay.forward(twice)[1]
-    guesses = _guesses(replay, twice, doubles)
+    guesses = _guess_kinds(replay, twice, doubles)
     for single, double, guess in zip(singles, doubles, guesses):
         single, double = tf.reduce_sum(single), tf.reduce_sum(double)
-        to_sum = tf.abs(double - 2 * single)
-        to_mean = tf.abs(double - single)
-        error = tf.minimum(to_sum, to_mean)
+        sum_error = tf.abs(double - 2 * single)
+        mean_error = tf.abs(double - single)
+        error = tf.minimum(sum_error, mean_error)
         tolerance = replay.tolerance or 1e-3
-        right = error <= tolerance * (tf.abs(single) + 1e-3)
+        is_additive = error <= tolerance * (tf.abs(single) + 1e-3)
         # A replica may have no sample, and a mean over none is NaN.
-        right = tf.logical_or(right, tf.equal(n, 0))
-        check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
+        is_additive = tf.logical_or(is_additive, tf.equal(n, 0))
+        check = tf.debugging.Assert(
+            is_additive, [_LOSS_MESSAGE, single, double]
+        )
         with tf.control_dependencies([check] if check is not None else []):
-            zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
-            is_sum = tf.where(zero, guess, to_sum < to_mean)
+            both_zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
+            is_sum = tf.where(both_zero, guess, sum_error < mean_error)
             # XLA drops assertions, but not NaN.
-            kind = tf.where(right, tf.cast(is_sum, tf.float32), float("nan"))
+            kind = tf.where(
+                is_additive, tf.cast(is_sum, tf.float32), float("nan")
+            )
             terms.append((single, kind))
     return terms
 
@@ -165,8 +173,8 @@ def by_kind(kind, of_sum, of_mean):
     return tf.where(tf.math.is_nan(kind), nan, chosen)
 
 
-def _guesses(replay, rows, terms):
-    """Guess for each term whether it is a sum, if its value does not tell."""
+def _guess_kinds(replay, rows, terms):
+    """Guess from the ops of each term whether it is a sum."""
     if not tf.executing_eagerly():
         return [_looks_like_sum(term) for term in terms]
     if all(tf.reduce_any(term != 0) for term in terms):
@@ -185,22 +193,22 @@ def _guesses(replay, rows, terms):
 
 def _looks_like_sum(term):
     """Whether the last reduction before a scalar of a graph is a sum."""
-    waiting = [term]
-    while waiting:
-        tensor = waiting.pop()
+    pending = [term]
+    while pending:
+        tensor = pending.pop()
         if tensor.op.type in ("Sum", "Mean"):
             return tensor.op.type == "Sum"
-        divides = tensor.op.type in ("RealDiv", "DivNoNan")
-        if divides and tf.get_static_value(tensor.op.inputs[1]) is None:
+        is_division = tensor.op.type in ("RealDiv", "DivNoNan")
+        if is_division and tf.get_static_value(tensor.op.inputs[1]) is None:
             return False  # by a number of samples, most likely
         if tensor.shape.rank == 0:
-            waiting += tensor.op.inputs
+            pending += tensor.op.inputs
     return False
 
 
 @contextlib.contextmanager
-def noting_losses(model, noted, owners=None):
-    """Append the losses given to `add_loss` inside to `noted`, in order.
+def noting_losses(model, recorded, owners=None):
+    """Append the losses given to `add_loss` inside to a list, in order.
 
     `owners`: a list to which the layer of each is appended.
     """
@@ -208,39 +216,39 @@ def noting_losses(model, noted, owners=None):
     # others, so one may enter before another leaves. The last one to leave
     # restores the method.
     thread = threading.get_ident()
-    methods = [_noting(layer) for layer in layers_of(model)]
+    methods = [_recorder_of(layer) for layer in layers_of(model)]
     for method in methods:
-        if not method.lists:
+        if not method.targets:
             method.replaced.__enter__()
-        method.lists.setdefault(thread, []).append((noted, owners))
+        method.targets.setdefault(thread, []).append((recorded, owners))
     try:
         yield
     finally:
         for method in methods:
-            method.lists[thread].pop()
-            if not any(method.lists.values()):
+            method.targets[thread].pop()
+            if not any(method.targets.values()):
                 method.replaced.__exit__(None, None, None)
 
 
-def _noting(layer):
-    """Return the `_Noting` that a layer has, or may get."""
+def _recorder_of(layer):
+    """Return the `_LossRecorder` that a layer has, or may get."""
     method = vars(layer).get("add_loss")
-    return method if isinstance(method, _Noting) else _Noting(layer)
+    return method if isinstance(method, _LossRecorder) else _LossRecorder(layer)
 
 
-class _Noting:
-    """The `add_loss` of a layer while losses are noted."""
+class _LossRecorder:
+    """The `add_loss` of a layer while its losses are recorded."""
 
     def __init__(self, layer):
         self._layer, self._original = layer, layer.add_loss
         self.replaced = attribute(layer, "add_loss", self)
-        #: By thread: where its losses are noted, and their owners.
-        self.lists = {}
+        #: Thread → the lists for its losses and for their owners.
+        self.targets = {}
 
     def __call__(self, loss):
         losses = tf.nest.flatten(loss)
-        for noted, owners in self.lists.get(threading.get_ident(), ()):
-            noted.extend(losses)
+        for recorded, owners in self.targets.get(threading.get_ident(), ()):
+            recorded.extend(losses)
             if owners is not None:
                 owners.extend([self._layer] * len(losses))
         return self._original(loss)
@@ -268,7 +276,7 @@ _LOSS_MESSAGE = (
 def loss_tensors(outputs):
     """Return all tensors of the outputs, flat, then the logits behind them."""
     flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
-    logits = [_logits(t) for t in flat]
+    logits = [_logits_of(t) for t in flat]
     return flat + [t for t in logits if t is not None]
 
 
@@ -282,20 +290,22 @@ def read_by_crossentropy(tensor, activation):
     if tensor.dtype != keras.config.floatx():
         return tensor, False
     logits = logits_behind(tensor)
-    if logits is None and _is_made_by(tensor, activation):
+    if logits is None and _is_output_of(tensor, activation):
         logits = tensor.op.inputs[0]
-    # Without the mark of an activation in front of that one.
+    # The identity drops the logits that an earlier activation left there.
     return (tensor, False) if logits is None else (tf.identity(logits), True)
 
 
-def _is_made_by(tensor, *activations):
-    graph = not tf.executing_eagerly() and isinstance(tensor, tf.Tensor)
-    return graph and tensor.op.type in activations
+def _is_output_of(tensor, *activations):
+    is_graph_tensor = not tf.executing_eagerly() and isinstance(
+        tensor, tf.Tensor
+    )
+    return is_graph_tensor and tensor.op.type in activations
 
 
-def _logits(tensor):
+def _logits_of(tensor):
     logits = logits_behind(tensor)
     if logits is not None:
         return logits
-    behind = _is_made_by(tensor, "Softmax", "Sigmoid")
-    return tensor.op.inputs[0] if behind else None
+    has_logits = _is_output_of(tensor, "Softmax", "Sigmoid")
+    return tensor.op.inputs[0] if has_logits else None

@@ -11,7 +11,7 @@ from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.compiled import no_running_means
 from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
-    labels_told_alike,
+    consistent_hinge_labels,
     noting_losses,
     total_loss,
 )
@@ -23,54 +23,63 @@ from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
 from keras_pergrad.keras_internals.state.model import unchanged
 
 MEAN, SUM, NEITHER = "mean", "sum", "neither"
-#: So many samples are looked at.
-_ROWS = 8
-#: Where a batch of another size cannot be tried; `NotAdditive` among them.
-_UNTRIED = ValueError, tf.errors.InvalidArgumentError
+#: How many samples of a batch a trial takes.
+_TRIAL_ROWS = 8
+#: What a trial with another batch size may raise, `NotAdditive` included.
+_TRIAL_ERRORS = ValueError, tf.errors.InvalidArgumentError
 
 
 def is_mean_of_own(model, batch):
-    """Whether the loss is a mean over samples that are counted alike.
+    """Whether the loss is a mean over samples with equal weights.
 
-    It is not where masks or weights are counted, where layers add losses, or
-    where it is not known. The model must be built.
+    It is not if the denominator counts masks or weights, if layers add losses,
+    or if that is not known. The model must be built.
     """
     try:
         fractions.require_parts(model)
-        x, y, sample_weight = _rows(batch, 1)
+        x, y, sample_weight = _first_rows(batch, 1)
         added: list[Any] = []
-        with unchanged(model), noting_losses(model, added), labels_told_alike():
+        with (
+            unchanged(model),
+            noting_losses(model, added),
+            consistent_hinge_labels(),
+        ):
             y_pred = call_model(model, x, training=False)
             terms = fractions.evaluate(
                 compiled_loss(model), y, y_pred, sample_weight
             )
-    except _UNTRIED:
+    except _TRIAL_ERRORS:
         return False
-    rows = all(term.kind == fractions.ROWS for term in terms)
-    return bool(terms) and rows and not added
+    by_rows = all(term.kind == fractions.ROWS for term in terms)
+    return bool(terms) and by_rows and not added
 
 
 def over_the_batch(model, batch):
     """Return MEAN, SUM or NEITHER: how a loss depends on the batch's size.
 
     A batch with every sample twice tells: a mean is the same, a sum is twice
-    as much. MEAN where it cannot be tried: sparse tensors, a model for one
-    batch size, or whose outputs are drawn at random.
+    as much. The answer is MEAN where this cannot be tried: with sparse tensors,
+    and for a model of one batch size or with random outputs.
     """
-    few = _rows(batch, _ROWS)
-    if any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(few)):
+    first_rows = _first_rows(batch, _TRIAL_ROWS)
+    if any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(first_rows)):
         return MEAN
-    with contextlib.suppress(*_UNTRIED):
+    with contextlib.suppress(*_TRIAL_ERRORS):
         require_any_batch_size(model)
-        twice = tf.nest.map_structure(
-            lambda t: None if t is None else tf.concat([t, t], 0), few
+        doubled_rows = tf.nest.map_structure(
+            lambda t: None if t is None else tf.concat([t, t], 0), first_rows
         )
-        once, again, double = (_terms(model, one) for one in (few, few, twice))
-        if not _close(once, again, 1) or len(once) != len(double):
+        terms, repeated_terms, doubled_terms = (
+            _terms(model, trial)
+            for trial in (first_rows, first_rows, doubled_rows)
+        )
+        if not _is_close(terms, repeated_terms, 1) or len(terms) != len(
+            doubled_terms
+        ):
             return MEAN
-        if _close(once, double, 1):
+        if _is_close(terms, doubled_terms, 1):
             return MEAN
-        return SUM if _close(once, double, 2) else NEITHER
+        return SUM if _is_close(terms, doubled_terms, 2) else NEITHER
     return MEAN
 
 
@@ -87,12 +96,12 @@ def _terms(model, batch):
         return [np.sum(t, dtype="float64") for t in (total, *added)]
 
 
-def _close(some, others, factor):
-    some, others = np.array(some) * factor, np.array(others)
-    return np.allclose(some, others, 1e-4, 1e-12, equal_nan=True)
+def _is_close(terms, other_terms, factor):
+    terms, other_terms = np.array(terms) * factor, np.array(other_terms)
+    return np.allclose(terms, other_terms, 1e-4, 1e-12, equal_nan=True)
 
 
-def _rows(batch, count):
+def _first_rows(batch, count):
     """Return the first samples of a batch, as tensors."""
 
     def first(part):

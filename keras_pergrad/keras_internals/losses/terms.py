@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_pergrad.common.patching import attribute
-from keras_pergrad.keras_internals.graphs.gradients import whole_loss
+from keras_pergrad.keras_internals.graphs.gradients import mark_whole_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     entries_of,
@@ -34,33 +34,34 @@ def added(layer):
 def names(model):
     """Return a name for each compiled loss, in Keras's order."""
     entries = entries_of(compiled_loss(model))
-    found = [entry.name for entry in entries]
-    if len(set(found)) == len(found):
-        return found
+    term_names = [entry.name for entry in entries]
+    if len(set(term_names)) == len(term_names):
+        return term_names
     # Several losses of one output, or outputs without a name.
-    found = [
-        name if found.count(name) == 1 else _joined(name, entry.loss.name)
-        for name, entry in zip(found, entries)
+    term_names = [
+        name
+        if term_names.count(name) == 1
+        else _join_names(name, entry.loss.name)
+        for name, entry in zip(term_names, entries)
     ]
     return [
-        name if found.count(name) == 1 else f"{name}_{found[:k].count(name)}"
-        for k, name in enumerate(found)
+        name
+        if term_names.count(name) == 1
+        else f"{name}_{term_names[:k].count(name)}"
+        for k, name in enumerate(term_names)
     ]
 
 
-def _joined(name, loss):
+def _join_names(name, loss):
     return name if name == loss else f"{name}_{loss}"
 
 
 @contextlib.contextmanager
-def noting_values(model, noted):
-    """Put the value of each compiled loss into a dict by its index.
-
-    Each is marked as a loss for itself.
-    """
+def noting_values(model, recorded):
+    """Put the value of each compiled loss, marked, into a dict by its index."""
     compiled = compiled_loss(model)
     entries = [
-        entry._replace(loss=_Noting(entry.loss, k, noted))
+        entry._replace(loss=_ValueRecorder(entry.loss, k, recorded))
         for k, entry in enumerate(entries_of(compiled))
     ]
     if not entries:
@@ -70,36 +71,36 @@ def noting_values(model, noted):
         yield
 
 
-class _Noting:
-    """A loss whose value is noted."""
+class _ValueRecorder:
+    """A loss whose value is recorded."""
 
-    def __init__(self, loss, index, noted):
-        self._loss, self._index, self._noted = loss, index, noted
+    def __init__(self, loss, index, recorded):
+        self._loss, self._index, self._recorded = loss, index, recorded
 
     def __call__(self, *args):
-        value = whole_loss(self._loss(*args))
-        self._noted[self._index] = value
+        value = mark_whole_loss(self._loss(*args))
+        self._recorded[self._index] = value
         return value
 
 
-def terms_of(model, y, y_pred, noted):
-    """Return the terms of a loss, by name, from the noted values."""
+def terms_of(model, y, y_pred, recorded):
+    """Return the terms of a loss, by name, from its recorded values."""
     compiled = compiled_loss(model)
     terms = {}
     for k, (name, entry) in enumerate(
         zip(names(model), entries_of(compiled), strict=True)
     ):
-        if k not in noted or (k and is_one_output(y, y_pred)):
+        if k not in recorded or (k and is_one_output(y, y_pred)):
             continue  # Keras minimises the first loss of a single output.
-        value = ops.cast(noted[k], dtype=compiled.dtype)
+        value = ops.cast(recorded[k], dtype=compiled.dtype)
         if entry.loss_weights is not None:
             value = ops.multiply(value, entry.loss_weights)
         terms[name] = value
     for layer in layers_of(model):
         for loss in own_losses(layer):
             name, value = added(layer), tf.reduce_sum(loss)
-            before = terms.get(name)
-            terms[name] = value if before is None else before + value
+            previous = terms.get(name)
+            terms[name] = value if previous is None else previous + value
     return terms
 
 
@@ -121,67 +122,83 @@ class Penalties:
 
     def __init__(self, model):
         self.variables = list(model.trainable_variables)
-        own = type(model).compute_loss is not keras.Model.compute_loss
+        overrides_loss = (
+            type(model).compute_loss is not keras.Model.compute_loss
+        )
         penalized = [v for v in self.variables if v.regularizer is not None]
-        self._watched = penalized if own else []
-        self._noted = []
+        self._penalized = penalized if overrides_loss else []
+        self._penalties = []
         self._tape = None
 
     @contextlib.contextmanager
     def noted(self):
-        """Note the penalties while the loss is computed."""
-        if not self._watched:
+        """Record the penalties while the loss is computed."""
+        if not self._penalized:
             yield
             return
         with contextlib.ExitStack() as stack:
             self._tape = stack.enter_context(
                 tf.GradientTape(watch_accessed_variables=False)
             )
-            for variable in self._watched:
-                noting = self._noting(variable)
-                stack.enter_context(attribute(variable, "_regularizer", noting))
+            for variable in self._penalized:
+                regularizer = self._recording_regularizer(variable)
+                stack.enter_context(
+                    attribute(variable, "_regularizer", regularizer)
+                )
             yield
 
-    def _noting(self, variable):
+    def _recording_regularizer(self, variable):
         regularizer = variable.regularizer
 
         def function(value):
             penalty = tf.convert_to_tensor(regularizer(value))
             self._tape.watch(penalty)
-            self._noted.append((variable, penalty))
+            self._penalties.append((variable, penalty))
             return penalty
 
         return function
 
     def gradients(self, loss):
         """Return the penalties' gradients in the unscaled `noted` loss."""
-        if not self._watched:
+        if not self._penalized:
             return regularization_gradients(self.variables)
-        weights = {id(v): None for v in self._watched}
-        slopes = self._tape.gradient(loss, [p for _, p in self._noted])
-        for (variable, _), slope in zip(self._noted, slopes):
-            if slope is not None:
-                before = weights[id(variable)]
-                slope = tf.stop_gradient(tf.convert_to_tensor(slope))
+        weights = {id(v): None for v in self._penalized}
+        penalty_gradients = self._tape.gradient(
+            loss, [p for _, p in self._penalties]
+        )
+        for (variable, _), penalty_gradient in zip(
+            self._penalties, penalty_gradients
+        ):
+            if penalty_gradient is not None:
+                previous = weights[id(variable)]
+                penalty_gradient = tf.stop_gradient(
+                    tf.convert_to_tensor(penalty_gradient)
+                )
                 weights[id(variable)] = (
-                    slope if before is None else before + slope
+                    penalty_gradient
+                    if previous is None
+                    else previous + penalty_gradient
                 )
         return regularization_gradients(self.variables, weights)
 
 
 @contextlib.contextmanager
 def without_gradients(variables):
-    """Let regularisers have values, but no gradient: it is added later."""
+    """Let regularisers have values without gradients, which are added later."""
     with contextlib.ExitStack() as stack:
         for variable in variables:
-            before = variable.regularizer
-            if before is not None and not isinstance(before, _Apart):
-                apart = _Apart(variable, before)
-                stack.enter_context(attribute(variable, "_regularizer", apart))
+            regularizer = variable.regularizer
+            if regularizer is not None and not isinstance(
+                regularizer, _WithoutGradient
+            ):
+                without_gradient = _WithoutGradient(variable, regularizer)
+                stack.enter_context(
+                    attribute(variable, "_regularizer", without_gradient)
+                )
         yield
 
 
-class _Apart:
+class _WithoutGradient:
     """A regulariser without a gradient."""
 
     def __init__(self, variable, regularizer):
@@ -195,8 +212,9 @@ class _Apart:
 
 def regularization_gradients(variables, weights=None):
     """Return the regularisers' gradient at each variable, or None."""
-    # One may read other variables than its own. `weights`: the factor of each
-    # penalty by the id of its variable, or None to leave it out.
+    # A regulariser may read variables besides its own: the tape watches all.
+    # `weights`: id of a variable → the factor of its penalty, or None to leave
+    # it out.
     penalized = [
         v
         for v in variables

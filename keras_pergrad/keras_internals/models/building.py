@@ -1,4 +1,4 @@
-"""The variables of a model before its first step, and its users' vouching.
+"""The variables of a model before its first step, and what users vouch for.
 
 A variable that is made while a step is traced has no value if the step is
 refused.
@@ -30,11 +30,13 @@ from keras_pergrad.keras_internals.replicas import replicas
 
 def build_all(model, batch):
     """Build a compiled model, its metrics, its loss and its optimizer."""
-    # Under a strategy all that replicas share was built before they began.
-    aside = contextlib.nullcontext if replicas.several() else _outside
+    # Of several replicas none builds: all that they share exists already.
+    build_context = (
+        contextlib.nullcontext if replicas.several() else _outside_trace
+    )
     specs = tf.nest.map_structure(_spec, batch)
-    with aside():
-        if _has_loss_of_its_own(model):
+    with build_context():
+        if _has_unbuilt_own_loss(model):
             # Layers may be called, and so built, there for the first time,
             # and the optimizer must know their variables.
             trace_symbolically(
@@ -51,8 +53,10 @@ def build_all(model, batch):
 
 
 @contextlib.contextmanager
-def _outside():
-    """Leave the step that is traced; tapes of layers record as inside it."""
+def _outside_trace():
+    """Leave the step that is traced, with tapes running again."""
+    # `init_scope` stops the tapes of this thread. A layer that opens one while
+    # it is built symbolically needs it to record.
     with tf.init_scope():
         if not pywrap_tfe.TFE_Py_TapeSetIsStopped():
             yield
@@ -65,7 +69,7 @@ def _outside():
 
 
 def _build_losses(model, x, y, sample_weight):
-    """Build metrics and loss, not by a call; return whether that worked."""
+    """Build metrics and loss without calling the model; return success."""
     if not all(layer.built for layer in layers_of(model)):
         return False
     if type(model).call is not Functional.call:
@@ -76,9 +80,9 @@ def _build_losses(model, x, y, sample_weight):
     flat = tf.nest.flatten(outputs)
     if any(axis is None for t in flat for axis in t.shape[1:]):
         return False
-    batch = [_any_number(part) for part in (x, y)]
-    y_pred = _any_number(outputs)
-    weight = _any_number(sample_weight)
+    batch = [_with_any_batch_size(part) for part in (x, y)]
+    y_pred = _with_any_batch_size(outputs)
+    weight = _with_any_batch_size(sample_weight)
     if not getattr(compiled_metrics(model), "built", True):
         trace_symbolically(
             model.compute_metrics, *batch, y_pred, sample_weight=weight
@@ -95,10 +99,10 @@ def _build_losses(model, x, y, sample_weight):
     return True
 
 
-def _any_number(structure):
-    """Return symbolic tensors like these, for any number of samples."""
+def _with_any_batch_size(structure):
+    """Return symbolic tensors like these with an open batch size."""
 
-    def one(tensor):
+    def relaxed(tensor):
         if not hasattr(tensor, "shape") or not len(tensor.shape or ()):
             return tensor
         shape = (None, *tensor.shape[1:])
@@ -106,13 +110,15 @@ def _any_number(structure):
             shape, keras.backend.standardize_dtype(tensor.dtype)
         )
 
-    return tf.nest.map_structure(one, structure)
+    return tf.nest.map_structure(relaxed, structure)
 
 
-def _has_loss_of_its_own(model):
+def _has_unbuilt_own_loss(model):
     """Whether `compute_loss` is overridden, and a layer not yet built."""
-    own = type(model).compute_loss is not keras.Model.compute_loss
-    return own and not all(layer.built for layer in inner_layers(model))
+    overrides_loss = type(model).compute_loss is not keras.Model.compute_loss
+    return overrides_loss and not all(
+        layer.built for layer in inner_layers(model)
+    )
 
 
 def _spec(tensor):
@@ -131,10 +137,10 @@ def vouched_names(model, names):
     names = tuple(names)
     layers = {layer.name for layer in layers_of(model)}
     for name in names:
-        known = isinstance(name, str) and (
+        is_known = isinstance(name, str) and (
             name in layers or hasattr(tf.raw_ops, name) or not model.built
         )
-        if not known:
+        if not is_known:
             raise ValueError(
                 "`vouched` expected names of layers of the model or types of "
                 "ops of TensorFlow, such as 'EagerPyFunc'. Received: "
@@ -147,25 +153,27 @@ def vouched_names(model, names):
 
 
 def states_of(model):
-    """Return the variables of the states, which are none of the model's."""
+    """List the state variables of layers, which `model.variables` lacks."""
     return [
         state
-        for layer in _stateful(model)
+        for layer in _layers_with_state(model)
         for state in tf.nest.flatten(getattr(layer, "states", None))
         if isinstance(state, keras.Variable)
     ]
 
 
 def stateful_layers(model, user, how):
-    """Say for each stateful layer that `user` takes other batches, and how."""
+    """Refuse, in words, each stateful layer: `user` changes batches `how`."""
     return [
         f"layer {layer.name!r} ({type(layer).__name__}) is stateful: it hands "
         "a state from each batch to the next, with one row for each sample. "
         f"{user} {how}, for which that state is not defined. Use "
         "stateful=False, or gradient_mode='batch'."
-        for layer in _stateful(model)
+        for layer in _layers_with_state(model)
     ]
 
 
-def _stateful(model):
-    return [x for x in layers_of(model) if getattr(x, "stateful", False)]
+def _layers_with_state(model):
+    return [
+        layer for layer in layers_of(model) if getattr(layer, "stateful", False)
+    ]

@@ -49,10 +49,10 @@ def require_one_batch(model, x, y):
     """Refuse what is not one batch of arrays with its targets."""
     if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
         name = "Dataset" if isinstance(x, tf.data.Dataset) else "PyDataset"
-        first = "next(iter(dataset))" if name == "Dataset" else "dataset[0]"
+        example = "next(iter(dataset))" if name == "Dataset" else "dataset[0]"
         raise ValueError(
             "Expected `x` and `y`, the arrays of one batch, such as "
-            f"x, y = {first}. Received: a {name}"
+            f"x, y = {example}. Received: a {name}"
         )
     if y is None:
         require_targets(model, (x, y), "`y`")
@@ -62,7 +62,7 @@ def require_weights(sample_weight):
     """Refuse sample weights that are not arrays of real numbers."""
     for part in tf.nest.flatten(sample_weight):
         array = np.asarray(0.0 if part is None else part)
-        # "V": bfloat16 and the like.
+        # Kind "V" is that of bfloat16 and the like in NumPy.
         if array.dtype.kind not in "biufV" or (
             array.ndim == 0 and part is not None
         ):
@@ -83,13 +83,13 @@ def mixes_in_training_only(model, error):
 
 def require_finite(norms):
     """Refuse gradients with NaN or infinity, and name their samples."""
-    bad = np.flatnonzero(~np.isfinite(norms))
-    if bad.size:
-        shown = ", ".join(map(str, bad[:20])) + (
-            f" and {bad.size - 20} more" if bad.size > 20 else ""
+    nonfinite = np.flatnonzero(~np.isfinite(norms))
+    if nonfinite.size:
+        listing = ", ".join(map(str, nonfinite[:20])) + (
+            f" and {nonfinite.size - 20} more" if nonfinite.size > 20 else ""
         )
         raise ValueError(
-            f"The gradients of samples {shown} are not finite. Look for NaN "
+            f"The gradients of samples {listing} are not finite. Look for NaN "
             "or infinity in x[i] and y[i] of these samples, or for a loss "
             "that overflows on them."
         )
@@ -123,22 +123,24 @@ def require_any_batch_size(
 ):
     """Refuse a model that is made for batches of one size.
 
-    `user`, `how`: what needs another size, and what for.
+    `user`, `how`: what needs another size, and what it does with it.
     """
     size, reason = fixed_batch_size(model), f"{user} {how}"
     for layer in layers_of(model):
         if getattr(layer, "stateful", False) and size != 1:
-            shown = "one size" if size is None else size
-            text = refusal_messages.one_batch_size(layer, shown, reason)
-            raise ValueError(text)
-    # Keras takes any size where inputs name one: a Sequential that a call
-    # has built names that call's. So try.
+            size_text = "one size" if size is None else size
+            message = refusal_messages.stateful_batch_size(
+                layer, size_text, reason
+            )
+            raise ValueError(message)
+    # A size that the inputs name need not bind: a Sequential built by a call
+    # names the size of that call, and Keras takes any. So one sample is tried.
     if size not in (None, 1):
         try:
             trace_symbolically(model, _one_sample(model))
         except Exception as error:  # whatever code of a layer raises
-            text = refusal_messages.fixed_batch_size(model, size, reason)
-            raise ValueError(text) from error
+            message = refusal_messages.fixed_batch_size(model, size, reason)
+            raise ValueError(message) from error
 
 
 def fixed_batch_size(model):

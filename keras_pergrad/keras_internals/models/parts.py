@@ -43,7 +43,7 @@ def has_inputs_and_outputs(args, kwargs):
 
 
 def make_functional(cls, base, functional):
-    """Put a functional class in the place of `base` below `cls` alone."""
+    """Replace `base` by a functional class among the bases of `cls` alone."""
     if issubclass(cls, Functional):
         return
     cls.__bases__ = tuple(
@@ -56,7 +56,7 @@ def make_functional(cls, base, functional):
 
 
 def is_only_layers(layer):
-    """Whether it consists of layers, without code of its own."""
+    """Whether a layer consists of layers, without a `call` of its own."""
     return type(layer) is keras.Sequential or (
         isinstance(layer, Functional)
         and keras_functional.functional_like_constructor(type(layer))
@@ -80,23 +80,25 @@ _MISSING = object()
 _SEEN = set()
 
 
-def optional(thing, name, example, lost, otherwise=None) -> Any:
+def optional(target, name, example, effect, default=None) -> Any:
     """Return an attribute; warn where not even `example()` has it."""
-    value = getattr(thing, name, _MISSING)
+    # An object without the attribute is ordinary. If a typical one lacks it,
+    # the library has changed, and `effect` says what is lost by that.
+    value = getattr(target, name, _MISSING)
     if value is not _MISSING:
         return value
     if name not in _SEEN:
-        one = example()
-        if hasattr(one, name):
+        typical = example()
+        if hasattr(typical, name):
             _SEEN.add(name)
         else:
-            library = type(one).__module__.partition(".")[0]
+            library = type(typical).__module__.partition(".")[0]
             warnings.warn(
                 f"This version of {library} has no "
-                f"{type(one).__name__}.{name}, so that {lost}.",
+                f"{type(typical).__name__}.{name}, so that {effect}.",
                 stacklevel=2,
             )
-    return otherwise
+    return default
 
 
 # The parts of models, layers, losses and tensors that Keras keeps to itself.
@@ -130,7 +132,7 @@ def training_inside(model, training):
 
 
 def calls_of(layer):
-    """List the nodes of the calls that symbolic tensors came from."""
+    """List the nodes of a layer's symbolic calls."""
     return layer._inbound_nodes
 
 
@@ -145,7 +147,7 @@ def build_symbolically(model, batch):
 
 
 def trace_symbolically(function, *args, **kwargs):
-    """Return symbolic results of a function; what it calls is built."""
+    """Return a function's symbolic results; layers it calls are built."""
     return backend.compute_output_spec(function, *args, **kwargs)
 
 
@@ -172,8 +174,8 @@ def compiled_metrics(model):
 
 def compile_arguments(model):
     """Return the arguments of `compile` as they were given, by name."""
-    given = model._compile_config
-    return {} if given is None else given.config
+    config = model._compile_config
+    return {} if config is None else config.config
 
 
 def require_variables(model):
@@ -197,28 +199,28 @@ def require_gradients(model, gradients):
 
 
 def require_free_names(model, names, owner):
-    """Refuse metrics of the user's that have the names of logged figures.
+    """Refuse a user's metrics that have the names of logged figures.
 
     `owner`: what logs the figures, a text or a gradient mode. Keras would show
     one of the two alone.
     """
-    # Without Keras's private name nothing is known, and nothing refused.
-    kept = getattr(model, "_compile_config", None)
-    given = {} if kept is None else kept.config
-    metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
-    taken = sorted(
+    # A Keras without this private name cannot be asked: nothing is refused.
+    config = getattr(model, "_compile_config", None)
+    arguments = {} if config is None else config.config
+    metrics = [arguments.get(name) for name in ("metrics", "weighted_metrics")]
+    shared = sorted(
         {
             getattr(m, "name", None) or getattr(m, "__name__", str(m))
             for m in keras.tree.flatten(metrics)
         }.intersection(names)
     )
     # Keras puts an output's name before that of its metric.
-    if taken and len(getattr(model, "outputs", None) or [None]) == 1:
+    if shared and len(getattr(model, "outputs", None) or [None]) == 1:
         owner = owner if isinstance(owner, str) else f"gradient_mode={owner!r}"
         raise ValueError(
-            f"The metric {taken[0]!r} has the name of a figure that {owner} "
+            f"The metric {shared[0]!r} has the name of a figure that {owner} "
             "logs. Expected another name, as in "
-            f"keras.metrics.MeanAbsoluteError(name='my_{taken[0]}')."
+            f"keras.metrics.MeanAbsoluteError(name='my_{shared[0]}')."
         )
 
 
@@ -233,17 +235,17 @@ def loss_tracker(model):
 
 
 def entries_of(compiled):
-    """List a compiled loss's entries, one a loss, once it is built."""
+    """List the entries, one per loss, of a compiled loss that is built."""
     return getattr(compiled, "_flat_losses", None) or ()
 
 
 def call_arguments_of(loss):
     """Return the keyword arguments a loss function was wrapped with."""
-    lost = (
+    effect = (
         "records of runs describe a loss by its class and its config: it "
         "seems to differ from that of runs of other versions"
     )
-    return optional(loss, "_fn_kwargs", keras.losses.MeanSquaredError, lost)
+    return optional(loss, "_fn_kwargs", keras.losses.MeanSquaredError, effect)
 
 
 def symbolic_inputs(model):
@@ -280,7 +282,7 @@ def set_logits(tensor, logits):
 
 
 def layers_inside(layer):
-    """List the layers that are attributes of a layer, as they were made."""
+    """List the layers that are attributes of a layer, in order of creation."""
     return layer._layers
 
 
@@ -303,6 +305,7 @@ def set_path(variable, path):
 
 def turn_into(layer, new):
     """Turn a layer into another one; all references to the object see it."""
+    # The nodes of its calls stay: a functional model runs along them.
     calls = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
     # This bypasses Keras's tracking of attributes.
     object.__setattr__(layer, "__class__", type(new))
@@ -312,25 +315,25 @@ def turn_into(layer, new):
 
 @contextlib.contextmanager
 def noting_scopes(layers, scopes):
-    """Note in a dict in which name scope each layer is called inside.
+    """Record in a dict the name scopes in which layers are called.
 
-    Only what is called in the present graph counts.
+    Only calls in the present graph count.
     """
     graph = tf.compat.v1.get_default_graph()
 
-    def noting(layer):
-        opened = layer._open_name_scope
+    def recording_opener(layer):
+        open_original = layer._open_name_scope
 
         @contextlib.contextmanager
         def open_name_scope():
-            with opened():
+            with open_original():
                 if tf.compat.v1.get_default_graph() is graph:
                     scopes[graph.get_name_scope()] = layer
                 yield
 
         return open_name_scope
 
-    openers = [(layer, noting(layer)) for layer in layers]
+    openers = [(layer, recording_opener(layer)) for layer in layers]
     with contextlib.ExitStack() as stack:
         for layer, opener in openers:
             stack.enter_context(attribute(layer, "_open_name_scope", opener))
@@ -356,7 +359,7 @@ def lookup_of(layer):
 
 
 def has_given_words(lookup):
-    """Whether a lookup layer was made with its vocabulary."""
+    """Whether a lookup layer got its vocabulary as an argument."""
     return lookup._has_input_vocabulary
 
 
@@ -365,7 +368,7 @@ def has_given_words(lookup):
 
 def shared_seed_state():
     """Return the seed's variable, or None if no layer has asked for it yet."""
-    # Keras's own getter would make it.
+    # Keras's own getter would create it.
     seeds = global_state.get_global_attribute("global_seed_generator")
     return None if seeds is None else seeds.state
 
@@ -378,16 +381,16 @@ def shared_seed_state():
 
 def all_of(optimizer):
     """List an optimizer and all inside of it, from the outside in."""
-    # A `MultiOptimizer` whose parts a function chooses knows them once built.
+    # A `MultiOptimizer` whose parts a function chooses has them once built.
     optimizers: list = []
-    waiting = [optimizer]
-    while waiting:
-        this = waiting.pop(0)
-        if this is None or any(this is other for other in optimizers):
+    pending = [optimizer]
+    while pending:
+        current = pending.pop(0)
+        if current is None or any(current is other for other in optimizers):
             continue
-        optimizers.append(this)
-        waiting.append(getattr(this, "inner_optimizer", None))
-        waiting += getattr(this, "optimizers", None) or []
+        optimizers.append(current)
+        pending.append(getattr(current, "inner_optimizer", None))
+        pending += getattr(current, "optimizers", None) or []
     return optimizers
 
 
@@ -395,25 +398,26 @@ def loss_scale(optimizer):
     """Return the factor by which the optimizer scales the loss, or None."""
     if optimizer is None:
         return None
-    wide = keras.config.floatx() == "float64"
-    one = tf.ones([], "float64" if wide else "float32")
-    scaled = optimizer.scale_loss(one)
-    return None if scaled is one else scaled
+    is_double = keras.config.floatx() == "float64"
+    unit = tf.ones([], "float64" if is_double else "float32")
+    scaled = optimizer.scale_loss(unit)
+    # An optimizer without a scale returns the very same tensor.
+    return None if scaled is unit else scaled
 
 
 def learning_rate(optimizer):
-    """Return the learning rate of the next update, of the one that updates."""
+    """Return the learning rate of the innermost optimizer's next update."""
     rates = [
-        part.learning_rate
-        for part in all_of(optimizer)
-        if getattr(part, "inner_optimizer", None) is None
+        nested.learning_rate
+        for nested in all_of(optimizer)
+        if getattr(nested, "inner_optimizer", None) is None
     ]
     return rates[0]
 
 
 def accumulating(optimizer):
     """Return the first optimizer inside that accumulates, or None."""
-    for part in all_of(optimizer):
-        if getattr(part, "gradient_accumulation_steps", None):
-            return part
+    for nested in all_of(optimizer):
+        if getattr(nested, "gradient_accumulation_steps", None):
+            return nested
     return None

@@ -1,4 +1,4 @@
-"""Models of another class that share the layers and attributes of a model.
+"""Models of another class that share a model's layers and attributes.
 
 Private names in use: `Sequential._layers`, `Layer._tracker`, `_auto_config`,
 `_build_shapes_dict`, `_dtype_policy`, `_input_spec`, `_path`,
@@ -20,7 +20,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 
 #: What Keras's `__init__` sets and a model may have changed since.
-_STATE = (
+_INIT_ATTRIBUTES = (
     "_auto_config",
     "_build_shapes_dict",
     "_dtype_policy",
@@ -33,8 +33,8 @@ _STATE = (
     "built",
     "supports_jit",
 )
-#: What `compile` sets; a model is compiled for itself.
-_COMPILED = (
+#: What `compile` sets. It is not shared: each model is compiled for itself.
+_COMPILE_ATTRIBUTES = (
     "_compile_config",
     "_compiled_trainable_state",
     "jit_compile",
@@ -46,18 +46,18 @@ _COMPILED = (
 def shared(model, cls, base):
     """Return a `cls`, not compiled, with the attributes of a built model."""
     # `base.__init__` is called, that of the model's class is not. Attributes
-    # are those of this moment; what they refer to is shared.
+    # are copied as they are now; what they refer to is shared.
     twin = cls.__new__(cls)
-    # Before all else, so that the weights come in the same order.
+    # Tracked before all else, so that the weights come in the same order.
     for _, tracked in model._tracker.config.values():
         for value in tracked:
             twin._tracker.track(value)
     _initialize(twin, model, base)
-    known = {*vars(twin), *_COMPILED}
+    skipped = {*vars(twin), *_COMPILE_ATTRIBUTES}
     for name, value in vars(model).items():
-        if name in _STATE:
+        if name in _INIT_ATTRIBUTES:
             object.__setattr__(twin, name, value)
-        elif name not in known and not name.startswith("_self_"):
+        elif name not in skipped and not name.startswith("_self_"):
             setattr(twin, name, value)
     return twin
 
@@ -73,7 +73,8 @@ def _initialize(twin, model, base):
 
 
 def derived_class(cls, front, back=None):
-    """Return a class of `front`, `cls`, its `original_class`, and `back`."""
+    """Return a class derived from `front`, `cls` and `back`, in this order."""
+    # Its `original_class` is `cls`, or that of `cls` if it is derived already.
     if issubclass(cls, front):
         cls = cls.original_class
     return _derived_class(cls, front, back)
@@ -82,27 +83,28 @@ def derived_class(cls, front, back=None):
 @functools.cache
 def _derived_class(original, front, back):
     bases = (front, original) if back is None else (front, original, back)
-    inside = {"original_class": original, "__doc__": original.__doc__}
-    inside["__module__"] = front.__module__
+    namespace = {"original_class": original, "__doc__": original.__doc__}
+    namespace["__module__"] = front.__module__
     name = original.__name__
     if back is not None:
         name = f"PerGrad{name}"
-    return type(name, bases, inside)
+    return type(name, bases, namespace)
 
 
 def saved_as(cls, loader):
     """Have Keras save objects of a class under a name that `loader` loads."""
-    for each in (cls, loader):
+    # The later registration wins for loading; saving looks up the class.
+    for saved_class in (cls, loader):
         name = loader.__name__.lstrip("_")
-        keras.saving.register_keras_serializable(PACKAGE, name)(each)
+        keras.saving.register_keras_serializable(PACKAGE, name)(saved_class)
 
 
 @contextlib.contextmanager
 def as_original(model: Any):
     """Let a model be one of its `original_class` inside, as for saving it."""
-    own = type(model)
-    object.__setattr__(model, "__class__", own.original_class)
+    derived = type(model)
+    object.__setattr__(model, "__class__", derived.original_class)
     try:
         yield
     finally:
-        object.__setattr__(model, "__class__", own)
+        object.__setattr__(model, "__class__", derived)

@@ -17,10 +17,10 @@ import numpy as np
 from keras_pergrad.keras_internals.models.parts import inner_layers
 from keras_pergrad.keras_internals.state.saved import SavedState
 
-#: The attribute of the model. Keras loads attributes by name, and this has to
-#: come after all layers.
+#: The attribute of the model. Keras loads attributes in the order of their
+#: names, and this one has to come after all layers.
 ATTRIBUTE = "~lora"
-_OF_KERAS_HUB = ("_lora_rank", "_lora_enabled_layers")
+_KERAS_HUB_ATTRIBUTES = ("_lora_rank", "_lora_enabled_layers")
 
 
 class LoRA(SavedState):
@@ -45,33 +45,35 @@ class LoRA(SavedState):
     def _variables(self):
         """Yield (key, variable) of the own variables of layers with LoRA."""
         layers = [lr for lr in inner_layers(self._model()) if lr.variables]
-        for at, layer in enumerate(layers):
+        for index, layer in enumerate(layers):
             if getattr(layer, "lora_enabled", False):
-                own = (
+                own_variables = (
                     layer._trainable_variables + layer._non_trainable_variables
                 )
-                for number, variable in enumerate(own):
-                    yield f"{at}_{number}", variable
+                for number, variable in enumerate(own_variables):
+                    yield f"{index}_{number}", variable
 
 
 def config_of(model):
-    """Describe for `restore`, as JSON, what is trained; None: not built."""
+    """Describe what is trained, as JSON for `restore`; None: not built."""
     if not model.built:
         return None
     layers = inner_layers(model)
     return {
         "layers": [int(layer.trainable) for layer in layers],
-        "with_variables": _with_variables(layers),
+        "with_variables": _indices_with_variables(layers),
         "variables": [int(v.trainable) for v in model.variables],
         "lora": {
-            str(at): _lora_of(layer)
-            for at, layer in enumerate(layers)
+            str(index): _lora_arguments(layer)
+            for index, layer in enumerate(layers)
             if getattr(layer, "lora_enabled", False)
         },
         "keras_hub": {
-            str(at): {name: getattr(layer, name) for name in _OF_KERAS_HUB}
-            for at, layer in enumerate(layers)
-            if all(hasattr(layer, name) for name in _OF_KERAS_HUB)
+            str(index): {
+                name: getattr(layer, name) for name in _KERAS_HUB_ATTRIBUTES
+            }
+            for index, layer in enumerate(layers)
+            if all(hasattr(layer, name) for name in _KERAS_HUB_ATTRIBUTES)
         },
     }
 
@@ -80,46 +82,48 @@ def restore(model, config):
     """Restore which parts of a new model are trained, and add LoRA weights."""
     if config is None or not model.built:
         return
-    layers = _by_place(model, config)
+    layers = _layers_by_index(model, config)
     if layers is None:
         return
-    for at, arguments in config["lora"].items():
-        if not layers[int(at)].lora_enabled:
-            layers[int(at)].enable_lora(**arguments)
-    for at, attributes in config["keras_hub"].items():
+    for index, arguments in config["lora"].items():
+        if not layers[int(index)].lora_enabled:
+            layers[int(index)].enable_lora(**arguments)
+    for index, attributes in config["keras_hub"].items():
         for name, value in attributes.items():
-            setattr(layers[int(at)], name, value)
+            setattr(layers[int(index)], name, value)
     variables = model.variables
     if len(variables) != len(config["variables"]):
         _warn(model, "variables", len(variables), len(config["variables"]))
         return
     # A layer passes its flag on to its inner layers, which come after it.
-    for at, layer in layers.items():
-        layer.trainable = bool(config["layers"][at])
+    for index, layer in layers.items():
+        layer.trainable = bool(config["layers"][index])
     for variable, trainable in zip(variables, config["variables"]):
         variable.trainable = bool(trainable)
 
 
-def _with_variables(layers):
+def _indices_with_variables(layers):
     """Return the places of the layers that have variables."""
-    return [at for at, layer in enumerate(layers) if layer.variables]
+    return [index for index, layer in enumerate(layers) if layer.variables]
 
 
-def _by_place(model, config):
-    """Return the layers that were saved, by their place; None if others."""
-    # Layers without variables may be there only later, such as those that a
-    # tokenizer makes when its vocabulary is loaded, which is after `restore`.
+def _layers_by_index(model, config):
+    """Return the saved layers by their index, or None if they differ."""
+    # Layers without variables may appear later, such as those that a tokenizer
+    # makes when its vocabulary is loaded, which is after `restore`.
     layers = inner_layers(model)
     if len(layers) == len(config["layers"]):
         return dict(enumerate(layers))
-    with_variables = [layers[at] for at in _with_variables(layers)]
+    with_variables = [
+        layers[index] for index in _indices_with_variables(layers)
+    ]
     if len(with_variables) == len(config["with_variables"]):
         return dict(zip(config["with_variables"], with_variables))
     _warn(model, "layers", len(layers), len(config["layers"]))
     return None
 
 
-def _lora_of(layer):
+def _lora_arguments(layer):
     """Return the arguments for `enable_lora`."""
     arguments = {"rank": layer.lora_rank}
     if hasattr(layer, "lora_alpha"):  # new in Keras 3.9
@@ -127,9 +131,9 @@ def _lora_of(layer):
     return arguments
 
 
-def _warn(model, what, received, expected):
+def _warn(model, parts, received, expected):
     warnings.warn(
-        f"Model {model.name!r} was saved with {expected} {what} and is made "
+        f"Model {model.name!r} was saved with {expected} {parts} and is made "
         f"anew with {received}: which of them were trainable is not restored. "
         "Set `trainable` of its layers, and compile it again.",
         stacklevel=2,

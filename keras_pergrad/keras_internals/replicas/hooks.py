@@ -21,8 +21,8 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
 
 # Advice on what TensorFlow refuses where XLA compiles or there is a GPU.
 #
-# TensorFlow names the op or the variable, before a weight has changed; what
-# to do it does not say. Keras compiles by XLA on a GPU by default.
+# TensorFlow names the op or the variable, before a weight has changed, but not
+# what to do about it. Keras compiles by XLA on a GPU by default.
 
 
 _ERRORS = (
@@ -30,31 +30,31 @@ _ERRORS = (
     tf.errors.NotFoundError,
     tf.errors.UnimplementedError,
 )
-_OFF = (
+_NO_XLA = (
     "Keras compiles a step by XLA on a GPU unless it is told not to: "
     "compile(..., jit_compile=False) runs the step without it."
 )
-#: What is in TensorFlow's error, and what to do.
+#: (a part of TensorFlow's error, what to do).
 _ADVICE = (
     (
         "unsupported operations when trying to compile",
         "XLA has no kernel for the ops named above (Python functions, strings "
-        f"and look-ups of them are none of its). {_OFF} Or do it to the data "
-        "before fit(), in tf.data.",
+        f"and look-ups of them are none of its). {_NO_XLA} Or do it to the "
+        "data before fit(), in tf.data.",
     ),
     (
         "Trying to access resource",
         "TensorFlow keeps variables of whole numbers of 32 bits, bool and "
         "string on the host, where XLA on a GPU cannot reach the one named "
-        f"above. Make it int64 or float32, or do without XLA. {_OFF}",
+        f"above. Make it int64 or float32, or do without XLA. {_NO_XLA}",
     ),
     (
         "must be a compile-time constant",
         "XLA must know every size while it compiles; the op named above has "
-        f"one that follows from the data. {_OFF}",
+        f"one that follows from the data. {_NO_XLA}",
     ),
     (
-        "eterminis",
+        "eterminis",  # determinism, Deterministic, nondeterministic
         "tf.config.experimental.enable_op_determinism() is on, and the op "
         "named above has no deterministic kernel on this device. Replace it, "
         "train on the CPU, or leave determinism off.",
@@ -68,8 +68,8 @@ def advising():
     try:
         yield
     except _ERRORS as error:
-        for sign, advice in _ADVICE:
-            if sign in str(error):
+        for pattern, advice in _ADVICE:
+            if pattern in str(error):
                 error.add_note(advice)
                 break
         raise
@@ -87,33 +87,33 @@ def require_compiled(model, name):
 def bounded_samples(model):
     """Keep a sample's part in a sum bounded while noise hides it.
 
-    Products have all digits of float32, and what cannot leave out a sample
-    that is not finite is refused.
+    Products have all digits of float32, and a sum that cannot leave out a
+    sample that is not finite is refused.
     """
     mode = getattr(model, "gradient_mode", None)
     aggregation = mode and mode.aggregation
-    noise = aggregation is not None and aggregation.adds_noise
-    with switched_off(noise), adding_noise(noise):
+    adds_noise = aggregation is not None and aggregation.adds_noise
+    with switched_off(adds_noise), adding_noise(adds_noise):
         yield
 
 
 class FitHooks(LoopsWhereMasked):
     """A base of models that build for all replicas, and choose their logs."""
 
-    # A model defines `_logs_of_epoch(logs, otherwise)`: an epoch's logs from
-    # those of its last step, or what `otherwise(logs)` gives.
+    # A model defines `_logs_of_epoch(logs, otherwise)`. It returns an epoch's
+    # logs from those of its last step, or else `otherwise(logs)`.
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Build all that is shared by replicas before they take their turns."""
-        # Keras takes the mean of the batches of all replicas, which fails on
-        # several workers; what one of them gets has the same shapes.
+        """Build all that replicas share before they take their turns."""
+        # Keras builds with the mean of all replicas' batches, which fails on
+        # several workers. The batch of one replica has the same shapes.
         with replicas.scope_of(self):
             model: Any = self
             strategy = model._distribute_strategy
             if strategy is None:
                 return
             if iterator is not None:
-                data_batch = replicas.first_part(strategy, iterator)
+                data_batch = replicas.first_replica_part(strategy, iterator)
             build_symbolically(self, data_batch)
         replicas.require_inside(self)
 
@@ -132,10 +132,10 @@ class FitHooks(LoopsWhereMasked):
         return model._logs_of_epoch(logs, following._get_metrics_result_or_logs)
 
 
-# AutoGraph in a user's `tf.function`: kept out of the package's own code.
+# AutoGraph in a user's `tf.function`, which must not convert this package.
 #
 # It would convert every function that is called while the step is traced,
-# which takes many times as long as the trace.
+# which takes many times as long as the trace itself.
 
 
 not_converted = tf.autograph.experimental.do_not_convert

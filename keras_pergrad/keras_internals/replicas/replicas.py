@@ -25,7 +25,7 @@ SERVED = (
 
 
 def scope_of(model):
-    """Return the scope of the model's strategy, if any; refuse unknown ones."""
+    """Return the scope of a model's strategy, if any; refuse unknown ones."""
     strategy = model._distribute_strategy
     if (
         tf.distribute.has_strategy()
@@ -33,7 +33,9 @@ def scope_of(model):
     ):
         current = tf.distribute.get_strategy()
         if strategy is not current:
-            raise ValueError(_OUTSIDE.format(what=f"model {model.name!r}"))
+            raise ValueError(
+                _OUTSIDE_SCOPE.format(what=f"model {model.name!r}")
+            )
     if strategy is None:
         return contextlib.nullcontext()
     require_served(strategy)
@@ -44,7 +46,9 @@ def scope_of(model):
 
 @contextlib.contextmanager
 def out_of_scope():
-    """Leave the scope of a strategy for a while: on the first replica alone."""
+    """Leave the scope of a strategy, as if on the first replica alone."""
+    # In the scope, outside of a replica, Keras divides losses by the number of
+    # replicas.
     if not tf.distribute.in_cross_replica_context():
         yield
         return
@@ -76,21 +80,21 @@ def require_inside(model):
     strategy = model._distribute_strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
-    for part in all_of(model.optimizer):
-        owner = getattr(part, "_distribution_strategy", strategy)
+    for nested in all_of(model.optimizer):
+        owner = getattr(nested, "_distribution_strategy", strategy)
         if owner is not strategy:
-            what = f"the optimizer {part.name!r}"
-            raise ValueError(_OUTSIDE.format(what=what))
-    kinds = {
+            what = f"the optimizer {nested.name!r}"
+            raise ValueError(_OUTSIDE_SCOPE.format(what=what))
+    variables_by_kind = {
         "weight": model.trainable_variables,
         "metric's variable": model.metrics_variables,
     }
-    for kind, variables in kinds.items():
+    for kind, variables in variables_by_kind.items():
         for variable in variables:
             value = variable.value
             if not strategy.extended.variable_created_in_scope(value):
                 what = f"the {kind} {variable.path!r}"
-                raise ValueError(_OUTSIDE.format(what=what))
+                raise ValueError(_OUTSIDE_SCOPE.format(what=what))
 
 
 @contextlib.contextmanager
@@ -98,9 +102,9 @@ def explaining(strategy):
     """Add advice to an error that is raised on one of several workers."""
     try:
         yield
-    except _LOST as error:
+    except _WORKER_ERRORS as error:
         if on_several_workers(strategy):
-            error.add_note(_WORKER_LOST)
+            error.add_note(_WORKER_ADVICE)
         raise
 
 
@@ -112,8 +116,8 @@ def on_several_workers(strategy):
     )
 
 
-def first_part(strategy, iterator):
-    """Return the first local replica's part of a batch, or the specs of it."""
+def first_replica_part(strategy, iterator):
+    """Return the first local replica's part of a batch, or its specs."""
     # Nothing is taken from an iterator whose dataset knows the shapes: a
     # generator gives a batch only once.
     specs = tf.nest.map_structure(
@@ -141,19 +145,19 @@ def as_logs(logs):
     return tf.nest.map_structure(lambda t: tf.reshape(t, [1]), logs)
 
 
-_LOST = (
+_WORKER_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
     tf.errors.InternalError,
 )
-_WORKER_LOST = (
+_WORKER_ADVICE = (
     "Another worker has most likely stopped; the error above or its own log "
     "says which and why. No worker can go on without it: start all of them "
     "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
 )
-_OUTSIDE = (
+_OUTSIDE_SCOPE = (
     "Under a tf.distribute strategy everything that is trained must belong to "
     "it, but {what} was created outside of its scope. Create the model, its "
     "optimizer and its metrics inside `with strategy.scope():`, and compile "
@@ -162,10 +166,10 @@ _OUTSIDE = (
 
 # The replicas of a `tf.distribute` strategy, each with a part of the batch.
 #
-# Every replica finds the sums of its own samples. Here they are added up
-# once, before the optimizer sees them. Each replica then holds the result of
-# a single device for the whole batch. Except on one of several replicas,
-# these functions do nothing.
+# Every replica computes the sums over its own samples. Here they are added up
+# once, before the optimizer sees them. Each replica then has the result of a
+# single device for the whole batch. Without several replicas there is nothing
+# to add up.
 
 
 def several():
@@ -188,6 +192,7 @@ def any_of(flag):
     """Whether a boolean scalar is true on some replica."""
     if not several():
         return flag
+    # There is no all-reduce of booleans.
     return total(tf.cast(flag, tf.float32)) > 0
 
 
@@ -196,7 +201,7 @@ def gathered(values):
     if not several():
         return values
     context = tf.distribute.get_replica_context()
-    # With an extra row on each: TensorFlow crashes if none has a row.
+    # TensorFlow crashes if no replica has a row, so each sends one more.
     padding = [[0, 1]] + [[0, 0]] * (values.shape.rank - 1)
     rows = context.all_gather(tf.pad(values, padding), axis=0)
     is_row = tf.pad(tf.ones(tf.shape(values)[:1], values.dtype), [[0, 1]])
@@ -229,20 +234,21 @@ def present(samples, values):
 class Postponed(keras.StatelessScope):
     """A scope that holds back assignments and `add_loss` terms of layers."""
 
-    # Replicas take turns where a layer assigns a shared variable. Without the
-    # scope, the `losses` of one replica would go to another.
+    # Replicas are threads that take turns wherever a layer assigns a shared
+    # variable. Without the scope, one's `losses` would go to another.
 
     def __init__(self):
         super().__init__(collect_losses=True)
-        self._updated = {}
+        self._updated_variables = {}
 
     def add_update(self, update):
-        self._updated[id(update[0])] = update[0]
+        self._updated_variables[id(update[0])] = update[0]
         super().add_update(update)
 
     def assign(self, samples):
-        """Assign what was held back; statistics of no sample are NaN."""
-        for variable in self._updated.values():
+        """Assign what was held back; keep the old where there is no sample."""
+        # Only statistics are floats, and those of no sample are NaN.
+        for variable in self._updated_variables.values():
             value = self.get_current_value(variable)
             if value.dtype.is_floating:
                 old = tf.convert_to_tensor(variable.value)
@@ -251,7 +257,7 @@ class Postponed(keras.StatelessScope):
 
 
 def waiting(model):
-    """Return layers in which replicas wait for each other: not in a loop."""
+    """List layers in which replicas wait for each other, unfit for loops."""
     if not several():
         return []
     return [
@@ -263,46 +269,47 @@ def waiting(model):
 
 def when(condition, function):
     """Call `function()` on each replica if a condition, equal on all, holds."""
-    # It must not use tensors of the replica that calls this; returns nothing.
+    # The function must not use tensors of the calling replica, and its result
+    # is dropped.
     if not several():
         tf.cond(condition, function, lambda: None)
         return
 
     # An all-reduce inside is only allowed in a condition of all replicas
     # together.
-    def decide(strategy, condition):
-        here = strategy.experimental_local_results(condition)[0]
+    def run_on_all(strategy, condition):
+        local_condition = strategy.experimental_local_results(condition)[0]
 
         def on_all():
             strategy.run(function)
 
-        tf.cond(here, on_all, lambda: None)
+        tf.cond(local_condition, on_all, lambda: None)
 
     context = tf.distribute.get_replica_context()
-    context.merge_call(decide, args=(condition,))
+    context.merge_call(run_on_all, args=(condition,))
 
 
 def apply(optimizer, gradients, variables):
-    """Call the optimizer with gradients that hold on all replicas."""
+    """Apply gradients that are summed over all replicas already."""
     if not several():
         optimizer.apply(gradients, variables)
         return
     with contextlib.ExitStack() as stack:
-        # Whichever of them applies a gradient would add it up again.
-        for part in all_of(optimizer):
-            stack.enter_context(_summed_before(part))
+        # Whichever inner optimizer applies a gradient would sum it again.
+        for nested in all_of(optimizer):
+            stack.enter_context(_without_all_reduce(nested))
         optimizer.apply(gradients, variables)
 
 
 @contextlib.contextmanager
-def _summed_before(optimizer):
+def _without_all_reduce(optimizer):
     """Keep the optimizer from adding up the gradients a second time."""
     # The replicas take turns, so one may enter before another leaves. The last
     # one to leave restores the method.
     name = "_all_reduce_sum_gradients"
     method = vars(optimizer).get(name)
-    if not isinstance(method, _AsGiven):
-        method = _AsGiven()
+    if not isinstance(method, _IdentityReduce):
+        method = _IdentityReduce()
         object.__setattr__(optimizer, name, method)
     method.users += 1
     try:
@@ -313,8 +320,8 @@ def _summed_before(optimizer):
             object.__delattr__(optimizer, name)
 
 
-class _AsGiven:
-    """A substitute for a method that returns pairs; it returns its input."""
+class _IdentityReduce:
+    """A substitute for the all-reduce of an optimizer; it returns its input."""
 
     def __init__(self):
         self.users = 0
@@ -350,10 +357,10 @@ def add(variables, values, whole=False):
         old = tf.convert_to_tensor(variable.value)
         value = tf.cast(value, old.dtype)
         if getattr(variable, "synchronization", None) != "on_read":
-            nothing = tf.zeros_like(old)
-            old = tf.where(is_first, old, nothing)
+            zeros = tf.zeros_like(old)
+            old = tf.where(is_first, old, zeros)
             if whole:
-                value = tf.where(is_first, value, nothing)
+                value = tf.where(is_first, value, zeros)
         variable.assign(old + value)
 
 

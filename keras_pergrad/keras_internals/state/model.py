@@ -28,7 +28,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 
 # Ops that take a variable and do not change it. All others are assumed to
-# assign: restoring too much costs a copy, restoring too little is wrong.
+# assign: to restore too much costs a copy, to restore too little is wrong.
 UNCHANGING = frozenset(
     {
         "ReadVariableOp",
@@ -38,9 +38,9 @@ UNCHANGING = frozenset(
         "VarIsInitializedOp",
     }
 )
-_assigned = weakref.WeakKeyDictionary()
+_ASSIGNED_CACHE = weakref.WeakKeyDictionary()
 # Objects in a layer that own no plain variables, or are searched separately.
-_CLOSED = (
+_OPAQUE_TYPES = (
     type,
     types.ModuleType,
     types.FunctionType,
@@ -54,8 +54,8 @@ _CLOSED = (
 def run_and_restore(function, *args):
     """Call a traced function and restore every variable that it assigns.
 
-    It must be called `out_of_scope`: in a strategy's scope Keras divides losses
-    by the number of replicas.
+    Call it `out_of_scope`: in a strategy's scope Keras divides losses by the
+    number of replicas.
     """
     concrete = function
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
@@ -65,18 +65,23 @@ def run_and_restore(function, *args):
 
 
 def assigned_variables(function):
-    """List as `Handle`s what a function assigns, also in loops and calls."""
-    handles = _assigned.get(function)
+    """List as `Handle`s all that a function, with what it calls, assigns."""
+    handles = _ASSIGNED_CACHE.get(function)
     if handles is None:
-        inside = {id(t) for t in assigned_inputs(function.graph)}
-        outside = function.captured_inputs
-        captures = function.graph.inputs[-len(outside) :] if outside else []
+        assigned_ids = {id(t) for t in assigned_inputs(function.graph)}
+        # In the function's graph the captured inputs come last.
+        captured_handles = function.captured_inputs
+        captured_inputs = (
+            function.graph.inputs[-len(captured_handles) :]
+            if captured_handles
+            else []
+        )
         handles = tuple(
             Handle(handle)
-            for handle, tensor in zip(outside, captures)
-            if id(tensor) in inside and Handle.is_variable(handle)
+            for handle, tensor in zip(captured_handles, captured_inputs)
+            if id(tensor) in assigned_ids and Handle.is_variable(handle)
         )
-        _assigned[function] = handles
+        _ASSIGNED_CACHE[function] = handles
     return handles
 
 
@@ -130,20 +135,20 @@ def kept(variables):
 def random_state_kept():
     """Keep the random states of TensorFlow, Python and NumPy unchanged."""
     # Keras draws its seeds from those of Python and NumPy.
-    eager = context.context()
-    seeds = getattr(eager, "_rng", None)
-    python, numpy = random.getstate(), np.random.get_state()
-    if seeds is not None:
-        # Resetting is not enough: a kernel continues if its seed is used
-        # again. So the code inside gets other seeds.
-        eager._rng = random.Random("seeds of an inspection")
+    eager_context = context.context()
+    seed_source = getattr(eager_context, "_rng", None)
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    if seed_source is not None:
+        # To reset the seeds is not enough: a kernel is cached by its seed and
+        # continues where it was. So the code inside gets other seeds.
+        eager_context._rng = random.Random("seeds of an inspection")
     try:
         yield
     finally:
-        if seeds is not None:
-            eager._rng = seeds
-        random.setstate(python)
-        np.random.set_state(numpy)
+        if seed_source is not None:
+            eager_context._rng = seed_source
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager
@@ -158,7 +163,7 @@ def losses_kept(model):
 
 @contextlib.contextmanager
 def unchanged(model):
-    """Leave a model and the random states as they are, by copies of all."""
+    """Restore a model and the random states at the end, from copies of all."""
     with (
         random_state_kept(),
         losses_kept(model),
@@ -168,7 +173,7 @@ def unchanged(model):
 
 
 def variables_of(model):
-    """List each `tf.Variable` that a forward pass may assign, also seeds."""
+    """List each `tf.Variable` that a forward pass may assign, with seeds."""
     compile_loss = compiled_loss(model)
     metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
     variables = [
@@ -189,12 +194,12 @@ class ModelState:
         variables = variables_of(model)
         if model.optimizer is not None:
             variables += [v.value for v in model.optimizer.variables]
-        self._held = [(v, v.numpy()) for v in variables]
+        self._saved_values = [(v, v.numpy()) for v in variables]
         self._model = model
 
     def restore(self):
-        """Give every variable its number back."""
-        for variable, number in self._held:
+        """Give every variable its value back."""
+        for variable, number in self._saved_values:
             variable.assign(number)
 
     def __enter__(self):
@@ -212,30 +217,33 @@ def plain_variables(layers):
     """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
     values = [value for layer in layers for value in vars(layer).values()]
     return variables_in(
-        values, lambda each: isinstance(each, tf.Module), (keras.Variable,)
+        values, lambda value: isinstance(value, tf.Module), (keras.Variable,)
     )
 
 
 def variables_in(values, is_open, closed=()):
-    """Return the `tf.Variable`s in values, at any depth of what is open."""
-    variables, seen, waiting = [], {}, list(values)
-    while waiting:
-        this = waiting.pop()
-        if isinstance(this, (*_CLOSED, *closed)) or id(this) in seen:
+    """Return the `tf.Variable`s in values and inside of objects that are open.
+
+    `is_open(object)` tells whether to search an object's attributes.
+    """
+    variables, seen, pending = [], {}, list(values)
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (*_OPAQUE_TYPES, *closed)) or id(item) in seen:
             continue
-        seen[id(this)] = this
-        if isinstance(this, tf.Variable):
-            variables.append(this)
-        elif isinstance(this, keras.Variable):
-            variables.append(this.value)
-        elif isinstance(this, tf.random.Generator):
-            variables.append(this.state)
-        elif isinstance(this, dict):
-            waiting += this.values()
-        elif isinstance(this, (list, tuple, set, frozenset)):
-            waiting += this
-        elif is_open(this):
-            waiting += getattr(this, "__dict__", {}).values()
+        seen[id(item)] = item  # alive, so that no other gets its id
+        if isinstance(item, tf.Variable):
+            variables.append(item)
+        elif isinstance(item, keras.Variable):
+            variables.append(item.value)
+        elif isinstance(item, tf.random.Generator):
+            variables.append(item.state)
+        elif isinstance(item, dict):
+            pending += item.values()
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            pending += item
+        elif is_open(item):
+            pending += getattr(item, "__dict__", {}).values()
     return variables
 
 
@@ -245,53 +253,54 @@ def assigned_inputs(graph):
     origin = {id(tensor): tensor for tensor in graph.inputs}
     assigned = []
     for op in graph.get_operations():
-        taken = [
-            (place, origin.get(id(tensor)))
-            for place, tensor in enumerate(op.inputs)
+        resources = [
+            (index, origin.get(id(tensor)))
+            for index, tensor in enumerate(op.inputs)
             if tensor.dtype == tf.resource
         ]
-        if not taken or op.type in UNCHANGING:
+        if not resources or op.type in UNCHANGING:
             continue
         if op.type == "Identity":
-            origin[id(op.outputs[0])] = taken[0][1]
+            origin[id(op.outputs[0])] = resources[0][1]
             continue
-        places = _assigned_places(op)
+        indices = _assigned_indices(op)
         assigned += [
             tensor
-            for place, tensor in taken
-            if tensor is not None and (places is None or place in places)
+            for index, tensor in resources
+            if tensor is not None and (indices is None or index in indices)
         ]
         if op.type in ("While", "StatelessWhile"):  # passes its inputs on
-            for place, tensor in taken:
-                origin[id(op.outputs[place])] = tensor
+            for index, tensor in resources:
+                origin[id(op.outputs[index])] = tensor
     return assigned
 
 
-def _assigned_places(op):
-    """Return which inputs of an op its functions assign; None: no function."""
-    inside = bodies(op)
-    if not inside:
+def _assigned_indices(op):
+    """Return which inputs of an op its functions assign; None: it has none."""
+    graphs = bodies(op)
+    if not graphs:
         return None
-    places = set()
-    for body in inside:
-        # Conditions and cases take the choice before the inputs they pass on.
-        first = len(op.inputs) - len(body.inputs)
-        numbers = {id(t): first + k for k, t in enumerate(body.inputs)}
-        places |= {numbers[id(t)] for t in assigned_inputs(body)}
-    return places
+    indices = set()
+    for graph in graphs:
+        # The inputs of a function are the op's last: conditions and cases take
+        # the choice first.
+        first = len(op.inputs) - len(graph.inputs)
+        indices_by_id = {id(t): first + k for k, t in enumerate(graph.inputs)}
+        indices |= {indices_by_id[id(t)] for t in assigned_inputs(graph)}
+    return indices
 
 
 def bodies(op):
-    """Return the graphs of functions that an op calls; None: one has none."""
+    """List the graphs of the functions that an op calls; [] if one lacks it."""
     graphs = []
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):
             continue
         functions = [attr.func] if attr.HasField("func") else attr.list.func
         for function in functions:
-            known = called_function(op.graph, function.name)
-            if known is not None:
-                graphs.append(getattr(known, "graph", None))
+            called = called_function(op.graph, function.name)
+            if called is not None:
+                graphs.append(getattr(called, "graph", None))
     return [] if None in graphs else graphs
 
 
@@ -302,7 +311,7 @@ def bodies(op):
 # normalisation layers call it.
 
 
-_SCOPE = "moments"
+_MOMENTS_SCOPE = "moments"
 
 
 @contextlib.contextmanager
@@ -314,29 +323,32 @@ def twice_differentiable():
             before, with moments in it.
     """
     graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
+    op_count = len(graph.get_operations())
     with attribute(tf.nn, "moments", _moments):
         yield
-    _require_none_stopped(graph.get_operations()[before:], set())
+    _require_no_stopped_moments(graph.get_operations()[op_count:], set())
 
 
 def _moments(x, axes, shift=None, keepdims=False, name=None):
     del shift  # TensorFlow does not use it.
-    with tf.name_scope(name or _SCOPE):
+    with tf.name_scope(name or _MOMENTS_SCOPE):
         x = tf.convert_to_tensor(x)
-        half = x.dtype == tf.float16
-        wide = tf.cast(x, tf.float32) if half else x
-        mean = tf.reduce_mean(wide, axes, keepdims=True)
-        squares = tf.math.squared_difference(wide, mean)
-        both = mean, tf.reduce_mean(squares, axes, keepdims=True)
+        is_half = x.dtype == tf.float16
+        values = tf.cast(x, tf.float32) if is_half else x
+        mean = tf.reduce_mean(values, axes, keepdims=True)
+        squares = tf.math.squared_difference(values, mean)
+        moments = mean, tf.reduce_mean(squares, axes, keepdims=True)
         if not keepdims:
-            both = [tf.reduce_sum(t, axes) for t in both]  # of one each
-        return tuple(tf.cast(t, x.dtype) for t in both)
+            moments = [tf.reduce_sum(t, axes) for t in moments]  # of one each
+        return tuple(tf.cast(t, x.dtype) for t in moments)
 
 
-def _require_none_stopped(operations, seen):
+def _require_no_stopped_moments(operations, seen):
     for op in operations:
-        if op.type == "StopGradient" and _SCOPE in op.name.split("/")[:-1]:
+        if (
+            op.type == "StopGradient"
+            and _MOMENTS_SCOPE in op.name.split("/")[:-1]
+        ):
             raise ValueError(
                 "The second derivative of a mean and variance is needed, which "
                 "TensorFlow gives wrong in a function that was traced before. "
@@ -349,4 +361,4 @@ def _require_none_stopped(operations, seen):
         for graph in bodies(op):
             if id(graph) not in seen:
                 seen.add(id(graph))
-                _require_none_stopped(graph.get_operations(), seen)
+                _require_no_stopped_moments(graph.get_operations(), seen)

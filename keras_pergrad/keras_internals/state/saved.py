@@ -16,11 +16,11 @@ from keras.src.saving.keras_saveable import KerasSaveable
 class SavedState(KerasSaveable):
     """An attribute of a model that is saved and loaded with its weights."""
 
-    # Subclasses define `save_own_variables(store)` and `load_own_variables`. In
-    # the file they stand under the name of the attribute.
+    # Subclasses define `save_own_variables(store)` and `load_own_variables`.
+    # The file has their arrays under the name of the attribute.
 
     def _obj_type(self):
-        # Keras asks for one of its own kinds. A loss is the plainest of them.
+        # Keras knows only its own types. That of a loss demands the least.
         return "Loss"
 
 
@@ -54,18 +54,18 @@ class AggregationState(SavedState):
             )
             setattr(self, name, variable)
 
-    def go_on_from(self, before):
-        """Continue the noise of a former compile(): do not repeat it."""
-        self._set(np.asarray(before.generator.state))
+    def go_on_from(self, previous):
+        """Continue, and never repeat, the noise of a former compile()."""
+        self._set(np.asarray(previous.generator.state))
         for name in self.kept:
-            if name in before.kept:
-                getattr(self, name).assign(np.asarray(getattr(before, name)))
+            if name in previous.kept:
+                getattr(self, name).assign(np.asarray(getattr(previous, name)))
 
     def begin_fit(self, model):
         """Note that a `fit` of a model begins."""
 
     def end_fit(self, model):
-        """Note that it has ended, or was interrupted."""
+        """Note that the `fit` has ended or was interrupted."""
 
     def advance(self, name, value: Any = 1):
         """Add to a kept number; the result is the same on all replicas."""
@@ -97,40 +97,40 @@ class AggregationState(SavedState):
             if name in names:
                 getattr(self, name).assign(np.asarray(store[name]))
 
-    def _set(self, number):
+    def _set(self, state):
         # A user who gives another seed wants other noise.
-        if self.seed in (None, int(number[0])):
-            self.generator.state.assign(number)
+        if self.seed in (None, int(state[0])):
+            self.generator.state.assign(state)
 
 
 # The values of samples that a model has trained on, saved with its weights.
 #
-# So a backup of the weights, and of what they owe to each sample, is one
-# file: no update is lost or counted twice, wherever training was stopped.
+# Weights and the values of the samples are in one file, so that no update is
+# lost or counted twice, wherever training was stopped.
 
 
 _NAMES = _SUMS, _COUNTS = "sample_values", "sample_steps"
 
 
 class ValueState(SavedState):
-    """For each sample the sum of its values, and how many steps had one."""
+    """The sum of each sample's values, and the number of steps with one."""
 
     def __init__(self):
-        self.sums = self.counts = self._known = None
+        self.sums = self.counts = self._arrays = None
 
-    def begin(self, samples, dtype, goes_on):
-        """Begin a `fit`: with zeros, or with what is known so far."""
-        known = self.arrays() if goes_on else None
-        if known is None:
-            known = np.zeros(samples, dtype), np.zeros(samples, "int64")
-        _require_length(known, samples)
-        sums, counts = known
+    def begin(self, samples, dtype, resumes):
+        """Begin a `fit`, from zeros or from the values so far."""
+        stored = self.arrays() if resumes else None
+        if stored is None:
+            stored = np.zeros(samples, dtype), np.zeros(samples, "int64")
+        _require_length(stored, samples)
+        sums, counts = stored
         self.sums = tf.Variable(tf.constant(sums, dtype), trainable=False)
         self.counts = tf.Variable(tf.constant(counts), trainable=False)
 
     def end(self):
-        """Free what the steps wrote to, and keep the numbers."""
-        self._known = self.arrays()
+        """Free the variables that steps wrote to, and keep the arrays."""
+        self._arrays = self.arrays()
         self.sums = self.counts = None
 
     def add(self, rows, values, counted):
@@ -139,9 +139,9 @@ class ValueState(SavedState):
         self.counts.scatter_add(tf.IndexedSlices(counted, rows))
 
     def arrays(self):
-        """Return copies of (sums, counts), or None: nothing was valued."""
+        """Return copies of (sums, counts), or None without any value."""
         if self.sums is None:
-            return self._known
+            return self._arrays
         return np.array(self.sums), np.array(self.counts)
 
     def save_own_variables(self, store):
@@ -150,20 +150,20 @@ class ValueState(SavedState):
 
     def load_own_variables(self, store):
         if not set(_NAMES) <= set(store.keys()):
-            return  # Of a training without values.
-        known = tuple(np.array(store[name]) for name in _NAMES)
+            return  # It is from a training without values.
+        stored = tuple(np.array(store[name]) for name in _NAMES)
         if self.sums is None:
-            self._known = known
+            self._arrays = stored
             return
-        _require_length(known, self.sums.shape[0])
-        self.sums.assign(known[0].astype(self.sums.dtype.as_numpy_dtype))
-        self.counts.assign(known[1])
+        _require_length(stored, self.sums.shape[0])
+        self.sums.assign(stored[0].astype(self.sums.dtype.as_numpy_dtype))
+        self.counts.assign(stored[1])
 
 
-def _require_length(known, samples):
-    if len(known[0]) != samples:
+def _require_length(stored, samples):
+    if len(stored[0]) != samples:
         raise ValueError(
-            f"The weights were saved with the values of {len(known[0])} "
+            f"The weights were saved with the values of {len(stored[0])} "
             f"samples. Expected to go on with as many. Received: {samples}. "
             "Give the same data and `ids` as before, or begin anew with "
             "weights that were saved without values."
@@ -175,8 +175,8 @@ def _require_length(known, samples):
 # Only the record of a run asks for them, so they are imported then.
 
 
-# What TensorFlow answers where no global seed was set.
-_UNSET = 87654321
+# The seed that TensorFlow returns where no global seed was set.
+_UNSET_SEED = 87654321
 
 
 def is_deterministic():
@@ -192,6 +192,6 @@ def global_seed():
 
     if hasattr(rng_utils, "get_random_seed"):
         return rng_utils.get_random_seed()
-    # Keras before 3.11 forgets it, TensorFlow does not.
+    # Keras before 3.11 does not keep the seed, but TensorFlow does.
     seed = tf.compat.v1.get_seed(1)[0]
-    return None if seed == _UNSET else seed
+    return None if seed == _UNSET_SEED else seed

@@ -27,16 +27,16 @@ _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
 def defect(graph):
-    """Return the error that a traced step would cause on the CPU, or None."""
-    for op in _operations(graph):
-        shape = _shape(op)
+    """Describe the error that a traced step would cause on the CPU, or None."""
+    for op in _all_operations(graph):
+        shape = _product_shape(op)
         if shape is not None:
-            harm = _harm(*shape)
-            if harm:
+            error = _harm(*shape)
+            if error:
                 b, t, k, n = shape
                 return (
                     f"a product of shapes [{b}, 1, {t}, {k}] and [{k}, {n}] "
-                    f"({op.name}) {harm}: a defect of oneDNN in TensorFlow. "
+                    f"({op.name}) {error}: a defect of oneDNN in TensorFlow. "
                     "It was tried apart and is not run here. Set "
                     "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, "
                     "or leave out the axis of size 1"
@@ -44,16 +44,16 @@ def defect(graph):
     return None
 
 
-def _operations(graph):
+def _all_operations(graph):
     yield from graph.get_operations()
     for function in graph._functions.values():
         inner = getattr(function, "graph", None)
         if inner is not None:
-            yield from _operations(inner)
+            yield from _all_operations(inner)
 
 
-def _shape(op):
-    """Return (b, t, k, n) of such a product, or None for other ops."""
+def _product_shape(op):
+    """Return (b, t, k, n) of an affected product, or None for other ops."""
     if op.type not in _PRODUCTS or op.inputs[0].dtype.size > 4:
         return None
     left, right = (tensor.shape for tensor in op.inputs)
@@ -61,14 +61,15 @@ def _shape(op):
         return None
     t, k = (left[3], left[2]) if op.get_attr("adj_x") else (left[2], left[3])
     n = right[0] if op.get_attr("adj_y") else right[1]
-    # An axis of unknown size holds samples, or the like.
+    # An axis of unknown size has the samples, or the like: 8 stands for it.
     return tuple(8 if d is None else int(d) for d in (left[0], t, k, n))
 
 
 @functools.cache
 def _harm(*shape):
-    """Return what such a product does wrong here, "" if it is right."""
-    done = subprocess.run(
+    """Return what such a product does wrong here, or "" if nothing."""
+    # In another process, since it may crash; once for each shape.
+    process = subprocess.run(
         [sys.executable, "-m", "keras_pergrad.doctor.probe", "matmul"]
         + [str(size) for size in shape],
         capture_output=True,
@@ -76,9 +77,9 @@ def _harm(*shape):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )
-    if done.returncode == 0 and done.stdout.strip().endswith("right"):
+    if process.returncode == 0 and process.stdout.strip().endswith("right"):
         return ""
-    if "wrong" in done.stdout:
+    if "wrong" in process.stdout:
         return "gives wrong numbers"
     return "crashes the process"
 
@@ -103,7 +104,7 @@ def loops_instead(layers):
     it keeps them apart.
     """
     with contextlib.ExitStack() as stack:
-        for layer in filter(_takes_cudnn, layers):
+        for layer in filter(_uses_cudnn, layers):
             stack.enter_context(attribute(layer, "use_cudnn", False))
         yield
 
@@ -115,25 +116,25 @@ class LoopsWhereMasked:
         model: Any = self
         following: Any = super()
         with contextlib.ExitStack() as stack:
-            for layer in filter(_takes_cudnn, layers_of(model)):
-                loop = attribute(layer, "inner_loop", _by_mask(layer))
-                stack.enter_context(loop)
+            for layer in filter(_uses_cudnn, layers_of(model)):
+                patch = attribute(layer, "inner_loop", _mask_aware_loop(layer))
+                stack.enter_context(patch)
             return following.__call__(*args, **kwargs)
 
 
-def _by_mask(layer):
+def _mask_aware_loop(layer):
     """Return a layer's `inner_loop` that leaves cuDNN out with a mask."""
     original = layer.inner_loop
 
     def inner_loop(sequences, initial_state, mask, training=False):
-        masked = any(m is not None for m in tf.nest.flatten(mask))
-        with loops_instead([layer]) if masked else contextlib.nullcontext():
+        is_masked = any(m is not None for m in tf.nest.flatten(mask))
+        with loops_instead([layer]) if is_masked else contextlib.nullcontext():
             return original(sequences, initial_state, mask, training=training)
 
     return inner_loop
 
 
-def _takes_cudnn(layer):
+def _uses_cudnn(layer):
     if not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
         return False
     if layer.use_cudnn not in ("auto", True) or layer.recurrent_dropout:

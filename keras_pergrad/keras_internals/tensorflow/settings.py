@@ -16,42 +16,46 @@ import time
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
-_NOISE = contextvars.ContextVar("noise is added to the step", default=False)
-_INSPECTED = contextvars.ContextVar("a step is only looked at", default=False)
+_ADDS_NOISE = contextvars.ContextVar(
+    "noise is added to the step", default=False
+)
+_IS_INSPECTING = contextvars.ContextVar(
+    "a step is only looked at", default=False
+)
 
 
 @contextlib.contextmanager
-def adding_noise(noise):
+def adding_noise(adds_noise):
     """Note whether the steps that are traced inside add noise."""
-    token = _NOISE.set(noise)
+    token = _ADDS_NOISE.set(adds_noise)
     try:
         yield
     finally:
-        _NOISE.reset(token)
+        _ADDS_NOISE.reset(token)
 
 
 def is_adding_noise():
     """Whether the step that is traced adds noise, which hides one sample."""
-    return _NOISE.get()
+    return _ADDS_NOISE.get()
 
 
 @contextlib.contextmanager
 def inspecting():
-    """Let training steps be traced inside that are never applied."""
-    token = _INSPECTED.set(True)
+    """Trace training steps, inside, that are never applied."""
+    token = _IS_INSPECTING.set(True)
     try:
         yield
     finally:
-        _INSPECTED.reset(token)
+        _IS_INSPECTING.reset(token)
 
 
 def is_inspecting():
     """Whether `inspecting` is open."""
-    return _INSPECTED.get()
+    return _IS_INSPECTING.get()
 
 
 def traced_functions():
-    """Let `tf.function`s inside be traced, even if they are to run eagerly."""
+    """Trace `tf.function`s inside, even if functions are to run eagerly."""
     return _functions_run_eagerly(False)
 
 
@@ -61,20 +65,20 @@ def functions_in_line():
 
 
 @contextlib.contextmanager
-def _functions_run_eagerly(wanted):
-    before = tf.config.functions_run_eagerly()
-    if before == wanted:
+def _functions_run_eagerly(run_eagerly):
+    original = tf.config.functions_run_eagerly()
+    if original == run_eagerly:
         yield
         return
-    tf.config.run_functions_eagerly(wanted)
+    tf.config.run_functions_eagerly(run_eagerly)
     try:
         yield
     finally:
-        tf.config.run_functions_eagerly(before)
+        tf.config.run_functions_eagerly(original)
 
 
 def traced_once(function, *arguments):
-    """Return `function(*arguments)`, whose arguments are a graph's inputs."""
+    """Return `function(*arguments)`, traced with these as a graph's inputs."""
     with traced_functions():
         traced = tf.function(function, autograph=False)
         return traced.get_concrete_function(*arguments)(*arguments)
@@ -83,7 +87,7 @@ def traced_once(function, *arguments):
 # TensorFlow's eager context: its device, and the graphs that it places.
 
 
-_SECONDS_MS = 300_000
+_TIMEOUT_MS = 300_000
 
 
 def device_here():
@@ -97,23 +101,23 @@ def eagerly():
 
 
 @contextlib.contextmanager
-def placed_graphs(again):
+def placed_graphs(place_anew):
     """Yield a list that gets the `RunMetadata` when the block ends."""
-    # Collection is one flag for the whole process, exporting drains what was
-    # collected: do not nest. `again`: a placement is cached under its
-    # configuration; an equal one with another timeout misses the cache, so that
-    # functions are placed again. Nothing is traced again.
+    # Collection is one flag for the whole process, and an export drains what
+    # was collected: do not nest. `place_anew`: a placement is cached under its
+    # configuration. An equal one with another timeout misses the cache, so that
+    # functions are placed again, without being traced again.
     context = eager_context.context()
     context.ensure_initialized()
     options = context.function_call_options
-    collected = []
-    if again:
+    metadata = []
+    if place_anew:
         config = tf.compat.v1.ConfigProto.FromString(
             options.config_proto_serialized
         )
         rewrite = config.graph_options.rewrite_options
         rewrite.meta_optimizer_timeout_ms = (
-            _SECONDS_MS + time.monotonic_ns() % 1_000_003
+            _TIMEOUT_MS + time.monotonic_ns() % 1_000_003
         )
         context.function_call_options = eager_context.FunctionCallOptions(
             executor_type=options.executor_type, config_proto=config
@@ -121,19 +125,19 @@ def placed_graphs(again):
     context.enable_graph_collection()
     context.export_run_metadata()  # what others left there
     try:
-        yield collected
+        yield metadata
     finally:
-        collected.append(context.export_run_metadata())
+        metadata.append(context.export_run_metadata())
         context.disable_graph_collection()
         context.function_call_options = options
 
 
 # A check whether XLA compiles the traced graph, and a gradient that it lacks.
 #
-# XLA's best methods differ. Without the private names the methods for plain
-# graphs are used. They are also correct under XLA, but slow. A slice updated
-# by XLA's own op is the gradient of a slice there; Keras has it on all
-# devices.
+# The fastest methods under XLA are not those of plain graphs. Without the
+# private names the latter are used, which are correct under XLA, but slow.
+# XLA's own op for the update of a slice is the gradient of a slice there; Keras
+# uses it on all devices.
 
 
 try:
@@ -154,51 +158,54 @@ def in_xla():
     return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
-def _of_updated_slice(op, gradient):
-    """Return the gradients of `XlaDynamicUpdateSlice`, which has none."""
-    into, part, begins = op.inputs
+def _updated_slice_gradient(op, gradient):
+    """Return the gradients of `XlaDynamicUpdateSlice`; TensorFlow has none."""
+    target, update, begins = op.inputs
     # XLA moves a part that would reach beyond the end back into the tensor.
-    room = tf.cast(tf.shape(into) - tf.shape(part), begins.dtype)
+    room = tf.cast(tf.shape(target) - tf.shape(update), begins.dtype)
     begins = tf.maximum(tf.minimum(begins, room), 0)
     assert dynamic_update_slice is not None
-    around = dynamic_update_slice(gradient, tf.zeros_like(part), begins)
-    inside = tf.slice(gradient, begins, tf.shape(part, begins.dtype))
-    return around, inside, None
+    target_gradient = dynamic_update_slice(
+        gradient, tf.zeros_like(update), begins
+    )
+    update_gradient = tf.slice(gradient, begins, tf.shape(update, begins.dtype))
+    return target_gradient, update_gradient, None
 
 
 if dynamic_update_slice is not None:
     with contextlib.suppress(KeyError):  # TensorFlow has one.
-        tf.RegisterGradient("XlaDynamicUpdateSlice")(_of_updated_slice)
+        tf.RegisterGradient("XlaDynamicUpdateSlice")(_updated_slice_gradient)
 
 # TensorFloat-32, in which a GPU multiplies float32 by default.
 #
 # Each operand of a matrix product or convolution keeps ten bits behind the
-# first; sums are float32. Half precision is not concerned: its numbers have
-# no more bits, and what is squared or weighted is widened before.
+# first; sums are float32. Half precision is not affected: its numbers have no
+# more bits, and they are widened before they are squared or weighted.
 
 
 #: The largest relative change of an operand, which is rounded or cut off.
 UNIT = 2.0**-10
-#: The first NVIDIA cards that have it.
-_FIRST = (8, 0)
+#: The compute capability of the first NVIDIA cards that have it.
+_FIRST_CAPABILITY = (8, 0)
 
-_allowed = contextvars.ContextVar("norms may be rounded up", default=True)
-_rounding_up = contextvars.ContextVar("norms rounded up", default=False)
+_may_round = contextvars.ContextVar("norms may be rounded up", default=True)
+_is_rounding = contextvars.ContextVar("norms rounded up", default=False)
 
 
 def may_act():
     """Whether products of float32 may lose digits on a GPU that is visible."""
     if not tf.config.experimental.tensor_float_32_execution_enabled():
         return False
-    return any(map(_has_it, tf.config.get_visible_devices("GPU")))
+    return any(map(_has_tf32, tf.config.get_visible_devices("GPU")))
 
 
-def _has_it(physical):
+def _has_tf32(physical):
     details = tf.config.experimental.get_device_details(physical)
-    known = details.get("compute_capability")
-    if known is None:
+    capability = details.get("compute_capability")
+    # Cards of AMD have no compute capability.
+    if capability is None:
         return tf.test.is_built_with_rocm()
-    return tuple(known) >= _FIRST
+    return tuple(capability) >= _FIRST_CAPABILITY
 
 
 @contextlib.contextmanager
@@ -217,24 +224,24 @@ def switched_off(condition=True):
 
 @contextlib.contextmanager
 def norms_rounded_up(condition=True):
-    """Have factors round their norms up while it is open, where it may act."""
-    token = _rounding_up.set(bool(condition) and may_act())
+    """Have factors round norms up inside, where TensorFloat-32 may act."""
+    token = _is_rounding.set(bool(condition) and may_act())
     try:
         yield
     finally:
-        _rounding_up.reset(token)
+        _is_rounding.reset(token)
 
 
 @contextlib.contextmanager
 def norms_as_computed():
-    """Have no norms rounded up while it is open, for comparisons."""
-    token = _allowed.set(False)
+    """Leave norms as they are computed inside, for comparisons."""
+    token = _may_round.set(False)
     try:
         yield
     finally:
-        _allowed.reset(token)
+        _may_round.reset(token)
 
 
 def rounds_up(dtype):
     """Whether norms of this type are rounded up now."""
-    return _allowed.get() and _rounding_up.get() and dtype == tf.float32
+    return _may_round.get() and _is_rounding.get() and dtype == tf.float32
