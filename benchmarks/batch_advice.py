@@ -45,7 +45,7 @@ def advised(task):
     readings = watch.readings
     return (
         evidence.noise_scale(readings),
-        evidence.advised_batch(readings),
+        evidence.advised_batch_size(readings),
     )
 
 

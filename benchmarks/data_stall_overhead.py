@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.callbacks import DataStall
-from keras_pergrad.keras_internals.fit.train_function import fetches_of_a_call
+from keras_pergrad.keras_internals.fit.train_function import fetches_per_call
 from keras_pergrad.stalls import wait_log
 
 STEPS, EPOCHS, WARM_UP = 4000, 4, 200
@@ -80,7 +80,7 @@ def main():
     base, middle = np.median(plain), np.median(extra)
     low, high = np.percentile(extra, [25, 75])
     error = 1.25 * (high - low) / 1.35 / np.sqrt(extra.size)
-    steps = wait_log.CAPACITY // fetches_of_a_call(model)
+    steps = wait_log.CAPACITY // fetches_per_call(model)
     print(
         f"plain step {base:.0f} us, DataStall adds {middle:.1f} ± {error:.1f} "
         f"us: {middle / base:.2%} (aim: below 1 %)\n"

@@ -25,7 +25,7 @@ from benchmarks.models import make_batch
 from benchmarks.process import ROOT, interpreter
 from benchmarks.turns import in_turns, milliseconds
 from benchmarks.workers.keras_models import build_model, targets
-from keras_pergrad.influence.fisher_information import Question
+from keras_pergrad.influence.fisher_information import FisherStatistic
 from keras_pergrad.influence.likelihoods import Likelihood
 
 BATCH = 64
@@ -42,7 +42,7 @@ def ours(name, rounds):
     models, steps = [], {}
     for way, sampled in WAYS.items():
         models.append(build_model(name))  # functions do not keep them alive
-        traced = Question("diagonal", likelihood, sampled, False).trace(
+        traced = FisherStatistic("diagonal", likelihood, sampled, False).trace(
             models[-1]
         )
         given = x, None if sampled else y, None, seed

@@ -338,12 +338,12 @@ def _trained(model, x, y, flipped, epochs):
 
 def store(samples=1_000_000, size=1024, tests=10):
     """The time of a query over that of reading the store once."""
-    from keras_pergrad.influence.projected import OnDisk
+    from keras_pergrad.influence.projected import RowsOnDisk
 
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         about = {"samples": samples, "size": size, "rows": 10_000}
-        rows = OnDisk(folder, about)
+        rows = RowsOnDisk(folder, about)
         part = rng.normal(size=(about["rows"], size)).astype("float32")
         for chunk in rows.missing():
             rows.write(chunk, part)

@@ -29,7 +29,7 @@ from benchmarks.models import make_batch
 from benchmarks.turns import in_turns, milliseconds
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.common.batch_marks import with_numbers
-from keras_pergrad.influence.value_reader import ValidationSlope, ValueReader
+from keras_pergrad.influence.value_reader import ValidationGradient, ValueReader
 
 BATCH, NUMBERS = 64, 4096
 MODELS = "mlp", "mnist", "cifar10", "transformer", "gpt2_causal"
@@ -110,7 +110,7 @@ def validation_of(name):
     model, x, y = compiled(name, "batch")
     batch = (*_quarter(x, y), None)
     variables = model.trainable_variables
-    slope = ValidationSlope(model, batch, variables)
+    slope = ValidationGradient(model, batch, variables)
     function = tf.function(slope.gradient, autograph=False)
     return lambda: function()[0].numpy()
 

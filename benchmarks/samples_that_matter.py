@@ -19,7 +19,7 @@ from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.factors import projections
 from keras_pergrad.factors.base import select
-from keras_pergrad.influence.fisher_information import Question
+from keras_pergrad.influence.fisher_information import FisherStatistic
 from keras_pergrad.influence.likelihoods import Likelihood
 from keras_pergrad.uses import TracedStep
 
@@ -54,7 +54,7 @@ def project(model, loss, x, y, projected):
 def _fisher(name, model, kind):
     bernoulli = name != "mlp" and SPECS[name].outputs == 1
     one = Likelihood("bernoulli" if bernoulli else "categorical", True)
-    return Question(kind, (one,), True, True).trace(model)
+    return FisherStatistic(kind, (one,), True, True).trace(model)
 
 
 def _ask(function, model, x, seed):

@@ -259,7 +259,7 @@ OPTIONAL = {
     ),
     "_impl": (
         tf.data.Dataset,
-        lambda _: sources.reader_inside(tf.data.Dataset.range(2)),
+        lambda _: sources.inner_reader(tf.data.Dataset.range(2)),
     ),
     "_fn_kwargs": (keras.losses.MeanSquaredError.__mro__[1], _record),
     "_parents": (_grain_class, lambda _: _grain()),
@@ -293,7 +293,7 @@ def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
     plain = tf.data.Dataset.range(2)
     assert sources.buffer_size(plain) is None
     assert sources.batch_size(plain) is None
-    assert sources.reader_inside(plain) == (None, None)
+    assert sources.inner_reader(plain) == (None, None)
     _grain()
     assert sources.worker_processes(_interleaved()) == 2
     assert sources.worker_processes(_loader()) == 0

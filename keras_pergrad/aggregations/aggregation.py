@@ -188,7 +188,7 @@ def of_samples(norms):
     return tf.sqrt(tf.reduce_sum(tf.square(norms), axis=1))
 
 
-def weight_of(weights, groups, k):
+def variable_weights(weights, groups, k):
     """Return the weights, (n,), for variable k, of (n,) or (n, groups)."""
     return weights if groups is None else weights[:, groups[k]]
 

@@ -165,7 +165,7 @@ class ClippedMean(Aggregation):
             return None
         state = AggregationState(self.seed, **self.kept())
         if isinstance(before, AggregationState):
-            state.go_on_from(before)
+            state.resume_from(before)
         return state
 
     def kept(self):

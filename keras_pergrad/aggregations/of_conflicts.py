@@ -173,7 +173,7 @@ class PCGrad(GramianAggregation):
     def make_state(self, before=None):
         state = AggregationState(self.seed, **{STEP_COUNT: 0})
         if isinstance(before, AggregationState):
-            state.go_on_from(before)
+            state.resume_from(before)
         return state
 
     def at(self, state):

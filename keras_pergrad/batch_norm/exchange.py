@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_pergrad.keras_internals.models.parts import (
-    calls_of,
+    call_nodes,
     is_only_layers,
     layers_of,
     turn_into,
@@ -44,7 +44,7 @@ def exchanged(layers, by, groups):
 
 
 def _state(layer):
-    call_arguments = [dict(node.arguments.kwargs) for node in calls_of(layer)]
+    call_arguments = [dict(node.arguments.kwargs) for node in call_nodes(layer)]
     return type(layer), vars(layer), call_arguments
 
 
@@ -52,7 +52,7 @@ def _restore(layer, cls, attributes, call_arguments):
     # Not by `setattr`: Keras would track the attributes anew.
     object.__setattr__(layer, "__class__", cls)
     object.__setattr__(layer, "__dict__", attributes)
-    for node, kwargs in zip(calls_of(layer), call_arguments):
+    for node, kwargs in zip(call_nodes(layer), call_arguments):
         node.arguments.kwargs.update(kwargs)
 
 
@@ -99,7 +99,7 @@ def _axis(layer):
 
 def _positions(layer):
     """Return the fewest values of a channel in a sample, None if unknown."""
-    calls = (node.input_tensors[0].shape for node in calls_of(layer))
+    calls = (node.input_tensors[0].shape for node in call_nodes(layer))
     position_sizes = [
         [s for i, s in enumerate(shape) if i not in (0, _axis(layer))]
         for shape in (_shape(layer), *calls)
@@ -163,7 +163,7 @@ def _built_like(new, layer):
 
 def _turn_in_place(layer, new):
     """Turn a normalisation layer into another one, in its place."""
-    for node in calls_of(layer):
+    for node in call_nodes(layer):
         # Only BatchNormalization takes a mask.
         node.arguments.kwargs.pop("mask", None)
     turn_into(layer, new)

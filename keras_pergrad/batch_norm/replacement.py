@@ -16,12 +16,12 @@ from keras_pergrad.batch_norm.exchange import (
     save_as_exchanged,
 )
 from keras_pergrad.common.numbers import positive_integer
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.inspection import require_model
 from keras_pergrad.keras_internals.models.parts import (
     is_only_layers,
     layers_of,
-    made_by,
+    producer_of,
     rename_like,
     set_path,
     symbolic_inputs,
@@ -270,7 +270,7 @@ class _Copier:
     def _make(self, layer):
         if is_only_layers(layer):
             # Otherwise the copy would be compiled as well.
-            with attribute(layer, "compiled", False):
+            with patched_attribute(layer, "compiled", False):
                 return keras.models.clone_model(
                     layer, _input_tensors(layer), clone_function=self
                 )
@@ -286,7 +286,9 @@ def _input_tensors(layer):
         return None
     return keras.tree.map_structure(
         lambda t: (
-            keras.layers.InputLayer.from_config(made_by(t).get_config()).output
+            keras.layers.InputLayer.from_config(
+                producer_of(t).get_config()
+            ).output
         ),
         layer.input,
     )

@@ -19,13 +19,16 @@ from keras_pergrad.checking.check_table import (
     GradientCheck,
 )
 from keras_pergrad.common.machine import accelerators
-from keras_pergrad.common.machine import chosen as device_names
+from keras_pergrad.common.machine import requested_devices as device_names
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
-from keras_pergrad.keras_internals.data.batches import as_tensors, of_one_length
+from keras_pergrad.keras_internals.data.batches import (
+    as_tensors,
+    with_checked_lengths,
+)
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
-from keras_pergrad.keras_internals.losses.compiled import SetApart
+from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.models.inspection import (
     check_trainable,
     require_any_batch_size,
@@ -150,7 +153,7 @@ def check_gradients(
     samples = len(tf.nest.flatten(batch[0])[0])
     modes = _labelled_modes(gradient_modes, model, samples)
     tensors = as_tensors(batch)
-    of_one_length(*tensors)
+    with_checked_lengths(*tensors)
     build_symbolically(model, tensors)
     combinations = [
         (label, device, setting)
@@ -159,7 +162,7 @@ def check_gradients(
         for setting in settings
         if _can_run(device, setting, model)
     ]
-    with ModelState(model) as state, SetApart(model) as apart:
+    with ModelState(model) as state, OverwrittenVariables(model) as apart:
         check = _Check(model, data, batch, samples, repeats, state)
         bar = keras.utils.Progbar(
             1 + len(combinations), verbose=verbose, unit_name="way"

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.machine import short_name
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.graphs.runs import (
     GraphCopy,
@@ -89,7 +89,7 @@ class TracedMode:
         batch = keras.utils.unpack_x_y_sample_weight(data)
         with (
             norms_as_computed(),
-            attribute(self.model, "aggregation_state", self._state),
+            patched_attribute(self.model, "aggregation_state", self._state),
         ):
             gradients = self.mode.step(self.model, *batch).gradients
         if gradients is None:

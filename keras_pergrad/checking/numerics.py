@@ -159,7 +159,7 @@ def on_device(dtype, device):
 
     if dtype != "float32" or device.startswith("CPU"):
         return dtype
-    return TENSOR_FLOAT_32 if tensor_float.may_act() else dtype
+    return TENSOR_FLOAT_32 if tensor_float.may_use_tf32() else dtype
 
 
 def terms(model, x):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import weight_of
+from keras_pergrad.aggregations.aggregation import variable_weights
 from keras_pergrad.checking.numerics import unit
 from keras_pergrad.checking.plain_tape import PlainTape, Uncheckable, cast
 from keras_pergrad.common.text import reason
@@ -249,7 +249,7 @@ def _sample_weights(aggregation, variables, squares, n):
     norms = tf.constant(n * np.asarray(norms), tf.float64)
     weights = aggregation.weights(norms)
     indices = range(len(squares))
-    return [float(weight_of(weights, groups, k)[0]) for k in indices]
+    return [float(variable_weights(weights, groups, k)[0]) for k in indices]
 
 
 def _finish_total(total, aggregation, penalties, n):

@@ -17,16 +17,16 @@ def is_numbered(x):
     return isinstance(x, dict) and set(x) == {_NUMBERS, _X}
 
 
-def parted(x):
+def split_numbers(x):
     """Return the model's own inputs, and the samples' numbers or None."""
     return (x[_X], x[_NUMBERS]) if is_numbered(x) else (x, None)
 
 
-def unnumbered(batch):
+def without_numbers(batch):
     """Return a batch (x, ...) or x with the inputs as the model takes them."""
     if isinstance(batch, (tuple, list)) and batch and is_numbered(batch[0]):
-        return (parted(batch[0])[0], *batch[1:])
-    return parted(batch)[0]
+        return (split_numbers(batch[0])[0], *batch[1:])
+    return split_numbers(batch)[0]
 
 
 # The first batches of a data stream, looked at without losing them.

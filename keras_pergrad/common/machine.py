@@ -61,7 +61,7 @@ def accelerators():
     return devices
 
 
-def chosen(devices):
+def requested_devices(devices):
     """Return the names of the requested devices; None: all accelerators."""
     present = [device.name for device in accelerators()]
     if devices is None:

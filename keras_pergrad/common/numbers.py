@@ -86,7 +86,7 @@ _UNITS = {
 _SIZE_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 
-def bytes_in(name, value):
+def parse_bytes(name, value):
     """Return an argument such as "8GB", "7.5GiB" or 8_000_000_000 in bytes."""
     size = None
     if isinstance(value, str):

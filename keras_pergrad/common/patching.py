@@ -4,7 +4,7 @@ import contextlib
 
 
 @contextlib.contextmanager
-def attribute(target, name, value):
+def patched_attribute(target, name, value):
     """Set an instance attribute past Keras's tracking, and restore it."""
     # `vars`, not `getattr`: an attribute of the class is not the instance's,
     # and is uncovered again by a deletion.

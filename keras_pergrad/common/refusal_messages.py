@@ -1,7 +1,7 @@
 """Refusals of losses and inputs that have no per-sample gradients."""
 
 
-def composite(layer):
+def sparse_layer_input(layer):
     """Say that a layer with weights is given a sparse or ragged tensor."""
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) is given a sparse or "
@@ -11,7 +11,7 @@ def composite(layer):
     )
 
 
-def not_dense(part):
+def sparse_batch(part):
     """Say that a batch to be split holds sparse or ragged tensors."""
     return (
         f"gradient_mode='accumulated' takes a batch apart into microbatches, "
@@ -22,7 +22,7 @@ def not_dense(part):
     )
 
 
-def accumulates(optimizer):
+def accumulating_optimizer(optimizer):
     """Say that an optimizer accumulates gradients itself."""
     return (
         f"The optimizer {optimizer.name!r} accumulates gradients on its own "
@@ -32,7 +32,7 @@ def accumulates(optimizer):
     )
 
 
-def synchronized(layer, part):
+def synchronized_statistics(layer, part):
     """Say that a layer takes statistics over replicas, not for one part."""
     # `synchronized=False` is no way out for single samples: the statistics
     # would still be taken over the samples of a replica.
@@ -45,7 +45,7 @@ def synchronized(layer, part):
     )
 
 
-def one_after_the_other(replicas):
+def sequential_updates(replicas):
     """Say that several replicas cannot update sample by sample."""
     return (
         "updates='sample' makes one update after the other, which several "
@@ -67,7 +67,7 @@ def needs_all_samples(argument, value):
     )
 
 
-def of_all_replicas(aggregation, replicas):
+def gramian_over_replicas(aggregation, replicas):
     """Say that there is no Gramian of the samples of several replicas."""
     return (
         f"{aggregation!r} weighs samples by the inner products of all of "
@@ -108,7 +108,7 @@ def not_one_number(received):
     )
 
 
-def no_length(loss):
+def unknown_loss_length(loss):
     """Say that the length of a loss's samples is not known while tracing."""
     return (
         f"The number of values of the loss {loss!r} for one sample is not "
@@ -122,7 +122,7 @@ def no_length(loss):
     )
 
 
-def other_length(loss, old, new):
+def changed_loss_length(loss, old, new):
     """Say that a loss has another number of values for one sample."""
     return (
         f"The loss {loss!r} has {new} values for one sample, and had {old} in "

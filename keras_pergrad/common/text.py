@@ -23,10 +23,10 @@ def as_text(columns, rows, left=()):
 
 def as_html(columns, rows):
     """Return a table as HTML, in a `div` that scrolls; all text is escaped."""
-    return of_cells(columns, [map(_cell, row) for row in rows])
+    return cells_as_html(columns, [map(_cell, row) for row in rows])
 
 
-def of_cells(columns, rows):
+def cells_as_html(columns, rows):
     """Return a table of cells that are HTML already, each in its <td>."""
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
     body = "".join("<tr>" + "".join(row) + "</tr>" for row in rows)

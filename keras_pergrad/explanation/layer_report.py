@@ -30,10 +30,10 @@ from keras_pergrad.keras_internals.models.inspection import (
 )
 from keras_pergrad.keras_internals.models.parts import (
     compiles_by_xla,
-    layers_inside,
+    direct_sublayers,
     own_weights,
 )
-from keras_pergrad.keras_internals.state.model import random_state_kept
+from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.uses import TracedStep, sum_of_outputs
@@ -106,7 +106,7 @@ def explain(
     def trace(x):
         inspections.append(_inspect_step(model, x, batch_size))
 
-    with random_state_kept():
+    with preserve_random_state():
         tf.function(
             trace, autograph=False, jit_compile=bool(jit_compile)
         ).get_concrete_function(specs)
@@ -143,7 +143,7 @@ def _batch_split(model, batch_size):
 
 def _lost_precision(model):
     """Say how TensorFloat-32 shortens this model's products; None: not."""
-    if precision(model) != "float32" or not settings.may_act():
+    if precision(model) != "float32" or not settings.may_use_tf32():
         return None
     aggregation = step_memory.mode_of(model).aggregation
     remark = ""
@@ -275,12 +275,12 @@ def _nested_layers(layer, visited=None):
     if id(layer) not in visited:
         visited.add(id(layer))
         yield layer
-        for inner in layers_inside(layer):
+        for inner in direct_sublayers(layer):
             yield from _nested_layers(inner, visited)
 
 
 def _direct_weights(layer):
-    parts = layers_inside(layer)
+    parts = direct_sublayers(layer)
     nested_weights = [
         getattr(part, "trainable_variables", ()) for part in parts
     ]

@@ -32,7 +32,7 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.explanation import peak
 from keras_pergrad.keras_internals.data.batches import is_composite
 from keras_pergrad.keras_internals.models.parts import symbolic_inputs
-from keras_pergrad.keras_internals.state.model import random_state_kept
+from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.modes import Batch, Vectorized
 
 _FREE_SHARE = 0.9  # of the free memory: the rest is for everything else
@@ -123,7 +123,7 @@ class SavedModel:
             except Exception as error:  # whatever a user's class raises
                 raise ValueError(_NOT_SAVED.format(self._model.name)) from error
             rows = tf.data.Dataset.from_tensors(_lists_to_tuples(self._rows))
-            with random_state_kept():
+            with preserve_random_state():
                 rows.save(str(self._folder / peak.ROWS))
             self._stack = stack.pop_all()
         return self
@@ -210,7 +210,7 @@ class SavedModel:
 
     def _in_this_process(self, request, device):
         try:
-            with random_state_kept():
+            with preserve_random_state():
                 meter = peak.GpuMeter(device)
                 return peak.measure_rise(self._folder, request, meter)
         except tf.errors.ResourceExhaustedError:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_pergrad.common.machine import as_text
-from keras_pergrad.common.numbers import bytes_in, positive_integer
+from keras_pergrad.common.numbers import parse_bytes, positive_integer
 from keras_pergrad.explanation.step_memory import (
     SavedModel,
     StepMemory,
@@ -132,7 +132,7 @@ def what_fits(
     """
     require_model(model)
     require_any_batch_size(model, "what_fits()", "tries batches of other sizes")
-    memory = bytes_in("memory", memory)
+    memory = parse_bytes("memory", memory)
     at_most = positive_integer("at_most", at_most)
     batch_size = positive_integer("batch_size", batch_size)
     mode = gradient_modes.get(

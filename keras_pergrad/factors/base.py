@@ -623,7 +623,7 @@ def round_up_product_norms(squares, x, dz, overlap=None):
     return tf.square(tf.sqrt(squares) + ROUNDING_LOSS * sizes)
 
 
-def for_weighted_gradients(norms):
+def round_up_gradient_norms(norms):
     """Return norms, of any shape, of what is weighted as whole gradients."""
     if not settings.rounds_up(norms.dtype):
         return norms

@@ -15,7 +15,7 @@ from keras_pergrad.factors.simple import Sum, Widened
 _SAME_VALUES = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"}
 
 
-def biases_of(factors):
+def match_biases(factors):
     """Return the place of each factor's bias among factors, or None.
 
     It must be the sum of the very tensor that the kernel's products have. A
@@ -51,7 +51,7 @@ class WithBias:
     """What a curvature needs of a kernel and its bias: one factor of both.
 
     Args:
-        kernel, bias: factors, of which `biases_of` says that they belong.
+        kernel, bias: factors, of which `match_biases` says that they belong.
     """
 
     def __init__(self, kernel, bias):

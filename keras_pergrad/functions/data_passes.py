@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.data.batches import batches_of, ranks
-from keras_pergrad.keras_internals.losses.compiled import SetApart
+from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.losses.per_sample import is_mean_of_own
+from keras_pergrad.keras_internals.losses.per_sample import is_mean_over_samples
 from keras_pergrad.keras_internals.models.inspection import (
     NOT_IN_TRAINING,
     mixes_in_training_only,
@@ -21,7 +21,7 @@ from keras_pergrad.keras_internals.models.inspection import (
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
-    random_state_kept,
+    preserve_random_state,
     run_and_restore,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
@@ -36,7 +36,7 @@ METHODS = ("vectorized", "per_sample")
 Method = Literal["vectorized", "per_sample"]
 
 
-def run(quantity, model, data, method, training, *extra_tensors):
+def run_passes(quantity, model, data, method, training, *extra_tensors):
     """Yield the gradients, norms or statistics of each batch.
 
     `quantity`: one of these names, or an object as `DOT_PRODUCTS`, which makes
@@ -54,9 +54,9 @@ def run(quantity, model, data, method, training, *extra_tensors):
     # ‖ḡ‖² over several batches needs the sum of the gradients themselves.
     if quantity == "statistics" and batches.count != 1:
         quantity = "sums"
-    for batch in shown(batches, verbose):
+    for batch in with_progress(batches, verbose):
         require_targets(model, batch)
-        yield of_batch(
+        yield run_on_batch(
             model,
             batch,
             (quantity, method, training, ranks(batch)),
@@ -79,11 +79,11 @@ def pass_size(model, x, y, sample_weight):
     require_compiled(model)
     batch = next(iter(batches_of(x, y, sample_weight, PASS_SIZE)))
     require_targets(model, batch)
-    prepare(model, batch)
-    return PASS_SIZE if is_mean_of_own(model, batch) else None
+    build_for_gradients(model, batch)
+    return PASS_SIZE if is_mean_over_samples(model, batch) else None
 
 
-def shown(batches, verbose):
+def with_progress(batches, verbose):
     """Yield batches, with a progress bar for several."""
     count = batches.count
     verbose = 0 if count == 1 else verbose
@@ -96,10 +96,10 @@ def shown(batches, verbose):
         bar.update(number, finalize=True)
 
 
-def of_batch(model, batch, key, trace, training, extra_tensors, build=None):
+def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
     """Run a function, traced once for each key, on a batch."""
-    with random_state_kept():
-        prepare(model, batch, build or build_symbolically)
+    with preserve_random_state():
+        build_for_gradients(model, batch, build or build_symbolically)
         # The trace is kept for as long as the model lives.
         function = function_cache.kept(model, key, trace)
         try:
@@ -111,7 +111,7 @@ def of_batch(model, batch, key, trace, training, extra_tensors, build=None):
             raise
 
 
-def prepare(model, batch, build=build_symbolically):
+def build_for_gradients(model, batch, build=build_symbolically):
     """Build a model and its loss; refuse it if it has nothing to train."""
     if not model.built or not model.trainable_variables:
         try:
@@ -134,7 +134,7 @@ def _trace(quantity, method, training, model_reference):
     @tf.function(autograph=False, reduce_retracing=True)
     def function(x, y, sample_weight, *extra_tensors):
         model = model_reference()
-        with SetApart(model) as overwritten:
+        with OverwrittenVariables(model) as overwritten:
             results = compute(
                 quantity, model, x, y, sample_weight, training, *extra_tensors
             )
@@ -265,7 +265,7 @@ def over_batches(batches):
     return pairs
 
 
-def joined(results) -> Any:
+def concatenate_results(results) -> Any:
     """Concatenate the results of batches along the samples, by variable."""
     if len(results) == 1:
         return results[0]

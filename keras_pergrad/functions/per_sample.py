@@ -11,10 +11,10 @@ from keras_pergrad.common.float_types import as_norms
 from keras_pergrad.factors import wide
 from keras_pergrad.functions.data_passes import (
     Method,
-    joined,
+    concatenate_results,
     over_batches,
     pass_size,
-    run,
+    run_passes,
 )
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 from keras_pergrad.keras_internals.models.inspection import (
@@ -81,7 +81,9 @@ def per_sample_gradients(
     [TensorShape([5, 4, 3]), TensorShape([5, 3])]
     """
     data = x, y, sample_weight, batch_size, verbose
-    gradients = joined(list(run("gradients", model, data, method, training)))
+    gradients = concatenate_results(
+        list(run_passes("gradients", model, data, method, training))
+    )
     # The L1 norm of each sample's gradient is finite only if all entries are.
     magnitudes = [
         np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
@@ -139,7 +141,9 @@ def per_sample_norms(
     if batch_size is None:
         batch_size = pass_size(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
-    norms = joined(list(run("norms", model, data, method, training)))
+    norms = concatenate_results(
+        list(run_passes("norms", model, data, method, training))
+    )
     total = tf.sqrt(tf.add_n([tf.square(norm) for norm in as_norms(norms)]))
     require_finite(total.numpy())
     return norms if per_variable else total
@@ -189,7 +193,9 @@ def gradient_statistics(
     if batch_size is None:
         batch_size = pass_size(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
-    pairs = over_batches(run("statistics", model, data, method, training))
+    pairs = over_batches(
+        run_passes("statistics", model, data, method, training)
+    )
     squares, means = (
         tf.add_n(as_norms([pair and pair[k] for pair in pairs])) for k in (0, 1)
     )
@@ -259,8 +265,8 @@ def per_sample_dots(
     require_compiled(model)
     tensors = _check_direction(model, direction)
     data = x, y, sample_weight, batch_size, verbose
-    dots = joined(
-        list(run(DOT_PRODUCTS, model, data, method, training, tensors))
+    dots = concatenate_results(
+        list(run_passes(DOT_PRODUCTS, model, data, method, training, tensors))
     )
     dots = [
         None if d is None else products for products, d in zip(dots, direction)

@@ -144,7 +144,7 @@ def noise_scale(readings):
     return readings[-1].samples * len(ratios) / sum(ratios)
 
 
-def advised_batch(readings):
+def advised_batch_size(readings):
     """Return the batch size for a training's noise scale, or None."""
     scale = noise_scale(readings)
     if scale is None:

@@ -18,7 +18,7 @@ from keras_pergrad.gradient_health.batch_gradient import (
 )
 from keras_pergrad.keras_internals.data.batches import first_tensor
 from keras_pergrad.keras_internals.losses.compiled import (
-    SetApart,
+    OverwrittenVariables,
     is_overwritten,
 )
 from keras_pergrad.keras_internals.losses.fractions import sample_losses
@@ -37,8 +37,8 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.state.model import (
     assigned_variables,
-    kept,
-    random_state_kept,
+    preserve_random_state,
+    preserve_variables,
     run_and_restore,
     unchanged,
 )
@@ -96,7 +96,7 @@ class GradientMeter:
         self.samples = int(first_tensor(batch[0]).shape[0])
         self.undefined = None
         # A model that is built by its first call has no variables before that.
-        with random_state_kept():
+        with preserve_random_state():
             build_symbolically(model, batch)
         self._variables = list(model.trainable_variables)
         if not self._variables:
@@ -125,7 +125,7 @@ class GradientMeter:
         run = self._gradient_program or self.prepare()
         # A model that has diverged is also measured.
         quiet = np.errstate(invalid="ignore", over="ignore")
-        with quiet, random_state_kept():
+        with quiet, preserve_random_state():
             try:
                 return self._measure(run, repeats, direction)
             except Exception as error:
@@ -158,7 +158,7 @@ class GradientMeter:
     def measure_along(self, direction, weights):
         """Return losses and slopes of the samples at other weights."""
         run: Any = self._sample_program or self._gradient_program
-        with random_state_kept(), kept(self._values):
+        with preserve_random_state(), preserve_variables(self._values):
             for value, weight in zip(self._values, weights):
                 value.assign(weight)
             results = run(_SLOPES_ONLY, direction)
@@ -167,7 +167,7 @@ class GradientMeter:
 
     def prepare(self):
         """Trace, find out about samples, and return the gradient's program."""
-        with random_state_kept():
+        with preserve_random_state():
             return self._prepare()
 
     def _prepare(self):
@@ -254,7 +254,7 @@ class GradientMeter:
             raise error
 
         batch = x, y, sample_weight
-        with SetApart(self.model) as separated:
+        with OverwrittenVariables(self.model) as separated:
             tape = TracedStep(
                 self.model, batch, loss=measured_loss, refuse=refuse
             )

@@ -15,7 +15,7 @@ from keras_pergrad.keras_internals.fit import callback_list
 from keras_pergrad.keras_internals.fit.callback_list import running_fit
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.trackers.html_page import Page
-from keras_pergrad.trackers.tracker import Guarded
+from keras_pergrad.trackers.tracker import GuardedTrackers
 
 # Measurements of a `fit`, for a curve.
 _MIN_MEASUREMENTS = 10
@@ -203,7 +203,7 @@ class RecordHandler(MeasurementHandler):
                 Page(page, run.earlier_readings() if resumes else ())
             )
         self.directory = self._run and self._run.directory
-        self._trackers = Guarded(trackers, say)
+        self._trackers = GuardedTrackers(trackers, say)
         try:
             self._trackers.begin(info)
         except BaseException:  # an interruption: nobody else closes them
@@ -269,7 +269,9 @@ def is_resumed(model, epoch, step):
     # A backup taken within the first epoch restores the weights only.
     return step > 0 and any(
         isinstance(c, keras.callbacks.BackupAndRestore)
-        for c in callback_list.listed(running_fit(model).callback_list)
+        for c in callback_list.as_callback_list(
+            running_fit(model).callback_list
+        )
     )
 
 

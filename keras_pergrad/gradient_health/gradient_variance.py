@@ -37,7 +37,9 @@ from keras_pergrad.keras_internals.fit.callback_list import (
     at_end_of_fit,
     running_fit,
 )
-from keras_pergrad.keras_internals.fit.train_function import Wrapped
+from keras_pergrad.keras_internals.fit.train_function import (
+    TrainFunctionWrapper,
+)
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.runs.sketch import GradientSketch
@@ -228,7 +230,7 @@ class GradientVariance(keras.callbacks.Callback):
             probes.require_one_replica(self.model)
         if watch_gradients is not None and not self.is_in_training:
             self._fit_stack.enter_context(watch_gradients())
-        self._train_function = Wrapped(
+        self._train_function = TrainFunctionWrapper(
             self.model, self._train_step, self._fit_stack.close
         )
         self._fit_stack.callback(self._train_function.restore)

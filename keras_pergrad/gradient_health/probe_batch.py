@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import parted
+from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.fit.train_function import look_ahead
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
@@ -92,7 +92,7 @@ def first_batch(model, iterator):
     if not batches:
         return None, iterator
     x, *targets = keras.utils.unpack_x_y_sample_weight(batches[0])
-    return (parted(x)[0], *targets), iterator
+    return (split_numbers(x)[0], *targets), iterator
 
 
 def require_one_replica(model):

@@ -23,10 +23,10 @@ from keras_pergrad.gradient_health.batch_gradient import scalars
 from keras_pergrad.keras_internals.models import parts
 from keras_pergrad.keras_internals.models.parts import (
     call_arguments_of,
-    calls_of,
+    call_nodes,
     entries_of,
     inner_layers,
-    model_inside,
+    inner_model,
 )
 from keras_pergrad.keras_internals.state.saved import (
     global_seed,
@@ -80,7 +80,7 @@ def settings(model):
                 for parent in _behind_casts(node.parent_nodes)
                 if isinstance(parent.operation, keras.Layer)
             ]
-            for node in calls_of(layer)
+            for node in call_nodes(layer)
         ]
         if inputs:
             by_name[f"{name} inputs"] = str(inputs)
@@ -127,7 +127,7 @@ def _plain_value(value):
 def _layers(model):
     """Yield the layers of a model and of the user's own layers, each once."""
     # The layers inside Keras's own layers depend on its version.
-    graph = model_inside(model)
+    graph = inner_model(model)
     for layer in inner_layers(model, recursive=False):
         if layer is graph or isinstance(layer, keras.layers.InputLayer):
             continue

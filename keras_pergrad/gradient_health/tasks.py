@@ -14,7 +14,7 @@ from keras_pergrad.keras_internals.models.parts import (
     call_model,
 )
 from keras_pergrad.keras_internals.state.model import (
-    random_state_kept,
+    preserve_random_state,
     run_and_restore,
 )
 from keras_pergrad.modes import by_task
@@ -127,11 +127,11 @@ class TaskMeter:
 
     def __init__(self, model, batch):
         self._model = model
-        with random_state_kept():
+        with preserve_random_state():
             build_symbolically(model, batch)
-        self.tasks = tuple(loss_terms.names(model))
+        self.tasks = tuple(loss_terms.term_names(model))
         if len(self.tasks) < 2:
-            raise ValueError(by_task.none_to_measure(self.tasks))
+            raise ValueError(by_task.no_tasks_to_measure(self.tasks))
         self._batch_tensors = [
             t for t in tf.nest.flatten(batch) if t is not None
         ]
@@ -146,7 +146,7 @@ class TaskMeter:
                 )
             )
 
-        with random_state_kept():
+        with preserve_random_state():
             self._function = tf.function(
                 compute, autograph=False
             ).get_concrete_function(*self._batch_tensors)
@@ -154,7 +154,7 @@ class TaskMeter:
     def measure(self, step):
         """Return the `TaskConflicts` of the present weights."""
         quiet = np.errstate(invalid="ignore", over="ignore")
-        with quiet, random_state_kept():
+        with quiet, preserve_random_state():
             products = run_and_restore(self._function, *self._batch_tensors)
         paths = [v.path for v in self._variables]
         shared_paths = [
@@ -172,12 +172,12 @@ class TaskMeter:
         # One forward pass, and one backward pass for each task.
         with tf.GradientTape(persistent=True) as tape:
             y_pred = call_model(self._model, x)
-            with loss_terms.noting_values(self._model, loss_values):
+            with loss_terms.recording_values(self._model, loss_values):
                 total_loss(self._model, x, y, y_pred, sample_weight)
             terms = loss_terms.terms_of(self._model, y, y_pred, loss_values)
         missing = [name for name in self.tasks if name not in terms]
         if missing:
-            raise ValueError(by_task.none_to_measure(self.tasks))
+            raise ValueError(by_task.no_tasks_to_measure(self.tasks))
         task_gradients = [
             list(map(_dense, tape.gradient(terms[name], self._variables)))
             for name in self.tasks

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
-from keras_pergrad.functions.data_passes import prepare
+from keras_pergrad.functions.data_passes import build_for_gradients
 from keras_pergrad.influence.data import Checkpoints, FixedOrderBatches
 from keras_pergrad.influence.kronecker import (
     IdentityCurvature,
@@ -19,8 +19,8 @@ from keras_pergrad.influence.kronecker import (
 )
 from keras_pergrad.influence.page import render_page, samples_by_row
 from keras_pergrad.influence.projected import (
-    OnDisk,
     ProjectedInfluence,
+    RowsOnDisk,
     count_samples,
     projected_shapes,
 )
@@ -99,7 +99,7 @@ def require_mean_loss(model, batch):
     """Refuse a model whose loss is no mean over samples; build it."""
     require_compiled(model)
     require_targets(model, batch)
-    prepare(model, batch)
+    build_for_gradients(model, batch)
     for entry in entries_of(compiled_loss(model)):
         reduction = getattr(entry.loss, "reduction", None)
         if isinstance(entry.loss, keras.losses.Loss) and reduction == "sum":
@@ -109,7 +109,7 @@ def require_mean_loss(model, batch):
                 "the size of its batch. Expected a mean over the samples: "
                 "compile with reduction='sum_over_batch_size'."
             )
-    if per_sample.over_the_batch(model, batch) != per_sample.MEAN:
+    if per_sample.batch_reduction(model, batch) != per_sample.MEAN:
         raise ValueError(
             f"The loss of model {model.name!r} adds up over the batch: of a "
             "batch with every sample twice it is another one, so that a "
@@ -128,14 +128,16 @@ def make_test_batches(model, x, y, sample_weight):
     """
     if is_batched(x):
         dataset = FixedOrderBatches(batches_of(x, y, sample_weight), "x_test")
-        one_by_one = not per_sample.is_mean_of_own(model, next(iter(dataset)))
+        one_by_one = not per_sample.is_mean_over_samples(
+            model, next(iter(dataset))
+        )
         return lambda size: (
             _SingleSampleBatches(dataset) if one_by_one else dataset
         )
 
     def batches(size):
         full_batches = batches_of(x, y, sample_weight, size)
-        if per_sample.is_mean_of_own(model, next(iter(full_batches))):
+        if per_sample.is_mean_over_samples(model, next(iter(full_batches))):
             return full_batches
         return batches_of(x, y, sample_weight, 1)
 
@@ -503,7 +505,7 @@ class Influence:
         self._estimators = []
         for k in range(len(self._checkpoints)):
             weights = {"weights": self._checkpoints.checksum(k)}
-            store = OnDisk(os.path.join(path, str(k)))
+            store = RowsOnDisk(os.path.join(path, str(k)))
             store.require({**weights, "shapes": projected_shapes(model)})
             store.require_complete()
             settings = store.metadata["projection_size"], damping

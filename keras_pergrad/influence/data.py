@@ -8,10 +8,13 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.factors import wide
-from keras_pergrad.functions.data_passes import run, shown
+from keras_pergrad.functions.data_passes import run_passes, with_progress
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 from keras_pergrad.keras_internals.models.inspection import require_finite
-from keras_pergrad.keras_internals.state.model import ModelState, kept
+from keras_pergrad.keras_internals.state.model import (
+    ModelState,
+    preserve_variables,
+)
 
 
 class Checkpoints:
@@ -47,7 +50,7 @@ class Checkpoints:
                 )
             yield
             return
-        with kept([v.value for v in self._model.weights]):
+        with preserve_variables([v.value for v in self._model.weights]):
             for variable, value in zip(self._model.weights, weights):
                 variable.assign(value)
             yield
@@ -85,11 +88,13 @@ class FixedOrderBatches:
         next(iter(self))
 
     def __iter__(self):
-        return self.beginning(0)
+        return self.iterate_from(0)
 
-    def beginning(self, number):
+    def iterate_from(self, number):
         """Yield the batches from one of this number on."""
-        for index, batch in enumerate(self._batches.beginning(number), number):
+        for index, batch in enumerate(
+            self._batches.iterate_from(number), number
+        ):
             checksum = _checksum(batch)
             if self._checksums.setdefault(index, checksum) != checksum:
                 raise ValueError(
@@ -129,7 +134,7 @@ def gradients_of(model, batch, first_row=0):
 
     `first_row` is the row of its first sample, for errors.
     """
-    (gradients,) = run(
+    (gradients,) = run_passes(
         "gradients", model, (*batch, None, 0), "vectorized", False
     )
     return [
@@ -146,9 +151,9 @@ def dots(model, batches, directions, verbose=0):
         if not is_overwritten(v)
     ]
     blocks, first_row = [], 0
-    for batch in shown(batches, verbose):
+    for batch in with_progress(batches, verbose):
         data = (*batch, None, 0)
-        (parts,) = run(
+        (parts,) = run_passes(
             _DOT_PRODUCTS, model, data, "vectorized", False, used_directions
         )
         products = [p.numpy() for p in parts if p is not None]

@@ -11,7 +11,11 @@ import tensorflow as tf
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.factors import Kronecker
 from keras_pergrad.factors.base import as_matrices
-from keras_pergrad.functions.data_passes import of_batch, prepare, shown
+from keras_pergrad.functions.data_passes import (
+    build_for_gradients,
+    run_on_batch,
+    with_progress,
+)
 from keras_pergrad.influence.likelihoods import (
     KNOWN_LOSSES,
     NOT_PROBABILITIES,
@@ -25,7 +29,7 @@ from keras_pergrad.keras_internals.data.batches import (
     ranks,
 )
 from keras_pergrad.keras_internals.losses import per_sample
-from keras_pergrad.keras_internals.losses.compiled import SetApart
+from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
     total_loss,
@@ -41,7 +45,7 @@ from keras_pergrad.uses import TracedStep
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class FisherStatistic:
     """Sums over the samples of a batch, of gradients of a log-likelihood.
 
     Attributes:
@@ -70,7 +74,7 @@ class Question:
         @tf.function(autograph=False, reduce_retracing=True)
         def function(x, y, sample_weight, seed, *more):
             model = reference()
-            with SetApart(model) as separated:
+            with OverwrittenVariables(model) as separated:
                 data = x, y, sample_weight
                 sums = self._batch_sums(model, data, seed, more)
             return separated.merged(sums)
@@ -161,7 +165,7 @@ def compute_sums(statistic, model, batch, seed, *more):
     """Return the sums of a batch; the function is traced once."""
     build = build_symbolically if statistic.likelihoods is None else _build
     try:
-        return of_batch(
+        return run_on_batch(
             model,
             batch,
             (statistic, ranks(batch)),
@@ -468,7 +472,7 @@ def fisher(
         draws = 1
     totals, count, weight_sum, statistic = None, 0, 0.0, None
     batches = batches_of(x, y, sample_weight, batch_size)
-    for number, batch in enumerate(shown(batches, verbose)):
+    for number, batch in enumerate(with_progress(batches, verbose)):
         batch, weights = _checked_batch(model, batch, labels)
         for draw in range(draws):
             key = tf.constant([seed, number * draws + draw], tf.int64)
@@ -477,7 +481,7 @@ def fisher(
                     model,
                     batch,
                     key,
-                    Question(kind, None, labels == "sampled", training),
+                    FisherStatistic(kind, None, labels == "sampled", training),
                 )
             else:
                 sums = compute_sums(statistic, model, batch, key)
@@ -531,8 +535,8 @@ def _first_sums(model, batch, key, statistic):
                 f"other term. Received: {error}. Leave the weights out, or "
                 "repeat samples."
             ) from None
-    prepare(model, batch)
-    kind = per_sample.over_the_batch(model, batch)
+    build_for_gradients(model, batch)
+    kind = per_sample.batch_reduction(model, batch)
     if kind == per_sample.NEITHER:
         raise ValueError(
             f"The loss of model {model.name!r} expected to be a mean over the "

@@ -13,7 +13,7 @@ import tempfile
 
 import numpy as np
 
-_READ = 2**23
+_READ_BYTES = 2**23
 _FORMAT = 1
 
 
@@ -101,7 +101,7 @@ class GradientStore:
     @property
     def rows_per_block(self):
         """How many rows are read at once."""
-        return max(1, _READ // (2 * self.size))
+        return max(1, _READ_BYTES // (2 * self.size))
 
     def load_or_make(self, name, make):
         """Return an array that is made once and kept beside the rows."""
@@ -199,7 +199,9 @@ def _read_into(file, buffer):
 def _prefetch(file, offset):
     """Let the system read ahead from an offset, if it takes such hints."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), offset, _READ, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(
+            file.fileno(), offset, _READ_BYTES, os.POSIX_FADV_WILLNEED
+        )
 
 
 def _skip_header(file):

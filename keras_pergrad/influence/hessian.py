@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.functions.data_passes import shown
+from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence.data import flatten_gradients, unflatten_gradients
 from keras_pergrad.keras_internals.data.batches import ranks, sample_count
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -17,7 +17,7 @@ from keras_pergrad.keras_internals.models.parts import call_model
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     bodies,
-    random_state_kept,
+    preserve_random_state,
     run_and_restore,
     twice_differentiable,
 )
@@ -94,7 +94,7 @@ def _require_positive(curvature):
 
 
 #: Up to so many weights the Hessian is made as a matrix, and factored.
-DENSE = 4096
+MAX_DENSE_SIZE = 4096
 #: Directions that go through a batch at a time.
 _DIRECTIONS_AT_ONCE = 256
 
@@ -115,7 +115,9 @@ class Hessian:
         self._templates, self._damping = templates, damping
         self._verbose = verbose
         self.size = sum(g[0].size for g in templates if g is not None)
-        self._factor = self._dense_factor() if self.size <= DENSE else None
+        self._factor = (
+            self._dense_factor() if self.size <= MAX_DENSE_SIZE else None
+        )
 
     def solve(self, gradients):
         """Return (H + damping)⁻¹ g for gradients of m samples."""
@@ -134,7 +136,7 @@ class Hessian:
         """Return H v for vectors v, (m, size), in float64."""
         total, samples = np.zeros(rows.shape), 0
         directions = unflatten_gradients(rows, self._templates)
-        for batch in shown(self._batches, verbose):
+        for batch in with_progress(self._batches, verbose):
             n = int(sample_count(batch[0]))
             for begin in range(0, len(rows), _DIRECTIONS_AT_ONCE):
                 part = slice(begin, begin + _DIRECTIONS_AT_ONCE)
@@ -183,7 +185,7 @@ def _batch_products(model, batch, directions):
     )
     tensors = [d if d is None else tf.convert_to_tensor(d) for d in directions]
     try:
-        with out_of_scope(), random_state_kept(), traced_functions():
+        with out_of_scope(), preserve_random_state(), traced_functions():
             products = run_and_restore(function, *batch, tensors)
     except LookupError as error:
         raise ValueError(

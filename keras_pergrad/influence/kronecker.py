@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.float_types import norm_type
-from keras_pergrad.factors.with_bias import WithBias, biases_of
-from keras_pergrad.functions.data_passes import shown
+from keras_pergrad.factors.with_bias import WithBias, match_biases
+from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence import data
 from keras_pergrad.influence.fisher_information import (
-    Question,
+    FisherStatistic,
     compute_sums,
     require_finite,
 )
@@ -147,7 +147,7 @@ def _eigen(matrix):
 
 
 @dataclasses.dataclass(frozen=True)
-class KroneckerSums(Question):
+class KroneckerSums(FisherStatistic):
     """The sums for both Kronecker factors of each block."""
 
     def of_factors(self, factors, scale):
@@ -161,7 +161,7 @@ class KroneckerSums(Question):
 
 
 @dataclasses.dataclass(frozen=True)
-class EigenvalueSums(Question):
+class EigenvalueSums(FisherStatistic):
     """The squares of the gradients in the eigenbasis of each block."""
 
     def of_factors(self, factors, scale, bases):
@@ -190,7 +190,7 @@ def _block_factors(factors):
 
     None for a bias that is part of its kernel's block.
     """
-    biases = biases_of(factors)
+    biases = match_biases(factors)
     joined_biases = {k for k in biases if k is not None}
     return [
         None
@@ -256,7 +256,9 @@ class KroneckerCurvature:
             "kfac", self._likelihoods, True, False, True
         )
         first_row = 0
-        for number, batch in enumerate(shown(self._batches, self._verbose)):
+        for number, batch in enumerate(
+            with_progress(self._batches, self._verbose)
+        ):
             x, _, weight = batch
             _require_nonnegative_weights(weight, first_row)
             key = tf.constant([self._seed, number], tf.int64)
@@ -413,7 +415,7 @@ class WeightSpaceInfluence:
         """Return the same of each training sample with itself, (n,)."""
         curvature = self._fit()
         scores, first_row = [], 0
-        for batch in shown(self._batches, self._verbose):
+        for batch in with_progress(self._batches, self._verbose):
             gradients = data.gradients_of(self._model, batch, first_row)
             solved = curvature.solve(gradients)
             rows = (

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.graphs.gradients import same_for_all
+from keras_pergrad.keras_internals.graphs.gradients import mark_same_for_all
 from keras_pergrad.keras_internals.losses.losses import read_by_crossentropy
 from keras_pergrad.keras_internals.models.parts import (
     call_arguments_of,
@@ -15,7 +15,7 @@ from keras_pergrad.keras_internals.models.parts import (
     set_mask,
     trace_symbolically,
 )
-from keras_pergrad.keras_internals.state.model import random_state_kept
+from keras_pergrad.keras_internals.state.model import preserve_random_state
 
 CATEGORICAL = "categorical"
 BERNOULLI = "bernoulli"
@@ -185,7 +185,9 @@ class Likelihood:
         mean_sum, weight_sum = (
             tf.reduce_sum(tf.abs(w)) for w in (mean_weights, weights)
         )
-        weights *= same_for_all(tf.math.divide_no_nan(mean_sum, weight_sum))
+        weights *= mark_same_for_all(
+            tf.math.divide_no_nan(mean_sum, weight_sum)
+        )
         channels = tf.cast(tf.shape(outputs)[-1], outputs.dtype)
         divisors = {CATEGORICAL: 1, BERNOULLI: channels, GAUSSIAN: channels / 2}
         n = tf.cast(tf.shape(outputs)[0], outputs.dtype)
@@ -229,7 +231,7 @@ class _GivenValues(keras.losses.Loss):
 def likelihoods_for(model, batch):
     """Return `likelihoods_of` a model's outputs of a batch."""
     if not model.built:
-        with random_state_kept():
+        with preserve_random_state():
             model(batch[0])
     return likelihoods_of(model, trace_symbolically(model, batch[0]))
 

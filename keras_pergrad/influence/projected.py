@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors import projections
-from keras_pergrad.functions.data_passes import run, shown
+from keras_pergrad.functions.data_passes import run_passes, with_progress
 from keras_pergrad.influence.data import require_finite_rows
 from keras_pergrad.influence.gradient_store import GradientStore
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
@@ -23,7 +23,7 @@ from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 _THREADS = 2
 #: So many numbers are cast to float32 and multiplied at once: they fit in the
 #: cache of a core, and TensorFlow does not spread them over threads.
-_PIECE = 2**17
+_PIECE_SIZE = 2**17
 
 
 class RowsInMemory:
@@ -46,7 +46,7 @@ class RowsInMemory:
         return _gram(rows for _, rows in self.blocks())
 
 
-class OnDisk(GradientStore):
+class RowsOnDisk(GradientStore):
     """Rows of a store, which are never held together."""
 
     def blocks(self):
@@ -86,7 +86,7 @@ def _product_function(size, max_rows):
 
     Others are (m, size), rows (n, size) in half precision, at most `max_rows`.
     """
-    step = max(1, _PIECE // size)
+    step = max(1, _PIECE_SIZE // size)
 
     def multiply(others, rows):
         products = []
@@ -131,7 +131,7 @@ class ProjectedInfluence:
         size: how many numbers a gradient becomes.
         damping: a number; None: a tenth of the mean eigenvalue.
         seed: of the projections.
-        rows: of training samples, `OnDisk`; None: made at the first question.
+        rows: of training samples, `RowsOnDisk`; None: made at first use.
     """
 
     def __init__(self, model, batches, size, damping, seed, verbose, rows=None):
@@ -176,12 +176,12 @@ class ProjectedInfluence:
             **dataclasses.asdict(self._projection),
             "shapes": projected_shapes(self._model),
         }
-        store = OnDisk(path, {**settings, **metadata})
+        store = RowsOnDisk(path, {**settings, **metadata})
         missing = set(store.missing(shard))
         if missing:
             batches = _BatchRange(self._batches, min(missing), max(missing) + 1)
             for number, batch in enumerate(
-                shown(batches, self._verbose), min(missing)
+                with_progress(batches, self._verbose), min(missing)
             ):
                 if number in missing:
                     store.write(
@@ -194,7 +194,7 @@ class ProjectedInfluence:
     def project(self, batch, first_row):
         """Return the projections of a batch's gradients, (n, size)."""
         data = (*batch, None, 0)
-        (parts,) = run(
+        (parts,) = run_passes(
             self._projection,
             self._model,
             data,
@@ -208,7 +208,7 @@ class ProjectedInfluence:
     def _fit(self):
         if self._rows is None:
             blocks, first_row = [], 0
-            for batch in shown(self._batches, self._verbose):
+            for batch in with_progress(self._batches, self._verbose):
                 blocks.append(self.project(batch, first_row))
                 first_row += len(blocks[-1])
             self._rows = RowsInMemory(np.concatenate(blocks))
@@ -258,7 +258,7 @@ class _BatchRange:
         self.count = stop - first
 
     def __iter__(self):
-        batches = self._batches.beginning(self._first)
+        batches = self._batches.iterate_from(self._first)
         for _, batch in zip(range(self.count), batches):
             yield batch
 

@@ -21,12 +21,12 @@ from keras_pergrad.aggregations.aggregation import (
     Mean,
     is_finite,
     of_samples,
-    weight_of,
+    variable_weights,
 )
 from keras_pergrad.aggregations.clipping import ClippedMean
 from keras_pergrad.common.batch_marks import is_numbered, with_numbers
 from keras_pergrad.factors import projections, wide
-from keras_pergrad.keras_internals.fit.callback_list import listed
+from keras_pergrad.keras_internals.fit.callback_list import as_callback_list
 from keras_pergrad.keras_internals.losses.compiled import (
     is_overwritten,
     no_running_means,
@@ -34,15 +34,15 @@ from keras_pergrad.keras_internals.losses.compiled import (
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
 from keras_pergrad.keras_internals.models.parts import (
-    accumulating,
-    all_of,
+    accumulating_optimizer,
     call_model,
     compiled_loss,
     learning_rate,
     loss_scale,
+    nested_optimizers,
 )
 from keras_pergrad.keras_internals.state.model import twice_differentiable
-from keras_pergrad.modes.one_step import aggregation_now
+from keras_pergrad.modes.one_step import current_aggregation
 from keras_pergrad.modes.step_readers import StepReader, require_readable
 from keras_pergrad.modes.vectorized import sample_norms
 
@@ -52,7 +52,7 @@ from keras_pergrad.modes.vectorized import sample_norms
 _ASSIGN_OPS = ("Assign", "ResourceScatter")
 
 
-class ValidationSlope:
+class ValidationGradient:
     """The gradient of the validation loss, without weight regularisers.
 
     Layers act as in inference: it is the loss that `evaluate` reports.
@@ -171,7 +171,7 @@ class ValueReader(StepReader):
         weights, batch_scale, finite = _aggregation_weights(
             samples, list(factors)
         )
-        validation_gradient = ValidationSlope(
+        validation_gradient = ValidationGradient(
             samples.model, self.validation, variables
         )
         rate = tf.cast(learning_rate(samples.model.optimizer), samples.dtype)
@@ -292,7 +292,7 @@ def _aggregation_weights(samples, factors):
     if all are 1; one scale for all; and which samples are finite.
     """
     model, scale = samples.model, tf.ones([], samples.dtype)
-    aggregation = aggregation_now(model.gradient_mode, model)
+    aggregation = current_aggregation(model.gradient_mode, model)
     if aggregation.needs == "nothing":
         return None, scale, tf.ones([samples.n], tf.bool)
     # These are the variables while the others are set apart.
@@ -303,7 +303,7 @@ def _aggregation_weights(samples, factors):
     size = aggregation.expected_batch_size
     if size is not None:
         scale = tf.cast(samples.n, scale.dtype) / tf.cast(size, scale.dtype)
-    return lambda k: weight_of(weights, groups, k), scale, finite
+    return lambda k: variable_weights(weights, groups, k), scale, finite
 
 
 # The models, modes and optimizers whose samples can be valued.
@@ -311,7 +311,9 @@ def _aggregation_weights(samples, factors):
 
 def require_value_support(model, callback, callbacks):
     """Refuse what has no values, before a `fit` begins."""
-    others = [c for c in listed(callbacks) if type(c) is type(callback)]
+    others = [
+        c for c in as_callback_list(callbacks) if type(c) is type(callback)
+    ]
     if len(others) > 1:
         raise ValueError(
             "The values are saved with the model, one a sample. Expected one "
@@ -325,7 +327,7 @@ def require_value_support(model, callback, callbacks):
             "the aggregation 'mean' or a ClippedMean. Received: "
             f"{aggregation!r}"
         )
-    optimizer = accumulating(model.optimizer)
+    optimizer = accumulating_optimizer(model.optimizer)
     if optimizer is not None:
         raise ValueError(
             "A sample's value is that of its own step. Expected an optimizer "
@@ -335,7 +337,7 @@ def require_value_support(model, callback, callbacks):
         )
     optimizers = [
         o
-        for o in all_of(model.optimizer)
+        for o in nested_optimizers(model.optimizer)
         if getattr(o, "inner_optimizer", None) is None
     ]
     if len(optimizers) != 1:

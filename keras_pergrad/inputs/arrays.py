@@ -7,7 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import batches_of, by_position
+from keras_pergrad.keras_internals.data.batches import (
+    batches_of,
+    frame_to_array,
+)
 
 #: Bytes of a file to go through before its pages are given back.
 _EVERY = 2**26
@@ -25,7 +28,7 @@ class Chunks:
         arrays, self._pages = (x, y, sample_weight), []
         if not isinstance(x, tf.data.Dataset):
             for array in tf.nest.flatten(x):
-                _require_array(by_position(array))
+                _require_array(frame_to_array(array))
             arrays = x, _joined_numbers(y), _joined_numbers(sample_weight)
             arrays = tf.nest.map_structure(_as_array, arrays)
             self._pages = [
@@ -273,7 +276,7 @@ def _joined_numbers(y):
 
 def _as_array(value):
     """Return an array as it is read, so a mapped one not as a whole."""
-    value = by_position(value)
+    value = frame_to_array(value)
     is_ready = value is None or (_is_array(value) and not tf.is_tensor(value))
     return value if is_ready else np.asarray(value)
 

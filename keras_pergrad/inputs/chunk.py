@@ -10,10 +10,10 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import (
-    noting_losses,
+    recording_losses,
     total_loss,
 )
 from keras_pergrad.keras_internals.models.parts import (
@@ -75,7 +75,7 @@ def loss_of_chunk(model, first_sample):
     if type(model).compute_loss is not keras.Model.compute_loss:
         return loss_of_one
     added_losses, (x, y, sample_weight) = [], first_sample
-    with noting_losses(model, added_losses):
+    with recording_losses(model, added_losses):
         y_pred = call(model, x)
     try:
         terms = fractions.evaluate(
@@ -267,7 +267,7 @@ def _embeddings(model, watch):
         for layer in layers_of(model):
             if isinstance(layer, keras.layers.Embedding):
                 call = _watching_call(layer, layer.call, watch, calls)
-                stack.enter_context(attribute(layer, "call", call))
+                stack.enter_context(patched_attribute(layer, "call", call))
         yield calls
 
 

@@ -36,8 +36,8 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
-    losses_kept,
-    random_state_kept,
+    preserve_layer_losses,
+    preserve_random_state,
     run_and_restore,
     unchanged,
 )
@@ -227,8 +227,8 @@ class _Computation:
             ]
             with (
                 out_of_scope(),
-                random_state_kept(),
-                losses_kept(self._model),
+                preserve_random_state(),
+                preserve_layer_losses(self._model),
             ):
                 gradients = run_and_restore(
                     self._function, piece, sample_indices

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregations.logs import prefixed
-from keras_pergrad.keras_internals.data.batches import map_tensors, refilled
+from keras_pergrad.keras_internals.data.batches import map_tensors, pack_like
 from keras_pergrad.keras_internals.losses.compiled import (
     compile_loss_of_samples,
     is_overwritten,
@@ -58,7 +58,7 @@ class LossModel(keras.Model):
         return [v for v in self._chosen if v.trainable or not is_overwritten(v)]
 
     def call(self, inputs):
-        batch = refilled(self._batch, inputs)
+        batch = pack_like(self._batch, inputs)
         try:
             if not self._with_outputs:
                 return checked_losses(self._loss_fn(*batch))
@@ -152,7 +152,7 @@ def function_gradients(
     mode = owner.gradient_mode
     if return_outputs and isinstance(mode, Accumulated):
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
-    if replicas.several():
+    if replicas.has_several_replicas():
         raise ValueError(
             "compute_gradients() gives the gradients of one device, and this "
             "step runs on several replicas of a tf.distribute strategy. Train "

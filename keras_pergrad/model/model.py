@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from keras_pergrad import modes
 from keras_pergrad.aggregations.logs import Logs, log_statistics
-from keras_pergrad.common.batch_marks import parted, unnumbered
+from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data import batches
 from keras_pergrad.keras_internals.fit.callback_list import (
     prepare_fit,
-    restored,
+    restored_order,
 )
 from keras_pergrad.keras_internals.fit.progress_bar import end_of_epochs
 from keras_pergrad.keras_internals.losses.losses import track_loss
@@ -318,7 +318,7 @@ class PerGradModel(FitHooks, keras.Model):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         arguments = bound.arguments
         with (
-            restored(arguments.get("callbacks")),
+            restored_order(arguments.get("callbacks")),
             during_fit(self, arguments),
             strategies.explaining(self.distribute_strategy),
             end_of_epochs(self, arguments.get("callbacks")) as callbacks,
@@ -350,12 +350,12 @@ class PerGradModel(FitHooks, keras.Model):
     def train_step(self, data):
         """Train on one batch, by the gradient mode."""
         mode = self._gradient_mode
-        if type(mode) is modes.Batch and not replicas.several():
-            return super().train_step(unnumbered(data))
+        if type(mode) is modes.Batch and not replicas.has_several_replicas():
+            return super().train_step(without_numbers(data))
         require_fit(self, "train_step() in a custom loop", is_step=True)
         data = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
-        x, y, sample_weight = batches.of_one_length(*data)
-        x, numbers = parted(x) if isinstance(x, dict) else (x, None)
+        x, y, sample_weight = batches.with_checked_lengths(*data)
+        x, numbers = split_numbers(x) if isinstance(x, dict) else (x, None)
         checks = checks_of(mode, numbers) if mode.readers else ()
         # Loops and the optimizer need all variables.
         build_all(self, (x, y, sample_weight))
@@ -457,8 +457,8 @@ class PerGradModel(FitHooks, keras.Model):
 
     def test_step(self, data):
         """Run one step of `evaluate` on one batch."""
-        data = unnumbered(data)  # as in a validation split
-        if not replicas.several():
+        data = without_numbers(data)  # as in a validation split
+        if not replicas.has_several_replicas():
             return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred, is_whole = evaluate(self, x, y, sample_weight)
@@ -471,7 +471,7 @@ class PerGradModel(FitHooks, keras.Model):
         batch = x, y, y_pred, sample_weight
         if y_pred is None:
             return self.get_metrics_result()
-        if not replicas.several():
+        if not replicas.has_several_replicas():
             return self.compute_metrics(*batch)
         variables = self.metrics_variables
         replica_metrics.update(variables, lambda: self.compute_metrics(*batch))

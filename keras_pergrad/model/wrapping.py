@@ -10,11 +10,11 @@ from typing import Any
 
 import keras
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals.losses.compiled import (
-    compiled_as,
-    metrics_beside,
+    compile_like,
+    metrics_outside_compile,
 )
 from keras_pergrad.keras_internals.models.parts import (
     Functional,
@@ -26,8 +26,8 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.models.sharing import (
     as_original,
     derived_class,
+    make_twin,
     saved_as,
-    shared,
 )
 from keras_pergrad.model.model import FunctionalPerGradModel, PerGradModel
 
@@ -109,7 +109,7 @@ def derive(model):
     front = _TaskFrontMixin if is_task else _FrontMixin
     cls = derived_class(type(model), front, _BackMixin)
     saved_as(cls, _Derived)
-    return shared(model, cls, PerGradModel)
+    return make_twin(model, cls, PerGradModel)
 
 
 def wrap(model):
@@ -137,7 +137,7 @@ class _FrontMixin:
 
     def compile(self, *args, gradient_mode="batch", **kwargs):
         # A compile() of one's own need not know the argument.
-        with attribute(self, "_mode_given", gradient_mode):
+        with patched_attribute(self, "_mode_given", gradient_mode):
             super().compile(*args, **kwargs)
         keras_parameters = inspect.signature(keras.Model.compile).parameters
         signature = inspect.signature(super().compile)
@@ -203,8 +203,8 @@ class _TaskFrontMixin(_FrontMixin):
         # seeds, can remove the noise.
         model: Any = self
         with (
-            attribute(model, "aggregation_state", None),
-            attribute(model, "gradient_state", None),
+            patched_attribute(model, "aggregation_state", None),
+            patched_attribute(model, "gradient_state", None),
             as_original(model),
         ):
             return model.save_to_preset(*args, **kwargs)
@@ -263,7 +263,7 @@ class WrappedModel(PerGradModel):
         if wrapped is None:  # not yet
             return metrics
         known_ids = {id(metric) for metric in metrics}
-        wrapped_metrics = metrics_beside(wrapped)
+        wrapped_metrics = metrics_outside_compile(wrapped)
         return metrics + [
             metric for metric in wrapped_metrics if id(metric) not in known_ids
         ]
@@ -294,7 +294,7 @@ class _WithLoss(WrappedModel):
         sample_weight=None,
         training=True,
     ):
-        with compiled_as(self.wrapped, self):
+        with compile_like(self.wrapped, self):
             return compute_loss(
                 self.wrapped, x, y, y_pred, sample_weight, training
             )
@@ -305,7 +305,7 @@ class _WithMetrics(WrappedModel):
     """For models with a `compute_metrics` of their own."""
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        with compiled_as(self.wrapped, self):
+        with compile_like(self.wrapped, self):
             return self.wrapped.compute_metrics(x, y, y_pred, sample_weight)
 
 

@@ -14,14 +14,14 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.data.batches import is_composite
 from keras_pergrad.keras_internals.losses.compiled import (
     is_overwritten,
-    require_none,
+    require_none_overwritten,
 )
 from keras_pergrad.keras_internals.losses.fractions import (
     numerators,
-    require_parts,
+    require_additive_loss,
 )
 from keras_pergrad.keras_internals.models.building import stateful_layers
-from keras_pergrad.keras_internals.models.parts import accumulating
+from keras_pergrad.keras_internals.models.parts import accumulating_optimizer
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.state.saved import SavedState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
@@ -274,7 +274,7 @@ class Accumulated(GradientMode):
         # The new value of overwritten variables is not a sum over parts.
         overwritten = any(map(is_overwritten, model.trainable_variables))
         stays_whole = self.steps == 1 and self.microbatch_size is None
-        if overwritten and stays_whole and not replicas.several():
+        if overwritten and stays_whole and not replicas.has_several_replicas():
             return None
         return Microbatches(self)
 
@@ -315,7 +315,7 @@ class Microbatches(Parting):
         self._mode_text = f"gradient_mode={accumulated!r}"
         self.steps = accumulated.steps
         self._stays_whole = accumulated.microbatch_size is None
-        if self.size is None and replicas.several():
+        if self.size is None and replicas.has_several_replicas():
             # So that a replica without samples does not call the model.
             self.size = MAX_BATCH
         uses_own_sums = (
@@ -324,21 +324,21 @@ class Microbatches(Parting):
         self.has_own_sums = uses_own_sums
 
     def require(self, model, batch):
-        require_parts(model)
+        require_additive_loss(model)
         if self.size is not None:
             reason = "calls the model with microbatches or shares of replicas"
             for text in stateful_layers(model, self._mode_text, reason):
                 raise ValueError(text)
-        optimizer = accumulating(model.optimizer)
+        optimizer = accumulating_optimizer(model.optimizer)
         if optimizer is not None:
-            raise ValueError(refusal_messages.accumulates(optimizer))
-        for layer in replicas.waiting(model):
-            text = refusal_messages.synchronized(layer, "microbatch")
+            raise ValueError(refusal_messages.accumulating_optimizer(optimizer))
+        for layer in replicas.synchronizing_layers(model):
+            text = refusal_messages.synchronized_statistics(layer, "microbatch")
             raise ValueError(text)
-        require_none(model, self._mode_text)
+        require_none_overwritten(model, self._mode_text)
         for part in tf.nest.flatten(batch):
             if is_composite(part):
-                raise ValueError(refusal_messages.not_dense(part))
+                raise ValueError(refusal_messages.sparse_batch(part))
 
     @contextlib.contextmanager
     def checked(self, model, batch, sums):

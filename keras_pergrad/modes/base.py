@@ -174,7 +174,11 @@ class GradientMode(Configured):
     def parting(self, model):
         """Return how a batch is taken apart; None: it stays whole."""
         del model
-        return microbatches.Parting(self) if replicas.several() else None
+        return (
+            microbatches.Parting(self)
+            if replicas.has_several_replicas()
+            else None
+        )
 
     def compiles_parts(self, model):
         """Whether XLA is to compile a step's parts, and not the step."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.data.batches import sample_count
 from keras_pergrad.keras_internals.losses.fractions import (
     NotAdditive,
-    require_parts,
+    require_additive_loss,
 )
 from keras_pergrad.keras_internals.losses.losses import loss_of_batch
 from keras_pergrad.keras_internals.models.parts import call_model
@@ -37,7 +37,7 @@ class Batch(GradientMode):
     """
 
     def step(self, model, x, y, sample_weight):
-        if replicas.several():
+        if replicas.has_several_replicas():
             try:
                 return super().step(model, x, y, sample_weight)
             except NotAdditive as error:
@@ -48,7 +48,9 @@ class Batch(GradientMode):
             target = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(target, model.trainable_variables)
         # A mean over no samples is NaN.
-        results = replicas.present(sample_count(x), (loss, gradients))
+        results = replicas.zero_without_samples(
+            sample_count(x), (loss, gradients)
+        )
         loss, gradients = results
         return Step(loss, y_pred, gradients)
 
@@ -63,10 +65,10 @@ class Batch(GradientMode):
 def evaluate(model, x, y, sample_weight):
     """Return (loss, outputs, whether it is that of all replicas) of a batch."""
     try:
-        require_parts(model)
+        require_additive_loss(model)
         loss_kinds = microbatches.add_loss_kinds(model, x, training=False)
         batch_sums = MicrobatchSums(model, x, None, loss_kinds)
-        with replicas.Postponed() as scope:
+        with replicas.PostponedUpdates() as scope:
             y_pred = call_model(model, x, training=False)
         scope.assign(batch_sums.count)
         terms = batch_sums.evaluate(x, y, y_pred, sample_weight)
@@ -78,7 +80,11 @@ def evaluate(model, x, y, sample_weight):
         _warn(error)
         y_pred = call_model(model, x, training=False)
         loss = loss_of_batch(model, x, y, y_pred, sample_weight, training=False)
-        return replicas.present(sample_count(x), loss), y_pred, False
+        return (
+            replicas.zero_without_samples(sample_count(x), loss),
+            y_pred,
+            False,
+        )
 
 
 def _warn(error):

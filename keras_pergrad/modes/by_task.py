@@ -11,7 +11,7 @@ from keras_pergrad.aggregations.logs import DefinedMean
 from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.losses import terms as loss_terms
-from keras_pergrad.keras_internals.losses.losses import noting_losses
+from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.sums import (
@@ -107,7 +107,7 @@ def nothing_shared(tasks):
     )
 
 
-def none_to_measure(tasks):
+def no_tasks_to_measure(tasks):
     """Say that there are no conflicts to measure."""
     return (
         "GradientVariance(by_task=True) expected a model with at least two "
@@ -132,18 +132,18 @@ class TaskSums(MicrobatchSums):
             for k, group in enumerate(tasks.values())
             for name in group
         }
-        self._losses, self._loss_layers = loss_terms.names(model), []
+        self._losses, self._loss_layers = loss_terms.term_names(model), []
 
     def call(self, x):
         added, self._loss_layers = [], []
-        with noting_losses(self.model, added, self._loss_layers):
+        with recording_losses(self.model, added, self._loss_layers):
             y_pred, _ = call_with_postponed(self.model, x)
         return y_pred, added
 
     def targets(self, terms, added, rows):
         loss_names = self._losses[: len(terms)]
         loss_names = loss_names + [
-            loss_terms.added(layer) for layer in self._loss_layers
+            loss_terms.added_term_name(layer) for layer in self._loss_layers
         ]
         require_minimised(self._tasks, loss_names)
         return super().targets(terms, added, rows)
@@ -152,7 +152,9 @@ class TaskSums(MicrobatchSums):
         return self._prefixes.get(self._losses[k], "")
 
     def added_prefix(self, k):
-        return self._prefixes.get(loss_terms.added(self._loss_layers[k]), "")
+        return self._prefixes.get(
+            loss_terms.added_term_name(self._loss_layers[k]), ""
+        )
 
 
 def split_by_task(groups, mask_epsilons, task_count):
@@ -356,7 +358,7 @@ class ByTask(GradientMode):
     def require(self, model):
         if type(model).compute_loss is not keras.Model.compute_loss:
             raise ValueError(overridden_loss(model))
-        loss_names = loss_terms.names(model)
+        loss_names = loss_terms.term_names(model)
         tasks = self._tasks(model)
         if len(tasks) < 2:
             raise ValueError(single_task(list(tasks), loss_names))
@@ -371,7 +373,7 @@ class ByTask(GradientMode):
     def _tasks(self, model):
         """Return the names of the losses of each task, by its name."""
         if self.losses is None:
-            return {name: (name,) for name in loss_terms.names(model)}
+            return {name: (name,) for name in loss_terms.term_names(model)}
         return self.losses
 
     def build(self, model):
@@ -408,7 +410,7 @@ class ByTask(GradientMode):
         tasks, captured_losses = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()
-            with loss_terms.noting_values(model, captured_losses):
+            with loss_terms.recording_values(model, captured_losses):
                 part.target(y_pred, added)
             terms = loss_terms.terms_of(model, part.y, y_pred, captured_losses)
             targets, other_target = _task_targets(tasks, terms, part.scale)

@@ -16,21 +16,21 @@ from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
     first_tensor,
     map_tensors,
-    refilled,
+    pack_like,
     sample_count,
 )
 from keras_pergrad.keras_internals.graphs import draws
-from keras_pergrad.keras_internals.graphs.gradients import same_for_all
+from keras_pergrad.keras_internals.graphs.gradients import mark_same_for_all
 from keras_pergrad.keras_internals.losses.compiled import (
-    SetApart,
+    OverwrittenVariables,
     is_overwritten,
-    require_none,
+    require_none_overwritten,
 )
-from keras_pergrad.keras_internals.losses.fractions import require_parts
+from keras_pergrad.keras_internals.losses.fractions import require_additive_loss
 from keras_pergrad.keras_internals.losses.losses import (
     additional_sums,
     loss_tensors,
-    noting_losses,
+    recording_losses,
     track_loss,
 )
 from keras_pergrad.keras_internals.models.parts import (
@@ -42,7 +42,7 @@ from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.modes.one_step import (
     Step,
-    aggregation_now,
+    current_aggregation,
     finish,
     observe,
     overflow_to_infinity,
@@ -63,7 +63,7 @@ def add_loss_kinds(model, x, training=True):
     # If a term is zero for all, it may have a gradient: then its reducing ops
     # tell. Nothing that the model assigns here is kept.
     # Layers cannot wait for other replicas in a loop.
-    all_at_once = bool(replicas.waiting(model))
+    all_at_once = bool(replicas.synchronizing_layers(model))
     size = None if all_at_once else PROBE_SIZE
     probe = functools.partial(_probe_kinds, model, x, training, size)
     results = probe(0)
@@ -82,14 +82,15 @@ def add_loss_kinds(model, x, training=True):
         )
     # A replica without such a sample gets the answer from the others.
     return [
-        same_for_all(_kind_of_replicas(kind)) for kind in tf.unstack(results[1])
+        mark_same_for_all(_kind_of_replicas(kind))
+        for kind in tf.unstack(results[1])
     ]
 
 
 def _kind_of_replicas(kind):
     # 1 is a sum, 0 a mean, NaN neither; what one replica finds holds for all.
-    is_sum = tf.cast(replicas.any_of(kind > 0.5), kind.dtype)
-    is_neither = replicas.any_of(tf.math.is_nan(kind))
+    is_sum = tf.cast(replicas.any_replica(kind > 0.5), kind.dtype)
+    is_neither = replicas.any_replica(tf.math.is_nan(kind))
     return tf.where(is_neither, float("nan"), is_sum)
 
 
@@ -106,7 +107,7 @@ def _probe_kinds(model, x, training, size, start):
     with (
         keras.StatelessScope(collect_losses=True),
         draws.recording(random_draws.append),
-        noting_losses(model, added_losses),
+        recording_losses(model, added_losses),
     ):
         outputs = loss_tensors(call_model(model, probe_inputs, training))
     if not added_losses:
@@ -210,8 +211,8 @@ class Parting:
     def require(self, model, batch):
         """Refuse a model or a batch that cannot be trained in parts."""
         del batch
-        require_parts(model)
-        require_none(model, "several replicas")
+        require_additive_loss(model)
+        require_none_overwritten(model, "several replicas")
 
     @contextlib.contextmanager
     def checked(self, model, batch, sums):
@@ -224,7 +225,7 @@ def step_of_parts(parting, model, batch):
     """Return the step of a batch in parts: microbatches, replicas or both."""
     parting.require(model, batch)
     mode, size, is_single_batch = parting.mode, parting.size, parting.steps == 1
-    aggregation = aggregation_now(mode, model)
+    aggregation = current_aggregation(mode, model)
     scale = loss_scale(model.optimizer)
     x = batch[0] if parting.sizes is None else PaddedBatch(batch[0]).batch
     loss_kinds = add_loss_kinds(model, x)
@@ -278,13 +279,13 @@ def _accumulate(parting, model, batch_sums, groups, norms, scale):
     accumulator = model.gradient_state
     accumulator.add(groups, batch_sums.mask_epsilons, batch_sums.variables)
     is_due = accumulator.count >= parting.steps
-    replicas.when(is_due, lambda: update(parting.mode, model))
+    replicas.run_if(is_due, lambda: update(parting.mode, model))
 
 
 def update(mode, model):
     """Call the optimizer with all batches that wait for an update."""
     accumulator, variables = model.gradient_state, model.trainable_variables
-    aggregation = aggregation_now(mode, model)
+    aggregation = current_aggregation(mode, model)
     scale = loss_scale(model.optimizer)
     group_sums = accumulator.groups(variables), accumulator.mask_epsilons
     mean_gradients, logged = mode.gradients_of_sums(
@@ -300,11 +301,11 @@ def update(mode, model):
 
 def update_by_sample(mode, model, batch):
     """Return the step of a batch each of whose samples makes an update."""
-    if replicas.several():
+    if replicas.has_several_replicas():
         count = tf.distribute.get_strategy().num_replicas_in_sync
-        raise ValueError(refusal_messages.one_after_the_other(count))
+        raise ValueError(refusal_messages.sequential_updates(count))
     n = sample_count(batch)
-    with SetApart(model):
+    with OverwrittenVariables(model):
         groups = mode.aggregation.groups(model.trainable_variables)
     shape = [] if groups is None else [max(groups) + 1]
     norms = tf.TensorArray(tf.float32, n, element_shape=shape)
@@ -325,7 +326,7 @@ def update_by_sample(mode, model, batch):
         (tf.constant(0), norms),
         parallel_iterations=1,
     )
-    aggregation = aggregation_now(mode, model)
+    aggregation = current_aggregation(mode, model)
     return Step(None, None, None, aggregation.statistics(norms.stack()))
 
 
@@ -350,7 +351,7 @@ def sum_microbatches(function, batch, size):
         totals = flat.call_on_rows(0, size)
         for start in range(size, row_count, size):
             totals = flat.add_rows(totals, start, start + size)
-        return refilled(flat.result, totals)
+        return pack_like(flat.result, totals)
     totals = _sum_full(flat, full_count, size, row_count)
     # At least one sample, so no branch is compiled for zero samples.
     start_of_rest = (
@@ -364,7 +365,7 @@ def sum_microbatches(function, batch, size):
         )
     elif remainder:
         totals = flat.add_rows(totals, start_of_rest)
-    return refilled(flat.result, totals)
+    return pack_like(flat.result, totals)
 
 
 def _sum_full(flat, full_count, size, row_count):
@@ -403,7 +404,7 @@ class _FlatFunction:
         self.result = None
 
     def __call__(self, *tensors):
-        self.result = self.function(*refilled(self.batch, tensors))
+        self.result = self.function(*pack_like(self.batch, tensors))
         # Outside of the trace `tf.IndexedSlices` would not know their shape.
         return [
             tf.convert_to_tensor(t)

@@ -24,8 +24,10 @@ from keras_pergrad.keras_internals.data.batches import (
     map_tensors,
     sample_count,
 )
-from keras_pergrad.keras_internals.losses.compiled import SetApart
-from keras_pergrad.keras_internals.losses.fractions import tracking_if
+from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
+from keras_pergrad.keras_internals.losses.fractions import (
+    tracking_where_present,
+)
 from keras_pergrad.keras_internals.losses.losses import (
     additional_loss_weights,
     total_loss,
@@ -122,7 +124,9 @@ class WholeBatch:
         self.penalties = Penalties(model)
         self.loss: Any = None
         self.scaled_loss: Any = None
-        self._set_apart = SetApart(model) if set_apart is None else set_apart
+        self._set_apart = (
+            OverwrittenVariables(model) if set_apart is None else set_apart
+        )
 
     @contextlib.contextmanager
     def watched(self):
@@ -140,7 +144,7 @@ class WholeBatch:
         tracking = contextlib.nullcontext()
         if self.padded is not None:
             losses, present = compiled_loss(self.model), self.padded.n > 0
-            tracking = tracking_if(losses, present)
+            tracking = tracking_where_present(losses, present)
         with tracking, self.penalties.noted():
             self.loss = total_loss(self.model, *batch, training)
         self.scaled_loss = times(self.loss, self.scale)
@@ -159,11 +163,11 @@ def step_of_whole_batch(
 ) -> tuple[Step, Any]:
     """Return a mode's step for a batch on one device, and its norms or None."""
     scale, padded = loss_scale(model.optimizer), None
-    aggregation = aggregation_now(mode, model)
+    aggregation = current_aggregation(mode, model)
     if aggregation is not None and aggregation.counts:
         padded = PaddedBatch(batch)
         batch = padded.batch
-    with SetApart(model) as set_apart:
+    with OverwrittenVariables(model) as set_apart:
         part = WholeBatch(
             model, batch, scale, aggregation, set_apart, padded, is_single
         )
@@ -191,7 +195,7 @@ def step_of_whole_batch(
     return step, norms
 
 
-def aggregation_now(mode, model):
+def current_aggregation(mode, model):
     """Return the aggregation of a mode as it is at this step, or None."""
     aggregation = mode.aggregation
     return aggregation and aggregation.at(model.aggregation_state)

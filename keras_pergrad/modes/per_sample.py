@@ -9,8 +9,8 @@ from keras_pergrad.aggregations.aggregation import (
     aggregations,
     is_finite,
     of_samples,
+    variable_weights,
     weighs,
-    weight_of,
 )
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.float_types import norm_type
@@ -21,7 +21,7 @@ from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.losses.losses import (
     additional_loss_weights,
     loss_tensors,
-    noting_losses,
+    recording_losses,
     total_loss,
 )
 from keras_pergrad.keras_internals.losses.terms import without_gradients
@@ -68,7 +68,7 @@ class Samples:
         with part.watched():
             with (
                 draws.recording(model_draws.append),
-                noting_losses(model, added_losses),
+                recording_losses(model, added_losses),
             ):
                 self.y_pred = call_model(model, x, training)
             outputs = loss_tensors(self.y_pred)
@@ -278,8 +278,10 @@ class PerSample(GradientMode):
 
     def require(self, model):
         require_any_batch_size(model)
-        for layer in replicas.waiting(model):
-            raise ValueError(refusal_messages.synchronized(layer, "sample"))
+        for layer in replicas.synchronizing_layers(model):
+            raise ValueError(
+                refusal_messages.synchronized_statistics(layer, "sample")
+            )
 
     def partial_sums(self, model, part):
         samples, aggregation = Samples(model, part), part.aggregation
@@ -299,7 +301,7 @@ class PerSample(GradientMode):
             if part.padded is not None:
                 weights = part.padded.weights(weights, i)
             weighted = [
-                _scaled(g, weight_of(weights, groups, k)[0])
+                _scaled(g, variable_weights(weights, groups, k)[0])
                 if weighs(aggregation)
                 else g
                 for k, g in enumerate(contributions)

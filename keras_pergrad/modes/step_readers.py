@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import parted
+from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.base import unchanged_factors
 from keras_pergrad.keras_internals.fit.train_function import (
-    Innermost,
+    InnermostFunction,
+    fresh_train_function,
     look_ahead,
-    made,
 )
 from keras_pergrad.keras_internals.replicas import replicas
 
@@ -213,7 +213,7 @@ class StepReadings:
         require_own_step(model, self._base)
         require_readable(model)
         if self._innermost is None:
-            self._innermost = Innermost(model, self._read_step)
+            self._innermost = InnermostFunction(model, self._read_step)
         self._readers.append(reader)
         try:
             yield
@@ -230,7 +230,7 @@ class StepReadings:
         self._mode_functions = []
         if self._readers:
             require_readable(self._model())
-            self._innermost = Innermost(self._model(), self._read_step)
+            self._innermost = InnermostFunction(self._model(), self._read_step)
 
     def _read_step(self, function, iterator):
         due_readers = [r for r in self._readers if r.is_due()]
@@ -245,7 +245,7 @@ class StepReadings:
         model._gradient_mode = mode
         try:
             if function is None:
-                with made(model, anew=True) as function:
+                with fresh_train_function(model, anew=True) as function:
                     self._mode_functions.append((original_mode, mode, function))
             logs = dict(function(iterator))
         finally:
@@ -283,7 +283,7 @@ def _check_ahead(model, readers, iterator):
     batches, iterator = look_ahead(model, iterator)
     for batch in batches or ():
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        numbers = parted(x)[1]
+        numbers = split_numbers(x)[1]
         for reader in readers if numbers is not None else ():
             reader.checks(numbers)
     return iterator
@@ -306,7 +306,7 @@ def require_readable(model):
             f"training that is not private. Received: {mode!r}"
         )
     strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync > 1 or replicas.several():
+    if strategy.num_replicas_in_sync > 1 or replicas.has_several_replicas():
         raise ValueError(
             "The samples' gradients of the training batch are spread over "
             f"{strategy.num_replicas_in_sync} replicas of "

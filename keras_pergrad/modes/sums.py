@@ -28,7 +28,10 @@ from keras_pergrad.keras_internals.data.batches import (
     sample_count,
 )
 from keras_pergrad.keras_internals.losses import fractions
-from keras_pergrad.keras_internals.losses.losses import by_kind, noting_losses
+from keras_pergrad.keras_internals.losses.losses import (
+    by_kind,
+    recording_losses,
+)
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
@@ -54,9 +57,9 @@ class MicrobatchSums:
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
         self.count = sample_count(x)
-        self.several = replicas.several()
+        self.several = replicas.has_several_replicas()
         self.replica_rows = tf.cast(self.count, self.dtype)
-        self.rows = replicas.total(self.replica_rows)
+        self.rows = replicas.sum_over_replicas(self.replica_rows)
         #: Of the first microbatch: their kinds hold for all.
         self.terms = []
 
@@ -88,7 +91,7 @@ class MicrobatchSums:
     def call(self, x):
         """Return the model's outputs, and the terms given to `add_loss`."""
         added = []
-        with noting_losses(self.model, added):
+        with recording_losses(self.model, added):
             return call_model(self.model, x), added
 
     def update_metrics(self, x, y, y_pred, sample_weight):
@@ -210,12 +213,12 @@ class MicrobatchSums:
         if not self.several:
             return sums
         # A replica without samples adds zeros, where its means are NaN.
-        sums = replicas.present(self.count, sums)
+        sums = replicas.zero_without_samples(self.count, sums)
         metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
         replica_metrics.add(self.model.metrics_variables, metrics or ())
         if norms is not None:
-            norms = replicas.gathered(norms)
-        return {**replicas.total(sums), "norms": norms}
+            norms = replicas.gather_rows(norms)
+        return {**replicas.sum_over_replicas(sums), "norms": norms}
 
     def groups(self, totals):
         """Return the sums of the batch, by group: (gradients, denominator)."""
@@ -245,7 +248,7 @@ class MicrobatchSums:
 
         def track():
             # The mean over no sample is NaN.
-            with fractions.tracking_if(losses, self.rows > 0):
+            with fractions.tracking_where_present(losses, self.rows > 0):
                 fractions.track(losses, values, self.static_rows)
 
         replica_metrics.update(self.model.metrics_variables, track)
@@ -378,7 +381,7 @@ class PartOfBatch:
 
 def call_with_postponed(model, x):
     """Return a model's outputs and `add_loss` terms; it assigns at the end."""
-    with replicas.Postponed() as scope:
+    with replicas.PostponedUpdates() as scope:
         y_pred = call_model(model, x)
     scope.assign(sample_count(x))
     return y_pred, scope.losses
@@ -411,7 +414,9 @@ class WeightedSums(MicrobatchSums):
 
     def set_denominators(self, sums):
         """Take the sums of `denominators` of this replica's microbatches."""
-        sums = replicas.total(replicas.present(self.count, sums or []))
+        sums = replicas.sum_over_replicas(
+            replicas.zero_without_samples(self.count, sums or [])
+        )
         self._denominators = list(sums)
 
     def _generalize_term(self, term):
@@ -425,7 +430,9 @@ class WeightedSums(MicrobatchSums):
             return
         for term in terms:
             if term.kind == fractions.DATA and term.per_row is None:
-                raise ValueError(refusal_messages.no_length(term.name))
+                raise ValueError(
+                    refusal_messages.unknown_loss_length(term.name)
+                )
             if term.kind != fractions.ROWS:
                 raise ValueError(refusal_messages.unknown_divisor(term.name))
         value_counts = [t.per_row for t in terms]
@@ -435,7 +442,7 @@ class WeightedSums(MicrobatchSums):
         for term, old, new in zip(terms, previous_counts, value_counts):
             if old != new:
                 raise ValueError(
-                    refusal_messages.other_length(term.name, old, new)
+                    refusal_messages.changed_loss_length(term.name, old, new)
                 )
 
     def __call__(self, x, y, sample_weight, index):

@@ -10,15 +10,15 @@ from keras_pergrad.aggregations.aggregation import (
     aggregations,
     is_finite,
     of_samples,
+    variable_weights,
     weighs,
-    weight_of,
 )
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.float_types import as_norms, norm_type
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
-from keras_pergrad.factors.base import for_weighted_gradients, select
-from keras_pergrad.keras_internals.losses.losses import noting_losses
+from keras_pergrad.factors.base import round_up_gradient_norms, select
+from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import norms_rounded_up
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
@@ -85,7 +85,7 @@ class Vectorized(GradientMode):
         # Rounding down would let a clipped sample exceed the bound.
         with norms_rounded_up(part.aggregation.limits_norms):
             norms = sample_norms(factors, part.n, groups)
-            norms = for_weighted_gradients(norms)
+            norms = round_up_gradient_norms(norms)
         # Before samples that are not finite are blanked.
         step_readings = self._readings(model, part, y_pred, single_factors)
         sums = _weighted(factors, norms, part, groups)
@@ -107,9 +107,14 @@ class Vectorized(GradientMode):
         return readings(self.readers, model, part, y_pred, factors, sums)
 
     def require(self, model):
-        if self.aggregation.needs == "gramian" and replicas.several():
+        if (
+            self.aggregation.needs == "gramian"
+            and replicas.has_several_replicas()
+        ):
             count = tf.distribute.get_strategy().num_replicas_in_sync
-            text = refusal_messages.of_all_replicas(self.aggregation, count)
+            text = refusal_messages.gramian_over_replicas(
+                self.aggregation, count
+            )
             raise ValueError(text)
 
     def _gramian_sums(self, model, y_pred, factors, part):
@@ -204,7 +209,7 @@ def sample_gradients(
     traced = TracedStep(model, (part.x, part.y, part.sample_weight))
     added = []
     with part.watched(), traced:
-        with noting_losses(model, added):
+        with recording_losses(model, added):
             y_pred = traced.forward(part.x)
         target = part.target(y_pred, added)
     factors: Any = traced.sample_gradients(target, part.scale)
@@ -220,7 +225,7 @@ def _weighted(factors, norms, part, groups):
         finite = tf.logical_and(finite, part.padded.present)
     select([f for f in factors if f is not None], finite)
     return [
-        f and f.weighted_sum(weight_of(weights, groups, k))
+        f and f.weighted_sum(variable_weights(weights, groups, k))
         for k, f in enumerate(factors)
     ]
 

@@ -13,7 +13,7 @@ from keras_pergrad.checking import numerics
 from keras_pergrad.checking.check import check_gradients
 from keras_pergrad.checking.check_table import CheckRow
 from keras_pergrad.checking.execution import TracedMode
-from keras_pergrad.common.machine import accelerators, chosen
+from keras_pergrad.common.machine import accelerators, requested_devices
 from keras_pergrad.keras_internals.graphs.runs import GraphCopy, as_in_fit
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.modes.base import gradient_modes
@@ -172,7 +172,7 @@ def compare_devices(
     >>> compared.ok
     True
     """
-    names = chosen(devices)
+    names = requested_devices(devices)
     check = check_gradients(
         model,
         x,

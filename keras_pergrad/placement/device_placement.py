@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import machine
-from keras_pergrad.common.batch_marks import unnumbered
+from keras_pergrad.common.batch_marks import without_numbers
 from keras_pergrad.keras_internals.fit import progress_bar, train_function
 from keras_pergrad.keras_internals.fit.callback_list import (
     at_end_of_fit,
@@ -105,7 +105,9 @@ class DevicePlacement(keras.callbacks.Callback):
         self._batches, self._spec = [], None
         self._device = next(iter(machine.accelerators()), None)
         self._warn_of(self._setting_hazards())
-        wrapped = train_function.Wrapped(self.model, self._first_step)
+        wrapped = train_function.TrainFunctionWrapper(
+            self.model, self._first_step
+        )
         if wrapped.function is None:
             wrapped.restore()
             raise ValueError(
@@ -149,8 +151,8 @@ class DevicePlacement(keras.callbacks.Callback):
     def _run_watched(self, function, iterator, places_again):
         if self.deep:
             batches, iterator = train_function.look_ahead(self.model, iterator)
-            self._batches = [unnumbered(batch) for batch in batches or ()]
-            spec = unnumbered(iterator.element_spec)
+            self._batches = [without_numbers(batch) for batch in batches or ()]
+            spec = without_numbers(iterator.element_spec)
             self._spec = spec if batches else None
         with placed_graphs(places_again) as run_metadata:
             result = function(iterator)

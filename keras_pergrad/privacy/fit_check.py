@@ -9,7 +9,10 @@ import keras
 import numpy as np
 
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.fit.callback_list import listed, with_first
+from keras_pergrad.keras_internals.fit.callback_list import (
+    as_callback_list,
+    with_first,
+)
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.accounting import affordable_steps, compute_epsilon
 from keras_pergrad.privacy.ledger import Ledger
@@ -237,7 +240,7 @@ def _argument_problems(arguments):
 def _callback_problems(callbacks):
     """Yield a sentence for each callback that acts on training data."""
     keras_callbacks = keras.callbacks
-    for callback in listed(callbacks):
+    for callback in as_callback_list(callbacks):
         name = type(callback).__name__
         acts_on_logs = isinstance(
             callback,
@@ -275,7 +278,9 @@ def _execution_problems(model, length):
 
 def _put_budget_first(aggregation, callbacks):
     """Return the callbacks with the one that logs epsilon before all others."""
-    budgets = [c for c in listed(callbacks) if isinstance(c, PrivacyBudget)]
+    budgets = [
+        c for c in as_callback_list(callbacks) if isinstance(c, PrivacyBudget)
+    ]
     if len(budgets) != 1 or budgets[0].mechanism != aggregation.mechanism:
         raise ValueError(
             "The budget is kept by a callback. Expected fit(..., callbacks="

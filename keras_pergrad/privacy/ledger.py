@@ -87,9 +87,9 @@ class Ledger(AggregationState):
             return False
         return self.checksum != weights_checksum(model)
 
-    def go_on_from(self, before):
+    def resume_from(self, before):
         """Take over from the state before another compile()."""
-        super().go_on_from(before)
+        super().resume_from(before)
         if isinstance(before, Ledger):
             self._continue_phase(
                 before.phases, before.mechanism, before.updates

@@ -7,17 +7,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses import fractions
-from keras_pergrad.keras_internals.losses.losses import noting_losses
+from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import (
-    all_of,
     build_symbolically,
     call_model,
     compiled_loss,
     entries_of,
-    has_given_words,
+    has_fixed_vocabulary,
     layers_of,
     lookup_of,
+    nested_optimizers,
 )
 from keras_pergrad.keras_internals.state.model import Handle, plain_variables
 from keras_pergrad.model.model import PerGradModel
@@ -74,7 +74,7 @@ def _has_moments(layer):
 
 def _has_vocabulary(lookup):
     """Whether words were given by adapt() or set_vocabulary()."""
-    if has_given_words(lookup):
+    if has_fixed_vocabulary(lookup):
         return False
     return len(lookup.get_vocabulary(include_special_tokens=False)) > 0
 
@@ -303,7 +303,7 @@ def _optimizer_problems(model):
     if is_multi and model.built and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    for optimizer in all_of(model.optimizer):
+    for optimizer in nested_optimizers(model.optimizer):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             yield (
                 "The optimizer is a LossScaleOptimizer, which skips an update "
@@ -407,7 +407,7 @@ def _trace_forward(model, batches):
         added_losses = []
         with (
             keras.StatelessScope(collect_losses=True) as scope,
-            noting_losses(model, added_losses),
+            recording_losses(model, added_losses),
         ):
             y_pred = call_model(model, x)
         assigned = [

@@ -92,7 +92,7 @@ class PrivateMean(Aggregation):
             if isinstance(before, Ledger):
                 return state
         if isinstance(before, AggregationState):
-            state.go_on_from(before)
+            state.resume_from(before)
         # Compiled again, it may count twice what was spent: never too little.
         if after is not None and has_begun and before.run != after["run"]:
             state.add_record(after)

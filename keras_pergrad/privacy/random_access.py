@@ -4,7 +4,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import by_position, is_composite
+from keras_pergrad.keras_internals.data.batches import (
+    frame_to_array,
+    is_composite,
+)
 
 
 def make_source(x, y=None, sample_weight=None):
@@ -265,7 +268,7 @@ def _map_arrays(function, *structures):
 
 def _as_indexable(part):
     """Return what can be indexed by an array of rows."""
-    part = by_position(part)
+    part = frame_to_array(part)
     if isinstance(part, np.ndarray):
         return part
     if is_composite(part):

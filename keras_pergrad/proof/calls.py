@@ -252,7 +252,7 @@ def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
         call, typing.of(condition_output), loop_types, changed_keys, typing, why
     )
     # A loop-invariant variable keeps its type, however many turns there are.
-    invariant = typing.definitions.nodes(body).handed_on()
+    invariant = typing.definitions.nodes(body).passthrough_indices()
     return tensors, [
         loop_types[k] if k in invariant else result_type
         for k, result_type in enumerate(result_types)

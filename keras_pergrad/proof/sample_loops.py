@@ -376,7 +376,7 @@ class _Body:
 
     def __init__(self, nodes):
         self._nodes, self.outputs = nodes, nodes.outputs
-        self.invariants = nodes.handed_on()
+        self.invariants = nodes.passthrough_indices()
         self._places = {name: k for k, name in enumerate(nodes.inputs)}
 
     def _producer(self, name):

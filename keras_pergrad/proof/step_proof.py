@@ -372,7 +372,7 @@ class StepProof:
     def is_vouched(self, op, name):
         """Whether the user, or the mode, takes an op as it is."""
         layer = self.origin.caller(name)
-        if registry.treats_each_alone(layer, messages.PER_SAMPLE_LAYERS):
+        if registry.is_samplewise(layer, messages.PER_SAMPLE_LAYERS):
             return True
         if not self._as_batches and not self._vouched:
             return False

@@ -7,10 +7,10 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.data.batches import has_composite
 from keras_pergrad.keras_internals.graphs.nodes import (
     Definitions,
-    captured_from,
+    captured_origins,
     captures_of,
     placeholder,
-    resource_of,
+    resource_key,
 )
 from keras_pergrad.keras_internals.losses.losses import components
 from keras_pergrad.proof import messages
@@ -95,14 +95,14 @@ class StepTypes:
             (is_vouched, has_known_shape, backward),
         )
         self._first_op = operations[0] if operations else None
-        outer = captured_from(graph)
+        outer = captured_origins(graph)
         self._handles = {
             t.name: outer.get(id(t), t)
             for t in self._inputs().values()
             if t.dtype == tf.resource
         }
         self._resources = {
-            name: resource_of(handle) for name, handle in self._handles.items()
+            name: resource_key(handle) for name, handle in self._handles.items()
         }
         self._try_lengths(typed_tensors, operations)
 

@@ -14,7 +14,7 @@ from keras_pergrad.keras_internals.data.batches import is_composite
 from keras_pergrad.keras_internals.losses.losses import (
     components,
     loss_tensors,
-    noting_losses,
+    recording_losses,
 )
 from keras_pergrad.keras_internals.models.building import states_of
 from keras_pergrad.keras_internals.models.parts import (
@@ -23,8 +23,8 @@ from keras_pergrad.keras_internals.models.parts import (
     shared_seed_state,
 )
 from keras_pergrad.keras_internals.state.model import (
-    losses_kept,
-    random_state_kept,
+    preserve_layer_losses,
+    preserve_random_state,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import (
     in_xla,
@@ -189,7 +189,7 @@ def _trace_step(traced, specs, number, repeated, values):
         )
         step, added_losses, terms = traced.another(batch), [], []
         with step:
-            with noting_losses(step.model, added_losses):
+            with recording_losses(step.model, added_losses):
                 y_pred = step.forward(batch[0])
             if values is not None:
                 terms = values(step.model, batch[1], y_pred, batch[2])
@@ -201,7 +201,11 @@ def _trace_step(traced, specs, number, repeated, values):
         watched += [(t, DIVIDED) for t in added_losses]
         all_findings.append(_judge_step(step, y_pred, loss, watched, repeated))
 
-    with traced_functions(), random_state_kept(), losses_kept(traced.model):
+    with (
+        traced_functions(),
+        preserve_random_state(),
+        preserve_layer_losses(traced.model),
+    ):
         jit_compile = _under_xla(traced.model)
         function = tf.function(run, autograph=False, jit_compile=jit_compile)
         function.get_concrete_function(

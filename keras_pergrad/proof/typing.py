@@ -175,7 +175,9 @@ class Typing:
         with graph.as_default():
             inputs = [placeholder(t.dtype, t.shape, t) for t in arguments]
         tensors.update(zip(nodes.inputs, inputs))
-        constants = nodes.handed_on() if is_repeated else range(len(inputs))
+        constants = (
+            nodes.passthrough_indices() if is_repeated else range(len(inputs))
+        )
         for k, (inner, outer, input_type) in enumerate(
             zip(inputs, arguments, types)
         ):

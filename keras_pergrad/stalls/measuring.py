@@ -17,11 +17,11 @@ import time
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.fit import train_function
 from keras_pergrad.keras_internals.state.model import (
     ModelState,
-    kept,
+    preserve_variables,
     variables_in,
 )
 from keras_pergrad.stalls.accounting import EpochTimer, StallReport
@@ -175,16 +175,20 @@ def temporary_step(model, batches):
         undo.callback(model.reset_metrics)
         undo.enter_context(ModelState(model))
         holders = [getattr(model, name, None) for name in _STATE_HOLDERS]
-        undo.enter_context(kept(variables_in(holders, _is_not_tensorflow)))
+        undo.enter_context(
+            preserve_variables(variables_in(holders, _is_not_tensorflow))
+        )
         fresh_state = _fresh_state(model)
         steps_before = model.steps_per_execution
         steps = min(steps_before, batches + 1)
         if fresh_state is not None:
-            undo.enter_context(attribute(model, STATE_ATTRIBUTE, fresh_state))
-        undo.enter_context(attribute(model, STEPS_ATTRIBUTE, steps))
+            undo.enter_context(
+                patched_attribute(model, STATE_ATTRIBUTE, fresh_state)
+            )
+        undo.enter_context(patched_attribute(model, STEPS_ATTRIBUTE, steps))
         # A function that was traced before holds the model's own state.
         is_unchanged = fresh_state is None and steps == steps_before
-        train_function_context = train_function.made(
+        train_function_context = train_function.fresh_train_function(
             model, anew=not is_unchanged
         )
         yield IteratorCall(

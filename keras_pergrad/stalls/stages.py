@@ -72,7 +72,7 @@ def written_stages(dataset):
     while dataset is not None:
         kind = type(dataset).__name__.strip("_").replace("Dataset", "")
         kind = kind.removesuffix("V2").removesuffix("V1Adapter")
-        inputs, graphs, function = sources.parts_of(dataset)
+        inputs, graphs, function = sources.dataset_components(dataset)
         if kind != "Options":
             chain.append(_make_stage(kind, dataset, graphs, function))
             if chain[-1].is_generator:
@@ -112,7 +112,7 @@ def written_name(kind):
 
 def reads_files_in_turn(stage):
     """Whether a file reader has several files and reads one at a time."""
-    implementation, files = sources.reader_inside(stage.dataset)
+    implementation, files = sources.inner_reader(stage.dataset)
     if not stage.is_reader or files is None:
         return False
     several = int(files.cardinality()) not in (0, 1)

@@ -23,8 +23,11 @@ from keras_pergrad.common.machine import accelerators
 from keras_pergrad.keras_internals.data.sources import StandIn, StandInSpec
 from keras_pergrad.keras_internals.fit import train_function
 from keras_pergrad.keras_internals.graphs.gradients import keep_op
-from keras_pergrad.keras_internals.graphs.nodes import graph_around, is_function
-from keras_pergrad.keras_internals.tensorflow.settings import device_here
+from keras_pergrad.keras_internals.graphs.nodes import (
+    is_function,
+    outer_graph_of,
+)
+from keras_pergrad.keras_internals.tensorflow.settings import current_device
 from keras_pergrad.stalls.wait_log import WaitLog, log_of_key
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
@@ -80,7 +83,7 @@ class Stopwatch:
         """Make the next call of `model`'s function a timed one."""
         one_call = self._one_calls.get(slot)
         if one_call is None:
-            one_call = self._one_calls[slot] = train_function.OneCall(
+            one_call = self._one_calls[slot] = train_function.OneCallHook(
                 model, slot, self.call
             )
         one_call.arm(model)
@@ -101,7 +104,7 @@ class Stopwatch:
                 return function(iterator)
             # A weak reference: timing must not keep a pipeline alive.
             self.iterators[slot] = weakref.ref(iterator)
-            self._fetches_per_call[slot] = train_function.fetches_of_a_call(
+            self._fetches_per_call[slot] = train_function.fetches_per_call(
                 model
             )
             self._call_count = 0
@@ -239,7 +242,7 @@ def _row_with_step_end(log):
     # and the step is an earlier op of that body.
     graph = tf.compat.v1.get_default_graph()
     while True:
-        body = graph_around(graph)
+        body = outer_graph_of(graph)
         if not is_function(body):
             return log.next_row()
         steps = [op for op in body.get_operations() if op.type in STEP_OPS]
@@ -297,7 +300,7 @@ def prefetch_ahead(dataset, device):
 
 def copy_device(iterator):
     """Return the one accelerator that batches must be copied to, or None."""
-    if "CPU" in device_here().upper():
+    if "CPU" in current_device().upper():
         return None
     handles = tf.nest.flatten(iterator, expand_composites=True)
     is_single = isinstance(iterator, tf.data.Iterator)

@@ -202,7 +202,7 @@ def _table(readings):
         if has_histograms:
             cells.append(_entry_cell(last.histograms.get(f"gradient/{path}")))
         rows.append([f"<td>{cell}</td>" for cell in cells])
-    return f"<h2>By variable</h2>{tables.of_cells(heads, rows)}"
+    return f"<h2>By variable</h2>{tables.cells_as_html(heads, rows)}"
 
 
 def _entry_cell(histogram):

@@ -90,7 +90,7 @@ def checked(trackers):
     return tuple(trackers)
 
 
-class Guarded:
+class GuardedTrackers:
     """Passes on what trackers are told, and says once why one fails."""
 
     def __init__(self, trackers, report):

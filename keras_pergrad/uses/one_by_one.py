@@ -18,9 +18,9 @@ from keras_pergrad.factors.base import (
     wide,
 )
 from keras_pergrad.keras_internals.graphs.gradients import (
-    copy_of,
-    kept_apart,
+    copy_op,
     op_gradients,
+    trace_noinline,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import (
     in_xla,
@@ -84,7 +84,7 @@ class RowExchange:
             return None
         if all(a is b for a, b in zip(inputs, exchanged_inputs)):
             return tensor
-        outputs = copy_of(tensor.op, exchanged_inputs)
+        outputs = copy_op(tensor.op, exchanged_inputs)
         if outputs is None:
             return None
         for output, copy in zip(tensor.op.outputs, outputs):
@@ -344,7 +344,7 @@ class _Loop:
         """
         sample_indices = tf.TensorSpec([None], tf.int32)
         # Called twice, and it seldom runs.
-        return kept_apart(self._run_exchanged, sample_indices, *self._specs)
+        return trace_noinline(self._run_exchanged, sample_indices, *self._specs)
 
     def _run_exchanged(self, sample_indices, *deltas):
         function = self._function

@@ -136,7 +136,9 @@ class Replay:
     def _take(self, tensor, rows):
         """Return these rows of a batch tensor; other tensors as they are."""
         if is_composite(tensor):
-            raise ValueError(refusal_messages.composite(self.recorded.layer))
+            raise ValueError(
+                refusal_messages.sparse_layer_input(self.recorded.layer)
+            )
         if not tf.is_tensor(tensor) or tensor.shape.rank in (None, 0):
             return tensor
         if tensor.shape[0] != self.recorded.batch_axis:
@@ -261,4 +263,4 @@ def _is_coarse(layer):
     types = {getattr(x, "compute_dtype", None) for x in _layers_in(layer)}
     if types.intersection(_HALF):
         return True
-    return types != {"float64"} and settings.may_act()
+    return types != {"float64"} and settings.may_use_tf32()

@@ -12,13 +12,13 @@ import functools
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.gradients import (
-    ENDS,
+    GRADIENT_STOPS,
     gradients_at,
     has_own_gradient,
 )
 from keras_pergrad.keras_internals.graphs.nodes import (
     called_function,
-    captured_from,
+    captured_origins,
     captures_of,
 )
 from keras_pergrad.keras_internals.losses.losses import components
@@ -304,7 +304,7 @@ class CandidateUses:
                 self._handles[id(t)] for t in inputs if id(t) in self._handles
             )
             return
-        if op.type in ENDS:
+        if op.type in GRADIENT_STOPS:
             return
         candidates = {
             id(c): c
@@ -414,7 +414,7 @@ def _handles(graph, variables):
     }
     captured = {
         key: variable_indices[id(handle)]
-        for key, handle in captured_from(graph).items()
+        for key, handle in captured_origins(graph).items()
         if id(handle) in variable_indices
     }
     return {**variable_indices, **captured}

@@ -14,7 +14,7 @@ import math
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.data.batches import (
     first_tensor,
@@ -24,13 +24,13 @@ from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
 from keras_pergrad.keras_internals.models.parts import (
     layers_of,
-    noting_scopes,
+    recording_scopes,
     takes_training,
 )
 from keras_pergrad.keras_internals.tensorflow.kernels import loops_instead
 from keras_pergrad.keras_internals.tensorflow.settings import (
-    functions_in_line,
     in_xla,
+    inline_functions,
 )
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.step_proof import StepProof
@@ -156,14 +156,14 @@ class Forward:
         with contextlib.ExitStack() as stack:
             if in_xla():
                 # XLA has no gradient for the call of a function.
-                stack.enter_context(functions_in_line())
+                stack.enter_context(inline_functions())
             layers = layers_of(self.model)
             stack.enter_context(loops_instead(layers))
             for layer in layers:
                 rule = find_rule(layer) if layer.trainable_variables else None
                 if rule is not None:
                     call = self._wrap_call(layer, rule)
-                    stack.enter_context(attribute(layer, "call", call))
+                    stack.enter_context(patched_attribute(layer, "call", call))
             if takes_training(self.model):
                 self.outputs = self.model(x, training=self.training)
             else:
@@ -222,7 +222,7 @@ def _linear(layer, original, args, kwargs, watch):
     with contextlib.ExitStack() as stack:
         if getattr(layer, "activation", None) is not None:
             linear = keras.activations.linear
-            stack.enter_context(attribute(layer, "activation", linear))
+            stack.enter_context(patched_attribute(layer, "activation", linear))
         outputs = watch(original(*args, **kwargs))
     return outputs, args[0] if args else next(iter(kwargs.values()))
 
@@ -288,7 +288,7 @@ class TracedStep:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_gradients(self.variables))
             stack.enter_context(
-                noting_scopes(layers_of(self.model), self.scopes)
+                recording_scopes(layers_of(self.model), self.scopes)
             )
             self._stack = stack.pop_all()
         return self

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.data.batches import by_position
+from keras_pergrad.keras_internals.data.batches import frame_to_array
 
 N = 6
 X = np.arange(3.0 * N).reshape(N, 3).astype("float32")
@@ -30,14 +30,14 @@ def net():
 
 def test_by_position(pandas):
     frame = pandas.DataFrame(X, index=LABELS)
-    np.testing.assert_array_equal(by_position(frame), X)
-    assert by_position(X) is X
-    assert by_position(None) is None
+    np.testing.assert_array_equal(frame_to_array(frame), X)
+    assert frame_to_array(X) is X
+    assert frame_to_array(None) is None
     text = pandas.Series(["a", "b"], index=[1, 0])
-    assert list(by_position(text)) == ["a", "b"]
+    assert list(frame_to_array(text)) == ["a", "b"]
     mixed = pandas.Series([1, "a"], dtype="object")
     with pytest.raises(ValueError, match=r"a Series of dtypes \['object'\]"):
-        by_position(mixed)
+        frame_to_array(mixed)
 
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS / 2, list("fedcba")])

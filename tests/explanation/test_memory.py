@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.common.numbers import bytes_in
+from keras_pergrad.common.numbers import parse_bytes
 from keras_pergrad.explanation import step_memory as measuring
 from tests.marks import few
 
@@ -294,7 +294,7 @@ def test_bad_input_is_refused_by_name():
 
 
 def test_amounts_of_memory():
-    assert bytes_in("memory", "8GB") == 8 * 10**9
-    assert bytes_in("memory", "8 GiB") == 8 * 2**30
-    assert bytes_in("memory", "1.5mb") == 1_500_000
-    assert bytes_in("memory", 12_345) == 12_345
+    assert parse_bytes("memory", "8GB") == 8 * 10**9
+    assert parse_bytes("memory", "8 GiB") == 8 * 2**30
+    assert parse_bytes("memory", "1.5mb") == 1_500_000
+    assert parse_bytes("memory", 12_345) == 12_345

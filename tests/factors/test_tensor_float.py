@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.factors import convolution_method, join
-from keras_pergrad.factors.base import for_weighted_gradients
+from keras_pergrad.factors.base import round_up_gradient_norms
 from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes import vectorized
 from tests.tensor_float import short_products
@@ -126,7 +126,7 @@ def _kept(make, draw, seeds, nearest, rounded_up=True):
         with short_products(nearest):
             with settings.norms_rounded_up(rounded_up):
                 norms = tf.sqrt(factor.squared_norms())
-                norms = for_weighted_gradients(norms)
+                norms = round_up_gradient_norms(norms)
             weights = 1 / tf.maximum(norms, 1e-30)
             return tf.convert_to_tensor(factor.weighted_sum(weights))
 

@@ -112,7 +112,7 @@ def test_the_noise_scale_is_averaged_by_the_way_that_updates_go():
     ("snr", "advised"), [(1.0, 16), (0.5, 32), (0.51, 16), (16.0, 1)]
 )
 def test_the_advised_batch_is_the_largest_within_a_quarter(snr, advised):
-    assert evidence.advised_batch(made(snr)) == advised
+    assert evidence.advised_batch_size(made(snr)) == advised
 
 
 @pytest.mark.parametrize(

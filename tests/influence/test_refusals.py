@@ -75,7 +75,7 @@ def test_weights_that_have_changed():
 @pytest.mark.parametrize("dense", [True, False])
 def test_a_hessian_that_is_not_positive(dense, monkeypatch):
     if not dense:
-        monkeypatch.setattr("keras_pergrad.influence.hessian.DENSE", 0)
+        monkeypatch.setattr("keras_pergrad.influence.hessian.MAX_DENSE_SIZE", 0)
     model = _model("mse", layers.Dense(2, activation="tanh"))
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 3)), 10 * rng.normal(size=(6, 1))

@@ -53,7 +53,7 @@ def _hessian(model, x, y):
 @pytest.mark.parametrize("dense", [True, False])
 def test_exact_is_the_solution_of_the_hessian(dense, monkeypatch):
     if not dense:
-        monkeypatch.setattr("keras_pergrad.influence.hessian.DENSE", 0)
+        monkeypatch.setattr("keras_pergrad.influence.hessian.MAX_DENSE_SIZE", 0)
     model, (x, y), (xt, yt) = _model(), _data(), _data(5, 1)
     damping = 0.5
     hessian = _hessian(model, x, tf.constant(y)) + damping * np.eye(31)

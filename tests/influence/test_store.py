@@ -15,7 +15,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.influence import gradient_store, projected
 from keras_pergrad.influence.gradient_store import GradientStore
-from keras_pergrad.influence.projected import OnDisk
+from keras_pergrad.influence.projected import RowsOnDisk
 
 ROOT = pathlib.Path(__file__).parents[2]
 #: Builds shard i of n of a store; each process makes the same model and data.
@@ -186,7 +186,7 @@ def test_rows_are_kept_to_half_precision_of_their_largest(tmp_path):
     rows = np.random.default_rng(0).normal(size=(7, 5))
     rows *= 10.0 ** np.arange(-20, 22, 6)[:, None]
     rows[3] = 0
-    store = OnDisk(tmp_path, {"samples": 7, "size": 5, "rows": 4})
+    store = RowsOnDisk(tmp_path, {"samples": 7, "size": 5, "rows": 4})
     store.write(1, rows[4:])
     store.write(0, rows[:4])
     (_, found), *more = store.blocks()
@@ -199,11 +199,11 @@ def test_rows_are_kept_to_half_precision_of_their_largest(tmp_path):
 
 def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
     # 23 rows of 5 numbers: blocks of 8, 8 and 7, in pieces of 3.
-    monkeypatch.setattr(gradient_store, "_READ", 2 * 8 * 5)
-    monkeypatch.setattr(projected, "_PIECE", 3 * 5 + 2)
+    monkeypatch.setattr(gradient_store, "_READ_BYTES", 2 * 8 * 5)
+    monkeypatch.setattr(projected, "_PIECE_SIZE", 3 * 5 + 2)
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(23, 5)).astype("float32")
-    store = OnDisk(tmp_path, {"samples": 23, "size": 5, "rows": 23})
+    store = RowsOnDisk(tmp_path, {"samples": 23, "size": 5, "rows": 23})
     store.write(0, rows)
     others = rng.normal(size=(2, 5))
     found = store.times(others)

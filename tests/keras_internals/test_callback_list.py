@@ -142,7 +142,7 @@ def test_one_comes_first_and_once():
     assert callback_list.with_first(one, other) == [one, other]
     assert callback_list.with_first(one, [other, [one]]) == [one, other]
     given = keras.callbacks.CallbackList([other, one])
-    with callback_list.restored(given):
+    with callback_list.restored_order(given):
         assert callback_list.with_first(one, given) is given
-        assert callback_list.listed(given) == [one, other]
+        assert callback_list.as_callback_list(given) == [one, other]
     assert given.callbacks == [other, one]

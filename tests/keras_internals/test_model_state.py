@@ -97,7 +97,7 @@ def test_a_check_changes_nothing():
     net = keras.Sequential([keras.Input((5,)), Counting(), layers.Dense(3)])
     net.compile("sgd", "mse")
     before = numbers(net)
-    how = {"modes": ["batch"], "repeats": 1, "settings": ["graph"]}
+    how = {"gradient_modes": ["batch"], "repeats": 1, "settings": ["graph"]}
     assert kpg.check_gradients(net, X, Y, **how).rows
     assert numbers(net) == before
 
@@ -156,7 +156,7 @@ def test_an_error_inside_puts_back_too():
 def test_random_states_stay():
     np.random.seed(3)
     tf.random.set_seed(3)
-    with model_state.random_state_kept():
+    with model_state.preserve_random_state():
         np.random.random()
         tf.random.uniform([])
     found = np.random.random(), float(tf.random.uniform([]))

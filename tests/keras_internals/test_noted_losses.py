@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_pergrad.keras_internals.losses.losses import noting_losses
+from keras_pergrad.keras_internals.losses.losses import recording_losses
 
 X = np.ones((2, 3), "float32")
 
@@ -33,7 +33,7 @@ def assert_restored(model):
 def test_threads_that_take_turns_note_their_own(model, last):
     """As replicas do, which wait for each other inside of a layer."""
     noted, owners = ([], []), ([], [])
-    notings = [noting_losses(model, *each) for each in zip(noted, owners)]
+    notings = [recording_losses(model, *each) for each in zip(noted, owners)]
     with (
         concurrent.futures.ThreadPoolExecutor(1) as first,
         concurrent.futures.ThreadPoolExecutor(1) as second,
@@ -61,8 +61,8 @@ def test_threads_that_take_turns_note_their_own(model, last):
 
 def test_a_noting_inside_of_another(model):
     outer, inner = [], []
-    with noting_losses(model, outer):
-        with noting_losses(model, inner):
+    with recording_losses(model, outer):
+        with recording_losses(model, inner):
             model(X)
         model(X)
     assert len(inner) == 1
@@ -72,7 +72,7 @@ def test_a_noting_inside_of_another(model):
 
 def test_restored_after_an_error(model):
     def fail():
-        with noting_losses(model, []):
+        with recording_losses(model, []):
             raise KeyError("inside")
 
     with pytest.raises(KeyError, match="inside"):

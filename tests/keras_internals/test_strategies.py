@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.replicas import replicas
 
 UNSERVED = [
@@ -22,16 +22,16 @@ def test_refused_by_name(strategy):
     # One that is connected to nothing: only its class is looked at.
     created = strategy.__new__(strategy)
     with (
-        attribute(model, "_distribute_strategy", created),
+        patched_attribute(model, "_distribute_strategy", created),
         pytest.raises(ValueError, match=strategy.__name__),
     ):
         model.compile("sgd", "mse")
     model.compile("sgd", "mse")
 
 
-@pytest.mark.parametrize("strategy", replicas.SERVED)
+@pytest.mark.parametrize("strategy", replicas.SUPPORTED_STRATEGIES)
 def test_served(strategy):
-    replicas.require_served(strategy.__new__(strategy))
+    replicas.require_supported(strategy.__new__(strategy))
 
 
 def test_one_device_is_as_without_a_strategy():

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.fit.train_function import (
-    OneCall,
+    OneCallHook,
+    TrainFunctionWrapper,
     Variant,
-    Wrapped,
-    fetches_of_a_call,
+    fetches_per_call,
+    fresh_train_function,
     look_ahead,
-    made,
 )
 
 X, Y = np.ones((8, 2)), np.ones((8, 1))
@@ -41,7 +41,7 @@ def counted(calls):
 def test_a_wrapper_takes_the_steps_of_its_fit():
     model, calls = make(), []
     function = model.train_function
-    wrapped = Wrapped(model, counted(calls))
+    wrapped = TrainFunctionWrapper(model, counted(calls))
     steps = iter(data())
     wrapped.batch_begins()
     assert "loss" in model.train_function(steps)
@@ -53,7 +53,7 @@ def test_a_wrapper_takes_the_steps_of_its_fit():
 
 def test_around_it_another_wrapper_stays():
     model, calls = make(), []
-    wrapped = Wrapped(model, counted(calls))
+    wrapped = TrainFunctionWrapper(model, counted(calls))
     model.train_function = outer = lambda iterator: wrapped(iterator)
     wrapped.restore()
     wrapped.batch_begins()
@@ -74,7 +74,9 @@ def test_a_step_that_raises_ends_it(error, ends):
     def step(function, iterator):
         raise error
 
-    wrapped = Wrapped(model, step, lambda: left.append(wrapped.restore()))
+    wrapped = TrainFunctionWrapper(
+        model, step, lambda: left.append(wrapped.restore())
+    )
     wrapped.batch_begins()
     with pytest.raises(error):
         model.train_function(iter(data()))
@@ -91,7 +93,7 @@ def test_one_call_is_exchanged_at_a_time():
         calls.append(slot)
         return function(iterator)
 
-    once, other = (OneCall(model, "train_function", call) for _ in range(2))
+    once, other = (OneCallHook(model, "train_function", call) for _ in range(2))
     steps = iter(data(2))
     for _ in range(2):
         once.arm(model)
@@ -126,11 +128,11 @@ def test_a_variant_is_made_once():
 def test_one_that_is_made_for_a_while():
     model = make()
     own = model.train_function
-    with made(model, anew=False) as function:
+    with fresh_train_function(model, anew=False) as function:
         assert function is own
 
     def fail():
-        with made(model, anew=True) as function:
+        with fresh_train_function(model, anew=True) as function:
             assert function is model.train_function is not own
             raise KeyError
 
@@ -144,7 +146,7 @@ def test_batches_are_looked_at_before_they_are_taken(steps):
     model = make(steps_per_execution=steps)
     batches, iterator = look_ahead(model, iter(data()))
     assert len(batches) == min(steps, 2)
-    assert fetches_of_a_call(model) == steps + 2
+    assert fetches_per_call(model) == steps + 2
     with_all = model.train_function(iterator)
     assert "loss" in with_all
     assert model.optimizer.iterations == min(steps, 2)

@@ -119,7 +119,7 @@ def added_by_each_replica():
         sound_normal(self, like, deviation)
         return drawn * deviation
 
-    state.normal, replicas.from_first_replica = own, replicas.total
+    state.normal, replicas.from_first_replica = own, replicas.sum_over_replicas
     try:
         return noise()
     finally:

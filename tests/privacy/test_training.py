@@ -1,4 +1,4 @@
-"""Private training in `fit`, from its beginning to its budget's end."""
+"""Private training in `fit`, from its iterate_from to its budget's end."""
 
 import types
 

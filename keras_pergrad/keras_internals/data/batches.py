@@ -11,7 +11,7 @@ from keras_pergrad.keras_internals.models.inspection import require_weights
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 
 
-def by_position(value):
+def frame_to_array(value):
     """Return a Series or a DataFrame as an array, anything else as it is."""
     # Indexing a Series or DataFrame takes labels or columns, not positions.
     if not hasattr(value, "iloc"):
@@ -71,13 +71,13 @@ def map_tensors(function, batch):
     )
 
 
-def refilled(batch, tensors):
+def pack_like(batch, tensors):
     """Return the structure of a batch with other tensors in it."""
     tensors = iter(tensors)
     return map_tensors(lambda _: next(tensors), batch)
 
 
-def of_one_length(x, y, sample_weight):
+def with_checked_lengths(x, y, sample_weight):
     """Return a batch of parts of one length; raise ValueError otherwise."""
     # Lengths that are unknown while tracing are compared in each step.
     batch, names = (x, y, sample_weight), ("x", "y", "sample_weight")
@@ -198,7 +198,7 @@ class PaddedBatch:
         for tensor, original in zip(padded, tensors):
             tensor.set_shape([None, *original.shape[1:]])
         self.present = tf.range(sample_count(padded)) < self.n
-        self.batch = refilled(batch, padded)
+        self.batch = pack_like(batch, padded)
 
     def weights(self, weights, sample_index=None):
         """Return the weights of samples, (rows, ...); zeros of added ones.
@@ -266,7 +266,7 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
 
 class _ArrayBatches:
     def __init__(self, parts, batch_size):
-        parts = tf.nest.map_structure(by_position, parts)
+        parts = tf.nest.map_structure(frame_to_array, parts)
         # As a single batch, nested lists of numbers are accepted too.
         if batch_size is None:
             parts = tf.nest.map_structure(_tensor, parts)
@@ -279,9 +279,9 @@ class _ArrayBatches:
         if self.count == 1:
             yield tf.nest.map_structure(_tensor, self.parts)
             return
-        yield from self.beginning(0)
+        yield from self.iterate_from(0)
 
-    def beginning(self, number):
+    def iterate_from(self, number):
         """Yield the batches from the one of this number on."""
         for start in range(number * self.size, self.samples, self.size):
             stop = min(start + self.size, self.samples)
@@ -317,9 +317,9 @@ class _DatasetBatches:
         self.count = count if count >= 0 else None
 
     def __iter__(self):
-        return self.beginning(0)
+        return self.iterate_from(0)
 
-    def beginning(self, number):
+    def iterate_from(self, number):
         """Yield the batches from one of this number on."""
         for batch in self.dataset.skip(number) if number else self.dataset:
             yield _complete_batch(batch)
@@ -332,9 +332,9 @@ class _PyDatasetBatches:
             raise ValueError("x must hold at least one batch. Received: none")
 
     def __iter__(self):
-        return self.beginning(0)
+        return self.iterate_from(0)
 
-    def beginning(self, number):
+    def iterate_from(self, number):
         """Yield the batches from one of this number on."""
         for index in range(number, self.count):
             batch = self.dataset[index]

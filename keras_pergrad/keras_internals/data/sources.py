@@ -23,7 +23,7 @@ from keras_pergrad.keras_internals.models.parts import optional
 GRAIN_CLASSES = ("MapDataset", "IterDataset", "DataLoader")
 
 
-def parts_of(dataset):
+def dataset_components(dataset):
     """Return the parts of a `tf.data.Dataset`.
 
     These are its input datasets, the graphs of the functions that it calls,
@@ -50,7 +50,7 @@ def batch_size(dataset):
     return _as_int(optional(dataset, "_batch_size", _example_batch, effect))
 
 
-def reader_inside(dataset):
+def inner_reader(dataset):
     """Return a reader's inner dataset and that of its files, or two None."""
     effect = "pipeline reports do not know whether files are read in turn"
     reader = optional(dataset, "_impl", _example_reader, effect)

@@ -36,12 +36,12 @@ class PreparesFit(keras.callbacks.Callback):
 
 def prepare_fit(model, arguments):
     """Have the callbacks that are given to a `fit` prepare it."""
-    for callback in listed(arguments.get("callbacks")):
+    for callback in as_callback_list(arguments.get("callbacks")):
         if isinstance(callback, PreparesFit):
             callback.prepare_fit(model, arguments)
 
 
-def listed(callbacks):
+def as_callback_list(callbacks):
     """List the callbacks given to `fit`: none, one, several or Keras's list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
@@ -50,7 +50,10 @@ def listed(callbacks):
 
 def with_first(first, callbacks):
     """Return callbacks for `fit` of which a given one comes first."""
-    in_order = [first, *(c for c in listed(callbacks) if c is not first)]
+    in_order = [
+        first,
+        *(c for c in as_callback_list(callbacks) if c is not first),
+    ]
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return in_order
     callbacks.callbacks[:] = in_order
@@ -58,9 +61,9 @@ def with_first(first, callbacks):
 
 
 @contextlib.contextmanager
-def restored(callbacks):
+def restored_order(callbacks):
     """Restore the order of a user's `CallbackList` at the end."""
-    original = listed(callbacks)
+    original = as_callback_list(callbacks)
     positions = {id(callback): k for k, callback in enumerate(original)}
     try:
         yield
@@ -98,7 +101,7 @@ def go_before_readers(callback, callback_list):
 
 def is_last(callback, callback_list):
     """Whether no other callback acts after this one as a batch begins."""
-    callbacks = listed(callback_list)
+    callbacks = as_callback_list(callback_list)
     if callback not in callbacks:
         return False
     later = callbacks[callbacks.index(callback) + 1 :]

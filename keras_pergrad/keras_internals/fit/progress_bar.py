@@ -6,11 +6,11 @@ import types
 
 import keras
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.fit.callback_list import (
     InternalCallback,
+    as_callback_list,
     at_end_of_fit,
-    listed,
     running_fit,
     undo_at_end,
     with_first,
@@ -37,7 +37,7 @@ def print_below(callback, callback_list, text):
     """Print a text once the bar has shown what the callback logs now."""
     # If the callback comes before the bar, the bar's hook prints the text. If
     # it comes after, the bar is on the screen already.
-    callbacks, bars = listed(callback_list), _bars(callback_list)
+    callbacks, bars = as_callback_list(callback_list), _bars(callback_list)
     if bars and callback in callbacks[: callbacks.index(bars[0])]:
         _filter_of(bars[0]).requests[callback].text = text
     elif text:
@@ -53,7 +53,11 @@ def is_hidden_figure(name, value):
 
 def _bars(callback_list):
     logger_class = keras.callbacks.ProgbarLogger
-    return [c for c in listed(callback_list) if isinstance(c, logger_class)]
+    return [
+        c
+        for c in as_callback_list(callback_list)
+        if isinstance(c, logger_class)
+    ]
 
 
 def _filter_of(bar):
@@ -68,7 +72,7 @@ class _FilteredBar:
         self._hooks = contextlib.ExitStack()
         for name in _HOOKS:
             hook = self._hook(getattr(bar, name))
-            self._hooks.enter_context(attribute(bar, name, hook))
+            self._hooks.enter_context(patched_attribute(bar, name, hook))
 
     def forget(self, callback, request):
         """Drop a request; after the last one restore the bar."""

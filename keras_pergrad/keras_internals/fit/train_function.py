@@ -15,13 +15,13 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import peek_batches
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 
 SLOTS = TRAIN, TEST = "train_function", "test_function"
 _END_OF_DATA = StopIteration, tf.errors.OutOfRangeError
 
 
-def fetches_of_a_call(model):
+def fetches_per_call(model):
     """Return how many batches a call of the train function fetches at most."""
     # One for each step, rounded up to whole turns of the unrolled loop, and one
     # more that finds the end of the data.
@@ -39,7 +39,7 @@ def look_ahead(model, iterator):
     return peek_batches(iterator, model.steps_per_execution)
 
 
-class Wrapped:
+class TrainFunctionWrapper:
     """A wrapper of a model's train function, for the length of one `fit`.
 
     It calls `step(function, iterator)`. Keras tells no callback that a step
@@ -81,7 +81,7 @@ class Wrapped:
             _set_function(self._model, TRAIN, self.function)
 
 
-class OneCall:
+class OneCallHook:
     """A substitute for a model's function, for one call each time it is armed.
 
     The function is put back as the call begins. So between two calls the model
@@ -99,7 +99,7 @@ class OneCall:
     def arm(self, model):
         """Take the next call of a function that is not armed already."""
         function = getattr(model, self._slot)
-        if type(function) is not OneCall:
+        if type(function) is not OneCallHook:
             self.function = function
             _set_function(model, self._slot, self)
 
@@ -116,7 +116,7 @@ class OneCall:
         return self._call(self._slot, function, iterator, model)
 
 
-class Innermost:
+class InnermostFunction:
     """A substitute for Keras's own train function, below all wrappers.
 
     It calls `step(function, iterator)` until `restore`.
@@ -151,7 +151,7 @@ class Innermost:
             _set_below(self._model, wrapper, self.function)
 
 
-_WRAPPERS = Wrapped, Innermost
+_WRAPPERS = TrainFunctionWrapper, InnermostFunction
 
 
 class Variant:
@@ -171,7 +171,7 @@ class Variant:
         if self._original is None:
             return
         if self._variant is None:
-            with made(model, anew=True) as self._variant:
+            with fresh_train_function(model, anew=True) as self._variant:
                 pass
         _set_below(model, wrapper, self._variant)
 
@@ -208,12 +208,12 @@ def make_for_mode(model, keras_model, force):
     # compile the whole.
     with contextlib.ExitStack() as stack:
         if model.compiled and model.gradient_mode.compiles_parts(model):
-            stack.enter_context(attribute(model, "_jit_compile", False))
+            stack.enter_context(patched_attribute(model, "_jit_compile", False))
         keras_model.make_train_function(force)
 
 
 @contextlib.contextmanager
-def made(model, anew):
+def fresh_train_function(model, anew):
     """Yield a model's train function, or a new one; put the old one back."""
     original = model.train_function
     try:

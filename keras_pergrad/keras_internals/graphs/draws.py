@@ -18,7 +18,7 @@ import threading
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 
 FUNCTIONS = (
     "normal",
@@ -106,10 +106,12 @@ def _patched_backend():
                 function = _dispatching_function(
                     name, getattr(backend_random, name)
                 )
-                stack.enter_context(attribute(backend_random, name, function))
+                stack.enter_context(
+                    patched_attribute(backend_random, name, function)
+                )
             draw_seed = _pinnable_draw_seed(backend_random.draw_seed)
             stack.enter_context(
-                attribute(backend_random, "draw_seed", draw_seed)
+                patched_attribute(backend_random, "draw_seed", draw_seed)
             )
             # The first to come patches for all threads, the last to leave
             # restores. There is an entry for each; the first has the stack.

@@ -22,7 +22,7 @@ from keras_pergrad.keras_internals.graphs.nodes import (
 )
 
 #: Types of ops whose outputs count as constants: no gradient passes them.
-ENDS = {"PreventGradient", "StopGradient"}
+GRADIENT_STOPS = {"PreventGradient", "StopGradient"}
 #: Ops whose gradients heed `skip_input_indices`.
 _SKIPPABLE_OPS = {
     "Add",
@@ -145,7 +145,7 @@ def _unneeded_inputs(operations, sources):
         depends = [id(t) in dependent for t in op.inputs]
         if not any(depends):
             continue
-        if op.type not in ENDS:
+        if op.type not in GRADIENT_STOPS:
             dependent.update(
                 id(t) for t in op.outputs if _may_carry_gradient(t.dtype)
             )
@@ -182,7 +182,7 @@ def has_own_gradient(attributes):
 _READ_OPS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 
 
-def copy_of(op, inputs):
+def copy_op(op, inputs):
     """Copy an op into the current graph, with other inputs.
 
     Returns:
@@ -207,7 +207,7 @@ def copy_of(op, inputs):
     return list(copy.outputs)
 
 
-def kept_apart(function, *specs):
+def trace_noinline(function, *specs):
     """Trace a function that TensorFlow optimizes once, not at each call."""
     # Grappler would inline the body at each call and optimize every copy.
     traced = tf.function(
@@ -258,7 +258,7 @@ def keep_op(op):
     op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
 
 
-def same_for_all(tensor):
+def mark_same_for_all(tensor):
     """Return a copy of a tensor, marked as independent of the samples."""
     # A mode learns some facts about the model by calling it on samples, such as
     # whether a loss is a sum or a mean. By its ops such a fact would mix them.

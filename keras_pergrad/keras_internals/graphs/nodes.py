@@ -23,7 +23,7 @@ def captures_of(graph):
     return graph.captures
 
 
-def graph_around(graph):
+def outer_graph_of(graph):
     """Return the graph in which a function was traced; None: no function."""
     return graph.outer_graph if is_function(graph) else None
 
@@ -38,12 +38,12 @@ def called_function(graph, name):
     return graph._get_function(name)
 
 
-def captured_from(graph):
+def captured_origins(graph):
     """Map the id of each captured tensor to the tensor it comes from."""
     # Functions are nested: an outer tensor may itself be captured further out.
     if not is_function(graph):
         return {}
-    outer_origins = captured_from(graph_around(graph))
+    outer_origins = captured_origins(outer_graph_of(graph))
     origins = {
         id(inner): outer_origins.get(id(outer), outer)
         for outer, inner in captures_of(graph)
@@ -51,7 +51,7 @@ def captured_from(graph):
     return {**outer_origins, **origins}
 
 
-def resource_of(handle):
+def resource_key(handle):
     """Return a key of the resource behind a handle, one for all its handles."""
     if tf.is_symbolic_tensor(handle):
         return id(handle)
@@ -110,7 +110,7 @@ class Nodes:
         ]
         return cls(nodes.node, inputs, outputs, nodes.versions)
 
-    def handed_on(self):
+    def passthrough_indices(self):
         """Return the indices at which an input is passed on as the output."""
         indices = set()
         for k, (input_name, name) in enumerate(zip(self.inputs, self.outputs)):
@@ -258,5 +258,5 @@ class Definitions:
                 definition = getattr(function, attribute, None)
                 if definition is not None:
                     return definition
-            graph = graph_around(graph)
+            graph = outer_graph_of(graph)
         return None

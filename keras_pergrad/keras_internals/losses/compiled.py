@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import entries_of, loss_tracker
 
 #: What `compile` sets and a model's loss and metrics read.
@@ -41,16 +41,16 @@ class _FirstOutputLoss(CompileLoss):
 
 
 @contextlib.contextmanager
-def compiled_as(model, other):
+def compile_like(model, other):
     """Give a model, inside, what another was compiled with."""
     with contextlib.ExitStack() as stack:
         for name in _COMPILED:
             value = getattr(other, name)
-            stack.enter_context(attribute(model, name, value))
+            stack.enter_context(patched_attribute(model, name, value))
         yield
 
 
-def metrics_beside(model):
+def metrics_outside_compile(model):
     """List a model's metrics without those of its own `compile`."""
     compiled = [vars(model).get(name) for name in _COMPILED]
     compiled_ids = {id(metric) for metric in compiled}
@@ -67,8 +67,8 @@ def losses_replaced(compiled, losses):
         for entry, loss in zip(compiled._flat_losses, losses)
     ]
     with (
-        attribute(compiled, "_flat_losses", entries),
-        attribute(compiled, "_metrics", [None] * len(entries)),
+        patched_attribute(compiled, "_flat_losses", entries),
+        patched_attribute(compiled, "_metrics", [None] * len(entries)),
     ):
         yield
 
@@ -80,7 +80,7 @@ def no_running_means(compiled):
     if not entries:
         yield
         return
-    with attribute(compiled, "_metrics", [None] * len(entries)):
+    with patched_attribute(compiled, "_metrics", [None] * len(entries)):
         yield
 
 
@@ -92,7 +92,7 @@ def losses_computing_in(compiled, dtype):
     with contextlib.ExitStack() as stack:
         for loss in losses:
             if hasattr(loss, "_dtype"):
-                stack.enter_context(attribute(loss, "_dtype", dtype))
+                stack.enter_context(patched_attribute(loss, "_dtype", dtype))
         yield
 
 
@@ -108,7 +108,7 @@ def is_overwritten(variable):
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-class SetApart:
+class OverwrittenVariables:
     """Overwritten variables, which are not trainable while this is open."""
 
     def __init__(self, model):
@@ -120,7 +120,9 @@ class SetApart:
     def __enter__(self):
         with contextlib.ExitStack() as stack:
             for variable in self.variables:
-                stack.enter_context(attribute(variable, "_trainable", False))
+                stack.enter_context(
+                    patched_attribute(variable, "_trainable", False)
+                )
             self._stack = stack.pop_all()
         return self
 
@@ -156,7 +158,7 @@ class SetApart:
         ]
 
 
-def require_none(model, what):
+def require_none_overwritten(model, what):
     """Refuse these variables where `what` takes the batch apart."""
     paths = [v.path for v in model.trainable_variables if is_overwritten(v)]
     if paths:

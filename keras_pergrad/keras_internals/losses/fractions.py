@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.losses.compiled import losses_replaced
 from keras_pergrad.keras_internals.losses.losses import consistent_hinge_labels
 from keras_pergrad.keras_internals.models.parts import (
@@ -80,7 +80,7 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     return fractions
 
 
-def require_parts(model):
+def require_additive_loss(model):
     """Refuse a model that overrides `compute_loss`: its terms are unknown."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         raise NotAdditive(
@@ -132,7 +132,7 @@ def track(compile_loss, values, samples):
 
 
 @contextlib.contextmanager
-def tracking_if(compile_loss, present):
+def tracking_where_present(compile_loss, present):
     """Leave these running means as they were where no sample is `present`."""
     metrics = [] if compile_loss is None else compile_loss.metrics
     saved = [
@@ -185,7 +185,7 @@ class _FractionRecorder:
 
         with (
             _with_reduction(loss, None),
-            attribute(loss, "call", recording_call),
+            patched_attribute(loss, "call", recording_call),
         ):
             weighted = loss(y_true, y_pred, sample_weight)
         # Keras has applied mask and sample weights, and reduced nothing.
@@ -226,7 +226,7 @@ class _FractionRecorder:
         if mask is not None:
             set_mask(ones, mask)
         weights = sample_weight if by_weight else None
-        with attribute(loss, "call", lambda *_: ones):
+        with patched_attribute(loss, "call", lambda *_: ones):
             with _with_reduction(loss, "sum"):
                 total = loss(y_true, y_pred, weights)
             if not by_weight:
@@ -239,7 +239,7 @@ class _FractionRecorder:
 
 def _with_reduction(loss, reduction):
     """Give `loss` another reduction for a while."""
-    return attribute(loss, "reduction", reduction)
+    return patched_attribute(loss, "reduction", reduction)
 
 
 def _require_additive(loss):

@@ -15,11 +15,11 @@ from keras import ops
 from keras.src.losses import losses as keras_losses
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.graphs.gradients import (
+    mark_same_for_all,
     mark_whole_loss,
-    same_for_all,
 )
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.models.parts import (
@@ -66,8 +66,8 @@ def _marked_losses(model):
         return mark_whole_loss(aggregate(loss))
 
     with (
-        loss_terms.noting_values(model, {}),
-        attribute(model, name, marking_aggregate),
+        loss_terms.recording_values(model, {}),
+        patched_attribute(model, name, marking_aggregate),
     ):
         yield
 
@@ -84,7 +84,7 @@ def consistent_hinge_labels():
         zero = ops.equal(y_true, 0)
         others = ops.logical_not(ops.logical_or(zero, ops.equal(y_true, 1)))
         is_ambiguous = ops.logical_and(ops.any(zero), ops.any(others))
-        is_consistent = same_for_all(ops.logical_not(is_ambiguous))
+        is_consistent = mark_same_for_all(ops.logical_not(is_ambiguous))
         check = tf.debugging.Assert(is_consistent, [_LABELS])
         with tf.control_dependencies([check] if check is not None else []):
             # XLA drops assertions, but not NaN.
@@ -92,7 +92,7 @@ def consistent_hinge_labels():
             return ops.where(zero, ops.cast(negative, y_true.dtype), y_true)
 
     name = "convert_binary_labels_to_hinge"
-    with attribute(keras_losses, name, convert_labels):
+    with patched_attribute(keras_losses, name, convert_labels):
         yield
 
 
@@ -207,7 +207,7 @@ def _looks_like_sum(term):
 
 
 @contextlib.contextmanager
-def noting_losses(model, recorded, owners=None):
+def recording_losses(model, recorded, owners=None):
     """Append the losses given to `add_loss` inside to a list, in order.
 
     `owners`: a list to which the layer of each is appended.
@@ -241,7 +241,7 @@ class _LossRecorder:
 
     def __init__(self, layer):
         self._layer, self._original = layer, layer.add_loss
-        self.replaced = attribute(layer, "add_loss", self)
+        self.replaced = patched_attribute(layer, "add_loss", self)
         #: Thread → the lists for its losses and for their owners.
         self.targets = {}
 

@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.losses.compiled import no_running_means
 from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
     consistent_hinge_labels,
-    noting_losses,
+    recording_losses,
     total_loss,
 )
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
@@ -29,19 +29,19 @@ _TRIAL_ROWS = 8
 _TRIAL_ERRORS = ValueError, tf.errors.InvalidArgumentError
 
 
-def is_mean_of_own(model, batch):
+def is_mean_over_samples(model, batch):
     """Whether the loss is a mean over samples with equal weights.
 
     It is not if the denominator counts masks or weights, if layers add losses,
     or if that is not known. The model must be built.
     """
     try:
-        fractions.require_parts(model)
+        fractions.require_additive_loss(model)
         x, y, sample_weight = _first_rows(batch, 1)
         added: list[Any] = []
         with (
             unchanged(model),
-            noting_losses(model, added),
+            recording_losses(model, added),
             consistent_hinge_labels(),
         ):
             y_pred = call_model(model, x, training=False)
@@ -54,7 +54,7 @@ def is_mean_of_own(model, batch):
     return bool(terms) and by_rows and not added
 
 
-def over_the_batch(model, batch):
+def batch_reduction(model, batch):
     """Return MEAN, SUM or NEITHER: how a loss depends on the batch's size.
 
     A batch with every sample twice tells: a mean is the same, a sum is twice
@@ -88,7 +88,7 @@ def _terms(model, batch):
     x, y, sample_weight = batch
     added: list[Any] = []
     with unchanged(model), no_running_means(compiled_loss(model)):
-        with noting_losses(model, added):
+        with recording_losses(model, added):
             y_pred = call_model(model, x, training=False)
         total = total_loss(model, x, y, y_pred, sample_weight, False)
         penalty = regularization_loss(model.trainable_variables)

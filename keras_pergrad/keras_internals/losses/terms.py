@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.graphs.gradients import mark_whole_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
@@ -26,12 +26,12 @@ from keras_pergrad.keras_internals.models.parts import (
 ADDED = "add_loss/"
 
 
-def added(layer):
+def added_term_name(layer):
     """Return the name of what a layer gives to `add_loss`."""
     return ADDED + layer.name
 
 
-def names(model):
+def term_names(model):
     """Return a name for each compiled loss, in Keras's order."""
     entries = entries_of(compiled_loss(model))
     term_names = [entry.name for entry in entries]
@@ -57,7 +57,7 @@ def _join_names(name, loss):
 
 
 @contextlib.contextmanager
-def noting_values(model, recorded):
+def recording_values(model, recorded):
     """Put the value of each compiled loss, marked, into a dict by its index."""
     compiled = compiled_loss(model)
     entries = [
@@ -67,7 +67,7 @@ def noting_values(model, recorded):
     if not entries:
         yield
         return
-    with attribute(compiled, "_flat_losses", entries):
+    with patched_attribute(compiled, "_flat_losses", entries):
         yield
 
 
@@ -88,7 +88,7 @@ def terms_of(model, y, y_pred, recorded):
     compiled = compiled_loss(model)
     terms = {}
     for k, (name, entry) in enumerate(
-        zip(names(model), entries_of(compiled), strict=True)
+        zip(term_names(model), entries_of(compiled), strict=True)
     ):
         if k not in recorded or (k and is_one_output(y, y_pred)):
             continue  # Keras minimises the first loss of a single output.
@@ -98,7 +98,7 @@ def terms_of(model, y, y_pred, recorded):
         terms[name] = value
     for layer in layers_of(model):
         for loss in own_losses(layer):
-            name, value = added(layer), tf.reduce_sum(loss)
+            name, value = added_term_name(layer), tf.reduce_sum(loss)
             previous = terms.get(name)
             terms[name] = value if previous is None else previous + value
     return terms
@@ -143,7 +143,7 @@ class Penalties:
             for variable in self._penalized:
                 regularizer = self._recording_regularizer(variable)
                 stack.enter_context(
-                    attribute(variable, "_regularizer", regularizer)
+                    patched_attribute(variable, "_regularizer", regularizer)
                 )
             yield
 
@@ -193,7 +193,9 @@ def without_gradients(variables):
             ):
                 without_gradient = _WithoutGradient(variable, regularizer)
                 stack.enter_context(
-                    attribute(variable, "_regularizer", without_gradient)
+                    patched_attribute(
+                        variable, "_regularizer", without_gradient
+                    )
                 )
         yield
 

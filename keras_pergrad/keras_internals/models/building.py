@@ -32,7 +32,9 @@ def build_all(model, batch):
     """Build a compiled model, its metrics, its loss and its optimizer."""
     # Of several replicas none builds: all that they share exists already.
     build_context = (
-        contextlib.nullcontext if replicas.several() else _outside_trace
+        contextlib.nullcontext
+        if replicas.has_several_replicas()
+        else _outside_trace
     )
     specs = tf.nest.map_structure(_spec, batch)
     with build_context():

@@ -32,7 +32,7 @@ from keras.src.models import functional as keras_functional
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.model import functional_init_arguments
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 
 # Models made of inputs and outputs, and the classes that become such.
 
@@ -63,12 +63,12 @@ def is_only_layers(layer):
     )
 
 
-def model_inside(model):
+def inner_model(model):
     """Return the model that a Sequential one is built of, or None."""
     return model._functional if isinstance(model, keras.Sequential) else None
 
 
-def made_by(tensor):
+def producer_of(tensor):
     """Return the layer or operation that a symbolic tensor comes from."""
     return tensor._keras_history.operation
 
@@ -131,7 +131,7 @@ def training_inside(model, training):
     return training if takes_training(model) else None
 
 
-def calls_of(layer):
+def call_nodes(layer):
     """List the nodes of a layer's symbolic calls."""
     return layer._inbound_nodes
 
@@ -281,7 +281,7 @@ def set_logits(tensor, logits):
 # The parts of layers and variables that Keras keeps to itself.
 
 
-def layers_inside(layer):
+def direct_sublayers(layer):
     """List the layers that are attributes of a layer, in order of creation."""
     return layer._layers
 
@@ -314,7 +314,7 @@ def turn_into(layer, new):
 
 
 @contextlib.contextmanager
-def noting_scopes(layers, scopes):
+def recording_scopes(layers, scopes):
     """Record in a dict the name scopes in which layers are called.
 
     Only calls in the present graph count.
@@ -336,7 +336,9 @@ def noting_scopes(layers, scopes):
     openers = [(layer, recording_opener(layer)) for layer in layers]
     with contextlib.ExitStack() as stack:
         for layer, opener in openers:
-            stack.enter_context(attribute(layer, "_open_name_scope", opener))
+            stack.enter_context(
+                patched_attribute(layer, "_open_name_scope", opener)
+            )
         yield
 
 
@@ -344,12 +346,12 @@ def noting_scopes(layers, scopes):
 def layer_computing_in(layer, policy):
     """Let a layer compute by another dtype policy inside."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(attribute(layer, "_dtype_policy", policy))
+        stack.enter_context(patched_attribute(layer, "_dtype_policy", policy))
         # A functional model casts to the formats of its symbolic inputs.
         for tensor in getattr(layer, "_inputs", None) or ():
             if tensor.dtype.startswith(("float", "bfloat")):
                 dtype = policy.compute_dtype
-                stack.enter_context(attribute(tensor, "_dtype", dtype))
+                stack.enter_context(patched_attribute(tensor, "_dtype", dtype))
         yield
 
 
@@ -358,7 +360,7 @@ def lookup_of(layer):
     return layer._lookup_layer
 
 
-def has_given_words(lookup):
+def has_fixed_vocabulary(lookup):
     """Whether a lookup layer got its vocabulary as an argument."""
     return lookup._has_input_vocabulary
 
@@ -379,7 +381,7 @@ def shared_seed_state():
 # one for each part of the variables; these apply the gradients.
 
 
-def all_of(optimizer):
+def nested_optimizers(optimizer):
     """List an optimizer and all inside of it, from the outside in."""
     # A `MultiOptimizer` whose parts a function chooses has them once built.
     optimizers: list = []
@@ -409,15 +411,15 @@ def learning_rate(optimizer):
     """Return the learning rate of the innermost optimizer's next update."""
     rates = [
         nested.learning_rate
-        for nested in all_of(optimizer)
+        for nested in nested_optimizers(optimizer)
         if getattr(nested, "inner_optimizer", None) is None
     ]
     return rates[0]
 
 
-def accumulating(optimizer):
+def accumulating_optimizer(optimizer):
     """Return the first optimizer inside that accumulates, or None."""
-    for nested in all_of(optimizer):
+    for nested in nested_optimizers(optimizer):
         if getattr(nested, "gradient_accumulation_steps", None):
             return nested
     return None

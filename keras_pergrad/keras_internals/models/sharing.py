@@ -43,7 +43,7 @@ _COMPILE_ATTRIBUTES = (
 )
 
 
-def shared(model, cls, base):
+def make_twin(model, cls, base):
     """Return a `cls`, not compiled, with the attributes of a built model."""
     # `base.__init__` is called, that of the model's class is not. Attributes
     # are copied as they are now; what they refer to is shared.

@@ -14,10 +14,13 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import map_tensors, refilled
-from keras_pergrad.keras_internals.models.parts import all_of, layers_of
+from keras_pergrad.keras_internals.data.batches import map_tensors, pack_like
+from keras_pergrad.keras_internals.models.parts import (
+    layers_of,
+    nested_optimizers,
+)
 
-SERVED = (
+SUPPORTED_STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.OneDeviceStrategy,
@@ -38,7 +41,7 @@ def scope_of(model):
             )
     if strategy is None:
         return contextlib.nullcontext()
-    require_served(strategy)
+    require_supported(strategy)
     if tf.distribute.get_strategy() is strategy:
         return contextlib.nullcontext()
     return strategy.scope()
@@ -62,9 +65,9 @@ def out_of_scope():
         distribute_lib._pop_per_thread_mode()
 
 
-def require_served(strategy):
+def require_supported(strategy):
     """Refuse a strategy that the gradient modes are not known to support."""
-    if isinstance(strategy, SERVED):
+    if isinstance(strategy, SUPPORTED_STRATEGIES):
         return
     raise ValueError(
         "PerGradModel can be trained under MirroredStrategy, "
@@ -80,7 +83,7 @@ def require_inside(model):
     strategy = model._distribute_strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
-    for nested in all_of(model.optimizer):
+    for nested in nested_optimizers(model.optimizer):
         owner = getattr(nested, "_distribution_strategy", strategy)
         if owner is not strategy:
             what = f"the optimizer {nested.name!r}"
@@ -172,33 +175,33 @@ _OUTSIDE_SCOPE = (
 # to add up.
 
 
-def several():
+def has_several_replicas():
     """Whether this code is traced or run for one of several replicas."""
     context = tf.distribute.get_replica_context()
     return context is not None and context.num_replicas_in_sync > 1
 
 
-def total(values):
+def sum_over_replicas(values):
     """Return the sum over all replicas of each tensor, on every replica."""
     tensors = [t for t in tf.nest.flatten(values) if t is not None]
-    if not several() or not tensors:
+    if not has_several_replicas() or not tensors:
         return values
     context = tf.distribute.get_replica_context()
     summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
-    return refilled(values, summed)
+    return pack_like(values, summed)
 
 
-def any_of(flag):
+def any_replica(flag):
     """Whether a boolean scalar is true on some replica."""
-    if not several():
+    if not has_several_replicas():
         return flag
     # There is no all-reduce of booleans.
-    return total(tf.cast(flag, tf.float32)) > 0
+    return sum_over_replicas(tf.cast(flag, tf.float32)) > 0
 
 
-def gathered(values):
+def gather_rows(values):
     """Return on each replica the rows, (n, ...), of all, concatenated."""
-    if not several():
+    if not has_several_replicas():
         return values
     context = tf.distribute.get_replica_context()
     # TensorFlow crashes if no replica has a row, so each sends one more.
@@ -210,18 +213,18 @@ def gathered(values):
 
 def from_first_replica(values):
     """Return the list that the first replica has, on every replica."""
-    if not several():
+    if not has_several_replicas():
         return values
     context = tf.distribute.get_replica_context()
     is_first = tf.equal(context.replica_id_in_sync_group, 0)
-    return total(
+    return sum_over_replicas(
         map_tensors(lambda t: tf.where(is_first, t, tf.zeros_like(t)), values)
     )
 
 
-def present(samples, values):
+def zero_without_samples(samples, values):
     """Return the values, or zeros on a replica without a sample."""
-    if not several():
+    if not has_several_replicas():
         return values
     return map_tensors(
         lambda t: tf.where(
@@ -231,7 +234,7 @@ def present(samples, values):
     )
 
 
-class Postponed(keras.StatelessScope):
+class PostponedUpdates(keras.StatelessScope):
     """A scope that holds back assignments and `add_loss` terms of layers."""
 
     # Replicas are threads that take turns wherever a layer assigns a shared
@@ -256,9 +259,9 @@ class Postponed(keras.StatelessScope):
             variable.assign(value)
 
 
-def waiting(model):
+def synchronizing_layers(model):
     """List layers in which replicas wait for each other, unfit for loops."""
-    if not several():
+    if not has_several_replicas():
         return []
     return [
         layer
@@ -267,11 +270,11 @@ def waiting(model):
     ]
 
 
-def when(condition, function):
+def run_if(condition, function):
     """Call `function()` on each replica if a condition, equal on all, holds."""
     # The function must not use tensors of the calling replica, and its result
     # is dropped.
-    if not several():
+    if not has_several_replicas():
         tf.cond(condition, function, lambda: None)
         return
 
@@ -291,12 +294,12 @@ def when(condition, function):
 
 def apply(optimizer, gradients, variables):
     """Apply gradients that are summed over all replicas already."""
-    if not several():
+    if not has_several_replicas():
         optimizer.apply(gradients, variables)
         return
     with contextlib.ExitStack() as stack:
         # Whichever inner optimizer applies a gradient would sum it again.
-        for nested in all_of(optimizer):
+        for nested in nested_optimizers(optimizer):
             stack.enter_context(_without_all_reduce(nested))
         optimizer.apply(gradients, variables)
 
@@ -366,7 +369,7 @@ def add(variables, values, whole=False):
 
 def update(variables, function, whole=False):
     """Call `function()`, which updates metrics with these variables."""
-    if several():
+    if has_several_replicas():
         add(variables, additions(variables, function), whole)
     else:
         function()

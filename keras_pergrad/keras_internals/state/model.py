@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.graphs.nodes import called_function
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
@@ -60,7 +60,7 @@ def run_and_restore(function, *args):
     concrete = function
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         concrete = function.get_concrete_function(*args)
-    with kept(assigned_variables(concrete)):
+    with preserve_variables(assigned_variables(concrete)):
         return function(*args)
 
 
@@ -118,7 +118,7 @@ class Handle:
 
 
 @contextlib.contextmanager
-def kept(variables):
+def preserve_variables(variables):
     """Give variables, or `Handle`s, their present values back at the end."""
     saved = [
         (v, v.read() if isinstance(v, Handle) else tf.identity(v))
@@ -132,7 +132,7 @@ def kept(variables):
 
 
 @contextlib.contextmanager
-def random_state_kept():
+def preserve_random_state():
     """Keep the random states of TensorFlow, Python and NumPy unchanged."""
     # Keras draws its seeds from those of Python and NumPy.
     eager_context = context.context()
@@ -152,12 +152,12 @@ def random_state_kept():
 
 
 @contextlib.contextmanager
-def losses_kept(model):
+def preserve_layer_losses(model):
     """Let a forward pass inside leave no losses in a model's layers."""
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             for name, value in {"_losses": [], "_loss_ids": set()}.items():
-                stack.enter_context(attribute(layer, name, value))
+                stack.enter_context(patched_attribute(layer, name, value))
         yield
 
 
@@ -165,9 +165,9 @@ def losses_kept(model):
 def unchanged(model):
     """Restore a model and the random states at the end, from copies of all."""
     with (
-        random_state_kept(),
-        losses_kept(model),
-        kept(variables_of(model)),
+        preserve_random_state(),
+        preserve_layer_losses(model),
+        preserve_variables(variables_of(model)),
     ):
         yield
 
@@ -205,8 +205,8 @@ class ModelState:
     def __enter__(self):
         self._stack = contextlib.ExitStack()
         self._stack.callback(self.restore)
-        self._stack.enter_context(random_state_kept())
-        self._stack.enter_context(losses_kept(self._model))
+        self._stack.enter_context(preserve_random_state())
+        self._stack.enter_context(preserve_layer_losses(self._model))
         return self
 
     def __exit__(self, *_):
@@ -324,7 +324,7 @@ def twice_differentiable():
     """
     graph = tf.compat.v1.get_default_graph()
     op_count = len(graph.get_operations())
-    with attribute(tf.nn, "moments", _moments):
+    with patched_attribute(tf.nn, "moments", _moments):
         yield
     _require_no_stopped_moments(graph.get_operations()[op_count:], set())
 

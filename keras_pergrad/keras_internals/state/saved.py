@@ -54,7 +54,7 @@ class AggregationState(SavedState):
             )
             setattr(self, name, variable)
 
-    def go_on_from(self, previous):
+    def resume_from(self, previous):
         """Continue, and never repeat, the noise of a former compile()."""
         self._set(np.asarray(previous.generator.state))
         for name in self.kept:

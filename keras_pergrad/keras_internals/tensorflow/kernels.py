@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.rnn import cudnn_ok
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import layers_of
 
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -105,7 +105,7 @@ def loops_instead(layers):
     """
     with contextlib.ExitStack() as stack:
         for layer in filter(_uses_cudnn, layers):
-            stack.enter_context(attribute(layer, "use_cudnn", False))
+            stack.enter_context(patched_attribute(layer, "use_cudnn", False))
         yield
 
 
@@ -117,7 +117,9 @@ class LoopsWhereMasked:
         following: Any = super()
         with contextlib.ExitStack() as stack:
             for layer in filter(_uses_cudnn, layers_of(model)):
-                patch = attribute(layer, "inner_loop", _mask_aware_loop(layer))
+                patch = patched_attribute(
+                    layer, "inner_loop", _mask_aware_loop(layer)
+                )
                 stack.enter_context(patch)
             return following.__call__(*args, **kwargs)
 

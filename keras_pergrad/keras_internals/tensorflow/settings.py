@@ -59,7 +59,7 @@ def traced_functions():
     return _functions_run_eagerly(False)
 
 
-def functions_in_line():
+def inline_functions():
     """Put the ops of `tf.function`s called inside into the caller's graph."""
     return _functions_run_eagerly(True)
 
@@ -90,7 +90,7 @@ def traced_once(function, *arguments):
 _TIMEOUT_MS = 300_000
 
 
-def device_here():
+def current_device():
     """Return the name of the device of `tf.device` around, "" without one."""
     return eager_context.context().device_name or ""
 
@@ -192,7 +192,7 @@ _may_round = contextvars.ContextVar("norms may be rounded up", default=True)
 _is_rounding = contextvars.ContextVar("norms rounded up", default=False)
 
 
-def may_act():
+def may_use_tf32():
     """Whether products of float32 may lose digits on a GPU that is visible."""
     if not tf.config.experimental.tensor_float_32_execution_enabled():
         return False
@@ -211,7 +211,7 @@ def _has_tf32(physical):
 @contextlib.contextmanager
 def switched_off(condition=True):
     """Let float32 products have all digits while it is open."""
-    if not (condition and may_act()):
+    if not (condition and may_use_tf32()):
         yield
         return
     switch = tf.config.experimental.enable_tensor_float_32_execution
@@ -225,7 +225,7 @@ def switched_off(condition=True):
 @contextlib.contextmanager
 def norms_rounded_up(condition=True):
     """Have factors round norms up inside, where TensorFloat-32 may act."""
-    token = _is_rounding.set(bool(condition) and may_act())
+    token = _is_rounding.set(bool(condition) and may_use_tf32())
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ In a ConvLSTM these are sums over pixels, too.
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import ConvLSTMCell
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.uses.layer_rules import cells
@@ -212,7 +212,7 @@ def _forward(layer, call, watch, *args, **kwargs):
             states,
         )
 
-    with attribute(layer, "inner_loop", inner_loop):
+    with patched_attribute(layer, "inner_loop", inner_loop):
         outputs = call(*args, **kwargs)
     return outputs, recorded["inputs"]
 

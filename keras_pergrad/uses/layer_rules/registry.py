@@ -75,7 +75,7 @@ def is_exactly(layer, base):
     )
 
 
-def treats_each_alone(layer, classes):
+def is_samplewise(layer, classes):
     """Whether a layer of one of these classes treats each sample by itself."""
     if not any(is_exactly(layer, base) for base in classes):
         return False
