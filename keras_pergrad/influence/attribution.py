@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
 from keras_pergrad.functions.data_passes import build_for_gradients
-from keras_pergrad.influence.data import Checkpoints, FixedOrderBatches
+from keras_pergrad.influence.data import (
+    Checkpoints,
+    FixedOrderBatches,
+    count_and_checksum,
+    model_checksum,
+)
 from keras_pergrad.influence.kronecker import (
     IdentityCurvature,
     WeightSpaceInfluence,
@@ -21,7 +26,6 @@ from keras_pergrad.influence.page import render_page, samples_by_row
 from keras_pergrad.influence.projected import (
     ProjectedInfluence,
     RowsOnDisk,
-    count_samples,
     projected_shapes,
 )
 from keras_pergrad.keras_internals.data.batches import batches_of
@@ -427,8 +431,8 @@ class Influence:
 
         Raises:
             ValueError: the curvature is not "projected"; the store there is
-                of other weights, data sizes or settings; `shard` is none; or
-                the batches are not of one size.
+                of other weights, data, layers, loss or settings; `shard` is
+                none; or the batches are not of one size.
         """
         if self._curvature != "projected":
             raise ValueError(
@@ -442,9 +446,14 @@ class Influence:
                 "This Influence was loaded from a store, and has no data to "
                 "build another one. Make one with x and y."
             )
-        complete, samples = True, count_samples(self._batches)
+        complete, model = True, model_checksum(self._model)
+        samples, data = count_and_checksum(self._batches)
         for k, estimator in enumerate(self._estimators):
-            metadata = {"weights": self._checkpoints.checksum(k)}
+            metadata = {
+                "weights": self._checkpoints.checksum(k),
+                "data": data,
+                "model": model,
+            }
             with self._checkpoints.at(k):
                 directory = os.path.join(path, str(k))
                 store = estimator.save(
@@ -478,7 +487,7 @@ class Influence:
 
         Raises:
             ValueError: there is no store, chunks of it are missing, or it is
-                of other weights or another model.
+                of other weights, layers or another loss.
 
         Example:
 
@@ -504,9 +513,14 @@ class Influence:
         self._checkpoints = Checkpoints(model, checkpoints)
         self._estimators = []
         for k in range(len(self._checkpoints)):
-            weights = {"weights": self._checkpoints.checksum(k)}
             store = RowsOnDisk(os.path.join(path, str(k)))
-            store.require({**weights, "shapes": projected_shapes(model)})
+            store.require(
+                {
+                    "weights": self._checkpoints.checksum(k),
+                    "model": model_checksum(model),
+                    "shapes": projected_shapes(model),
+                }
+            )
             store.require_complete()
             settings = store.metadata["projection_size"], damping
             self._estimators.append(

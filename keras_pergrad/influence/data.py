@@ -1,8 +1,11 @@
 """The passes over training data at checkpoints, in one order."""
 
 import contextlib
+import hashlib
+import json
 import zlib
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -11,6 +14,7 @@ from keras_pergrad.factors import wide
 from keras_pergrad.functions.data_passes import run_passes, with_progress
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 from keras_pergrad.keras_internals.models.inspection import require_finite
+from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.keras_internals.state.model import (
     ModelState,
     preserve_variables,
@@ -117,6 +121,60 @@ def _checksum(batch):
             data = b"\0".join(array.reshape(-1)) if is_text else array.tobytes()
             checksum = zlib.crc32(data, checksum)
     return checksum
+
+
+def count_and_checksum(batches):
+    """Return how many samples all batches have, and a number of their values.
+
+    They are read once.
+    """
+    samples, checksum = 0, 0
+    for batch in batches:
+        samples += len(tf.nest.flatten(batch[0])[0])
+        text = str(_checksum(batch)).encode()
+        checksum = zlib.crc32(text, checksum)
+    return samples, checksum
+
+
+def model_checksum(model):
+    """Return a text that changes with a model's layers and its loss.
+
+    Names of layers do not matter: Keras numbers them in each process.
+    """
+    layers = layers_of(model)
+    indices = {layer.name: k for k, layer in enumerate(layers)}
+    compiled = model.get_compile_config() or {}
+    parts = [
+        [
+            type(layer).__name__,
+            _config_of(layer),
+            _config_of(layer.dtype_policy),
+        ]
+        for layer in layers
+    ]
+    parts += [compiled.get("loss"), compiled.get("loss_weights")]
+    text = json.dumps(_without_names(parts, indices), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _config_of(part):
+    try:
+        return keras.saving.serialize_keras_object(part)["config"]
+    except (NotImplementedError, TypeError, ValueError, KeyError):
+        return None  # A class of the user's that cannot be saved.
+
+
+def _without_names(config, indices):
+    if isinstance(config, dict):
+        return {
+            str(key): _without_names(value, indices)
+            for key, value in sorted(config.items(), key=str)
+            if value is not None
+        }
+    if isinstance(config, list | tuple):
+        return [_without_names(value, indices) for value in config]
+    is_name = isinstance(config, str) and config in indices
+    return f"layer {indices[config]}" if is_name else config
 
 
 # Gradients of samples, and their products with other samples' directions.

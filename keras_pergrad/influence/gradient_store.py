@@ -173,8 +173,8 @@ class GradientStore:
                 raise ValueError(
                     f"The store at {str(self.path)!r} is of something else: "
                     f"{name} is {self.metadata.get(name)!r} there. Expected: "
-                    f"{value!r}. Give another path, or the model and settings "
-                    "that it was begun with."
+                    f"{value!r}. Give another path, or the model, data and "
+                    "settings that it was begun with."
                 )
 
 

@@ -270,10 +270,3 @@ def projected_shapes(model):
         for v in model.trainable_variables
         if not is_overwritten(v)
     ]
-
-
-def count_samples(batches):
-    """Return how many samples all batches have; a data set is read once."""
-    if hasattr(batches, "samples"):
-        return batches.samples
-    return sum(len(tf.nest.flatten(batch[0])[0]) for batch in batches)

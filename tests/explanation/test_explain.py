@@ -398,6 +398,6 @@ def test_it_says_what_products_on_a_gpu_lose(aggregation, more, monkeypatch):
     model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
     model.compile("sgd", "mse", gradient_mode=kpg.Vectorized(aggregation))
     assert "TensorFloat-32" not in str(kpg.explain(model, 8))
-    monkeypatch.setattr(settings, "may_act", lambda: True)
+    monkeypatch.setattr(settings, "may_use_tf32", lambda: True)
     said = " ".join(str(kpg.explain(model, 8)).split())
     assert f"(TensorFloat-32), so gradients and norms have {more}" in said

@@ -16,7 +16,7 @@ from tests.tensor_float import short_products
 @pytest.fixture(params=["nearest", "cut off"])
 def nearest(request, monkeypatch):
     """A card that has it."""
-    monkeypatch.setattr(settings, "may_act", lambda: True)
+    monkeypatch.setattr(settings, "may_use_tf32", lambda: True)
     return request.param == "nearest"
 
 
@@ -205,7 +205,7 @@ class _Asks(keras.callbacks.Callback):
 @pytest.mark.parametrize("mode", [kpg.PerSample, kpg.Vectorized])
 def test_training_with_noise_has_all_digits(mode, noise, monkeypatch):
     asks = tf.config.experimental.tensor_float_32_execution_enabled
-    monkeypatch.setattr(settings, "may_act", asks)
+    monkeypatch.setattr(settings, "may_use_tf32", asks)
     inputs = keras.Input((4,))
     net = kpg.PerGradModel(inputs, keras.layers.Dense(2)(inputs))
     aggregation = kpg.ClippedMean(1.0, noise_multiplier=noise)

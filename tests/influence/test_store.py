@@ -251,3 +251,41 @@ def test_what_does_not_fit_a_store_is_refused(tmp_path):
     assert "weights is" in message(
         lambda: kpg.influence.Influence.load(tmp_path, model)
     )
+
+
+@pytest.mark.parametrize("what", ["labels", "shard", "activation", "loss"])
+def test_a_store_of_other_data_or_another_model_is_refused(tmp_path, what):
+    """Labels that were corrected, layers and losses: weights do not tell."""
+
+    def make(activation="tanh", loss="mse"):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(4, activation=activation)(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(2)(hidden))
+        model.compile("sgd", loss)
+        return model
+
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 2))
+
+    def influence(model, y):
+        how = {"curvature": "projected", "batch_size": 4, "verbose": 0}
+        return kpg.influence.Influence(model, x, y, **how)
+
+    influence(make(), y).save(tmp_path, shard=(0, 2))
+    if what == "shard":
+        with pytest.raises(ValueError, match="data is"):
+            influence(make(), y + 1).save(tmp_path, shard=(1, 2))
+        return
+    assert influence(make(), y).save(tmp_path, shard=(1, 2))
+    # Keras gives the layers other names; they do not matter.
+    assert kpg.influence.Influence.load(tmp_path, make()).scores(x, y).any()
+    if what == "labels":
+        with pytest.raises(ValueError, match="data is"):
+            influence(make(), y + 1).save(tmp_path)
+        return
+    changed = (
+        {"activation": "relu"} if what == "activation" else {"loss": "mae"}
+    )
+    with pytest.raises(ValueError, match="model is"):
+        kpg.influence.Influence.load(tmp_path, make(**changed))

@@ -172,7 +172,7 @@ def tf32(monkeypatch):
         return exact(a, b) if a.shape[0] == 1 else exact(_cut(a), _cut(b))
 
     monkeypatch.setattr(operations, "matmul", matmul)
-    monkeypatch.setattr(tensor_float, "may_act", lambda: True)
+    monkeypatch.setattr(tensor_float, "may_use_tf32", lambda: True)
     return monkeypatch
 
 
@@ -193,7 +193,7 @@ def _trained_coarsely(mode):
 def test_a_sample_alone_is_not_rounded_to_ten_bits(aggregation, tf32):
     found, logs = _trained_coarsely(kpg.PerSample(aggregation))
     # Norms are not rounded up where nothing rounds so.
-    tf32.setattr(tensor_float, "may_act", lambda: False)
+    tf32.setattr(tensor_float, "may_use_tf32", lambda: False)
     right, _ = _trained_coarsely(kpg.Vectorized(aggregation))
     for one, other in zip(found, right, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3)
