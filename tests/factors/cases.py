@@ -105,6 +105,13 @@ LAYOUTS = {
     "columns of vectors": lambda: factors.Columns(
         [factors.Sum(drawn(3)), factors.Sum(drawn(4))]
     ),
+    "columns of three parts": lambda: factors.Columns(
+        [
+            factors.Full(drawn(3, 2)),
+            factors.Outer(drawn(3), drawn(4)),
+            factors.Full(drawn(3, 3)),
+        ]
+    ),
     "dilated": lambda: _patches(dilation=2),
     "strides": lambda: _patches(strides=2),
     "groups": lambda: _patches(groups=2),
