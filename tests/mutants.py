@@ -30,7 +30,8 @@ class Mutant(NamedTuple):
         file: of the package.
         old: a text that stands in the file once.
         new: what replaces it.
-        tests: files or folders with tests of the feature.
+        tests: files or folders with tests of the feature, in the order in
+            which they are tried.
     """
 
     name: str
@@ -61,14 +62,14 @@ MUTANTS = (
         "factors/joined.py",
         "rounded_up(squares + 2 * cross, 2 * squares, b)",
         "rounded_up(squares + cross, 2 * squares, b)",
-        ("tests/factors/test_joined.py",),
+        ("tests/factors/test_joined.py", "tests/factors/test_every_factor.py"),
     ),
     Mutant(
         "joined-products-not-turned",
         "factors/joined.py",
         "+ tf.transpose(other._cross(self))",
         "+ other._cross(self)",
-        ("tests/factors/test_joined.py", "tests/factors/test_every_factor.py"),
+        ("tests/factors/test_every_factor.py",),
     ),
     Mutant(
         "rows-pairs-of-equal-ids",
@@ -89,48 +90,45 @@ MUTANTS = (
         "factors/patches.py",
         "small *= expand(weights, small)",
         "small *= 1",
-        (
-            "tests/factors/test_every_factor.py",
-            "tests/uses/rules/test_convolution.py",
-        ),
+        ("tests/factors/test_every_factor.py",),
     ),
     Mutant(
         "windows-odd-padding-in-front",
         "factors/windows.py",
         "first = missing // 2",
         "first = missing - missing // 2",
-        (
-            "tests/factors/test_patches.py",
-            "tests/uses/rules/test_convolutional_recurrent.py",
-        ),
+        ("tests/factors/test_patches.py",),
     ),
     Mutant(
         "blocks-missing-squares",
         "factors/blocks.py",
         "x, dz = (tf.square(t[:, :, 0]) for t in (self.x, self.dz))",
         "x, dz = (t[:, :, 0] for t in (self.x, self.dz))",
-        ("tests/factors",),
+        ("tests/factors/test_every_factor.py",),
     ),
     Mutant(
         "simple-scale-once-in-a-square",
         "factors/simple.py",
         "return self._changed(self._changed(self.factor.sum_of_squares()))",
         "return self._changed(self.factor.sum_of_squares())",
-        ("tests/factors",),
+        ("tests/factors/test_every_factor.py",),
     ),
     Mutant(
         "simple-start-of-columns",
         "factors/simple.py",
         "start += columns",
         "start = columns",
-        ("tests/factors",),
+        ("tests/factors/test_every_factor.py",),
     ),
     Mutant(
         "with_bias-row-of-the-bias",
         "factors/with_bias.py",
         "found.x + tf.cast(inputs[-1], found.x.dtype), found.dz",
         "found.x, found.dz",
-        ("tests/influence/test_kronecker_blocks.py",),
+        (
+            "tests/influence/test_closed_forms.py",
+            "tests/influence/test_kronecker_blocks.py",
+        ),
     ),
     Mutant(
         "projection-missing-root",
@@ -145,52 +143,61 @@ MUTANTS = (
         "uses/op_rules.py",
         '"Sub": (1, -1)',
         '"Sub": (1, 1)',
-        (
-            "tests/uses/test_own_layers.py",
-            "tests/uses/rules/test_normalization.py",
-        ),
+        ("tests/uses/test_one_of_each.py", "tests/uses/test_own_layers.py"),
     ),
     Mutant(
         "op_rules-loss-scale-the-other-way",
         "uses/op_rules.py",
         "return gradient if scale is None else gradient / tf.cast(scale",
         "return gradient if scale is None else gradient * tf.cast(scale",
-        ("tests/modes/test_precision.py", "tests/modes/test_partial_sums.py"),
+        ("tests/modes/test_one_of_each.py", "tests/modes/test_precision.py"),
     ),
     Mutant(
         "contraction_rules-inverse-order",
         "uses/contraction_rules.py",
         "perm = [labels.index(c) for c in wanted]",
         "perm = [list(wanted).index(c) for c in labels]",
-        ("tests/uses/rules/test_einsum.py", "tests/uses/test_own_layers.py"),
+        ("tests/uses/test_one_of_each.py", "tests/uses/rules/test_einsum.py"),
     ),
     Mutant(
         "convolution_rules-odd-padding-in-front",
         "uses/convolution_rules.py",
         "first = positive(missing) // 2",
         "first = (positive(missing) + 1) // 2",
-        ("tests/uses/rules/test_convolution.py",),
+        (
+            "tests/uses/test_one_of_each.py",
+            "tests/uses/rules/test_convolution.py",
+        ),
     ),
     Mutant(
         "cells-forgotten-forget-gate",
         "uses/layer_rules/cells.py",
         "return dz, [self.to_state(dz), dc * f]",
         "return dz, [self.to_state(dz), dc]",
-        ("tests/uses/rules/test_recurrent.py",),
+        (
+            "tests/uses/test_one_of_each.py",
+            "tests/uses/rules/test_recurrent.py",
+        ),
     ),
     Mutant(
         "recurrent-forgotten-mask",
         "uses/layer_rules/recurrent.py",
         "dz = tf.where(items[-1], dz, tf.zeros_like(dz))",
         "dz = tf.identity(dz)",
-        ("tests/uses/rules/test_recurrent.py",),
+        (
+            "tests/uses/test_one_of_each.py",
+            "tests/uses/rules/test_recurrent.py",
+        ),
     ),
     Mutant(
         "recurrent-state-after-the-step",
         "uses/layer_rules/recurrent.py",
         "return new, [new[0], states[0], *extras, *saved]",
         "return new, [new[0], new[0], *extras, *saved]",
-        ("tests/uses/rules/test_recurrent.py",),
+        (
+            "tests/uses/test_one_of_each.py",
+            "tests/uses/rules/test_recurrent.py",
+        ),
     ),
     # Aggregations.
     Mutant(
@@ -205,10 +212,7 @@ MUTANTS = (
         "aggregations/clipping.py",
         "deviation = self.noise_multiplier * self.clip_norm",
         "deviation = self.noise_multiplier",
-        (
-            "tests/aggregations/test_aggregation.py",
-            "tests/aggregations/test_clipping.py",
-        ),
+        ("tests/aggregations/test_aggregation.py",),
     ),
     Mutant(
         "aggregation-biased-variance",
@@ -229,28 +233,40 @@ MUTANTS = (
         "aggregations/gramian.py",
         "return weights * rows, finite",
         "return weights * tf.reduce_sum(tf.cast(finite, rows.dtype)), finite",
-        ("tests/aggregations/test_updates.py",),
+        (
+            "tests/aggregations/test_units.py",
+            "tests/aggregations/test_updates.py",
+        ),
     ),
     Mutant(
         "of_conflicts-wrong-sign",
         "aggregations/of_conflicts.py",
         "against = tf.minimum(against, 0)",
         "against = tf.maximum(against, 0)",
-        ("tests/aggregations/test_torchjd.py",),
+        (
+            "tests/aggregations/test_units.py",
+            "tests/aggregations/test_torchjd.py",
+        ),
     ),
     Mutant(
         "of_weights-length-of-a-step",
         "aggregations/of_weights.py",
         "tf.math.divide_no_nan(b - a, b + c - 2 * a)",
         "tf.math.divide_no_nan(b - a, b + c - a)",
-        ("tests/aggregations/test_torchjd.py",),
+        (
+            "tests/aggregations/test_units.py",
+            "tests/aggregations/test_torchjd.py",
+        ),
     ),
     Mutant(
         "robust-number-of-neighbours",
         "aggregations/robust.py",
         "count = known - self.n_byzantine - 2",
         "count = known - self.n_byzantine - 1",
-        ("tests/aggregations/test_torchjd.py",),
+        (
+            "tests/aggregations/test_units.py",
+            "tests/aggregations/test_torchjd.py",
+        ),
     ),
     # Modes.
     Mutant(
@@ -258,21 +274,21 @@ MUTANTS = (
         "modes/one_step.py",
         "gradients = plus(gradients, penalties)",
         "gradients = plus(gradients, [None] * len(penalties))",
-        ("tests/modes/test_penalties.py",),
+        ("tests/modes/test_one_of_each.py", "tests/modes/test_penalties.py"),
     ),
     Mutant(
         "sums-numbers-of-a-sample",
         "modes/sums.py",
         "return value / (term.per_row * self.rows)",
         "return value / self.rows",
-        ("tests/modes/test_accumulated.py",),
+        ("tests/modes/test_one_of_each.py", "tests/modes/test_accumulated.py"),
     ),
     Mutant(
         "sums-mean-of-add_loss",
         "modes/sums.py",
         'return {"batch": by_kind(kind, one, share)}',
         'return {"batch": by_kind(kind, one, one)}',
-        ("tests/modes/test_accumulated.py",),
+        ("tests/modes/test_one_of_each.py", "tests/modes/test_accumulated.py"),
     ),
     Mutant(
         "microbatches-a-rest-of-one-sample",
@@ -280,8 +296,8 @@ MUTANTS = (
         "rest > 0, lambda: flat.added_to(totals, first), lambda: totals",
         "rest > 1, lambda: flat.added_to(totals, first), lambda: totals",
         (
+            "tests/modes/test_one_of_each.py",
             "tests/modes/test_accumulation_steps.py",
-            "tests/modes/test_accumulated.py",
         ),
     ),
     Mutant(
@@ -289,14 +305,20 @@ MUTANTS = (
         "modes/microbatches.py",
         "due = waiting.count >= parting.steps",
         "due = waiting.count > parting.steps",
-        ("tests/modes/test_accumulation_steps.py",),
+        (
+            "tests/modes/test_one_of_each.py",
+            "tests/modes/test_accumulation_steps.py",
+        ),
     ),
     Mutant(
         "accumulated-sums-that-stay",
         "modes/accumulated.py",
         "variable.assign(tf.zeros(variable.shape, variable.dtype))",
         "self.count.assign(tf.zeros([], self.count.dtype))",
-        ("tests/modes/test_accumulation_tail.py",),
+        (
+            "tests/modes/test_one_of_each.py",
+            "tests/modes/test_accumulation_tail.py",
+        ),
     ),
     # Privacy.
     Mutant(
@@ -304,7 +326,7 @@ MUTANTS = (
         "privacy/ledger.py",
         "self._join(before.phases, before.mechanism, before.updates)",
         "self._join(before.phases, before.mechanism, 0)",
-        ("tests/privacy/test_training.py", "tests/privacy/test_ledger.py"),
+        ("tests/privacy/test_ledger.py",),
     ),
     Mutant(
         "accounting-missing-root",
@@ -342,28 +364,40 @@ MUTANTS = (
         "influence/attribution.py",
         "return total / np.shape(total)[-1]",
         "return total / np.shape(total)[0]",
-        ("tests/influence/test_scores.py",),
+        (
+            "tests/influence/test_closed_forms.py",
+            "tests/influence/test_scores.py",
+        ),
     ),
     Mutant(
         "hessian-missing-n",
         "influence/hessian.py",
         "total[part] += n * flat(",
         "total[part] += flat(",
-        ("tests/influence/test_scores.py",),
+        (
+            "tests/influence/test_closed_forms.py",
+            "tests/influence/test_scores.py",
+        ),
     ),
     Mutant(
         "value_reader-missing-half",
         "influence/value_reader.py",
         "a - tf.cast(rate * share / 2, a.dtype) * b",
         "a - tf.cast(rate * share, a.dtype) * b",
-        ("tests/influence/test_sample_values.py",),
+        (
+            "tests/influence/test_values_of_one_weight.py",
+            "tests/influence/test_sample_values.py",
+        ),
     ),
     Mutant(
         "kronecker-missing-2-of-a-regulariser",
         "influence/kronecker.py",
         "return 2 * float(regularizer.l2)",
         "return float(regularizer.l2)",
-        ("tests/influence/test_scores.py",),
+        (
+            "tests/influence/test_closed_forms.py",
+            "tests/influence/test_scores.py",
+        ),
     ),
     # Gradient health.
     Mutant(
