@@ -12,7 +12,7 @@ TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-rest test-slow test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
-	test-nightly hunt hunt-proof lint format docs notebooks outputs bench bench-venvs clean
+	test-nightly hunt hunt-proof mutants lint format docs notebooks outputs bench bench-venvs clean
 
 setup: $(READY)
 
@@ -144,6 +144,12 @@ hunt: $(READY)
 # After how many draws the hunt finds faults that are planted on purpose.
 hunt-proof: $(READY)
 	$(BIN)/python -m tests.hunt.proof --workers $(WORKERS)
+
+# Which test finds each wrong line of arithmetic (see tests/mutants.py): a table,
+# of some of them with MUTANTS="name name"; an error where one survives.
+MUTANTS ?=
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

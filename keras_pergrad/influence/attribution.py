@@ -34,7 +34,11 @@ from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,
 )
-from keras_pergrad.keras_internals.models.parts import compiled_loss, entries_of
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    compiled_loss,
+    entries_of,
+)
 
 # Checks of the arguments of `Influence`.
 
@@ -132,20 +136,25 @@ def make_test_batches(model, x, y, sample_weight):
     """
     if is_batched(x):
         dataset = FixedOrderBatches(batches_of(x, y, sample_weight), "x_test")
-        one_by_one = not per_sample.is_mean_over_samples(
-            model, next(iter(dataset))
-        )
+        one_by_one = not _is_mean_over_samples(model, dataset)
         return lambda size: (
             _SingleSampleBatches(dataset) if one_by_one else dataset
         )
 
     def batches(size):
         full_batches = batches_of(x, y, sample_weight, size)
-        if per_sample.is_mean_over_samples(model, next(iter(full_batches))):
+        if _is_mean_over_samples(model, full_batches):
             return full_batches
         return batches_of(x, y, sample_weight, 1)
 
     return batches
+
+
+def _is_mean_over_samples(model, batches):
+    batch = next(iter(batches))
+    # A model that was just compiled has not built its losses.
+    build_symbolically(model, batch)
+    return per_sample.is_mean_over_samples(model, batch)
 
 
 class _SingleSampleBatches:

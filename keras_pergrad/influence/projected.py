@@ -166,15 +166,12 @@ class ProjectedInfluence:
         first_batch = next(iter(self._batches))
         size = self.project(first_batch, 0).shape[1]
         chunk_rows = len(tf.nest.flatten(first_batch[0])[0])
-        metadata = {
-            **metadata,
-            "rows": chunk_rows,
-            "samples": samples,
-            "size": size,
-        }
         settings = {
             **dataclasses.asdict(self._projection),
             "shapes": projected_shapes(self._model),
+            "rows": chunk_rows,
+            "samples": samples,
+            "size": size,
         }
         store = RowsOnDisk(path, {**settings, **metadata})
         missing = set(store.missing(shard))

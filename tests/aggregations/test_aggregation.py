@@ -109,6 +109,13 @@ def test_noise_has_the_stated_deviation(mode):
     assert abs(noise.mean()) < 4 * expected / np.sqrt(noise.size)
 
 
+def test_noise_by_itself():
+    aggregation = kpg.ClippedMean(0.5, noise_multiplier=3.0, seed=1)
+    state = aggregation.make_state()
+    [noise] = aggregation.finish([tf.zeros(10_000)], 4, state)
+    assert np.std(noise) == pytest.approx(3.0 * 0.5 / 4, rel=0.03)
+
+
 def test_noise_is_repeatable_with_a_seed():
     x, y = _data()
     steps = [

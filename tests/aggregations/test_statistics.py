@@ -178,6 +178,20 @@ def test_batches_of_one_have_no_variance(mode):
     )
 
 
+def test_the_spread_of_finite_samples():
+    """Two of three, whose contributions are a third of their gradients."""
+    gradients = np.array([[1.0, 2.0], [3.0, -1.0]])
+    norms = [*np.linalg.norm(gradients, axis=1), np.nan]
+    total = np.square((gradients / 3).sum(0)).sum()
+    norms, total = tf.constant(norms), tf.constant(total)
+    found = statistics.spread(norms, [total], 3)
+    norm, trace, true = _written_out([gradients])
+    np.testing.assert_allclose(found["gradient_norm"], norm, rtol=1e-12)
+    np.testing.assert_allclose(found["gradient_variance"], trace, rtol=1e-12)
+    scale = found["gradient_noise_scale"]
+    np.testing.assert_allclose(scale, [trace, true], rtol=1e-12)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_broken_sample_is_left_out(mode):
     x, y = _data()

@@ -91,6 +91,41 @@ def test_closed_forms_at_lengths_that_differ():
     np.testing.assert_allclose(found @ rows, oracle.cagrad(rows), 1e-5)
 
 
+APART = [[1.0, 0.0], [0.0, 4.0]]
+AGAINST = [[1.0, -0.5], [-0.5, 1.0]]
+#: Of 0, 1/4, 2 and 5/2, of which the first two are nearest to each other.
+ON_A_LINE = np.outer([0, 0.25, 2, 2.5], [0, 0.25, 2, 2.5])
+BY_HAND = [
+    (kpg.UPGrad(), AGAINST, [0.75, 0.75]),
+    (kpg.PCGrad(), AGAINST, [1.5, 1.5]),
+    (kpg.PCGrad(), np.abs(AGAINST), [1, 1]),
+    (kpg.MGDA(), APART, [0.8, 0.2]),
+    (kpg.MGDA(exact=True), APART, [0.8, 0.2]),
+    (kpg.IMTLG(), APART, [2 / 3, 1 / 3]),
+    (kpg.AlignedMTL(), APART, [1 / 2, 1 / 4]),
+    (kpg.AlignedMTL(scale_mode="rmse"), APART, np.sqrt(2.5) / [2, 4]),
+    (kpg.CAGrad(0.0), AGAINST, [0.5, 0.5]),
+    (kpg.CAGrad(1.0), [[1.0, -1.0], [-1.0, 4.0]], [10 / 7, 4 / 7]),
+    (kpg.Krum(1), ON_A_LINE, [1, 0, 0, 0]),
+    (kpg.Krum(0), ON_A_LINE, [0, 1, 0, 0]),
+    (kpg.GeometricMedian(1e-9), np.diag([1.0, 1.0]), [0.5, 0.5]),
+]
+
+
+@pytest.mark.parametrize(("aggregation", "gramian", "weights"), BY_HAND)
+def test_weights_by_hand(aggregation, gramian, weights):
+    gramian = np.array(gramian)
+    found = aggregation.gramian_weights(tf.constant(gramian))
+    np.testing.assert_allclose(found, weights, rtol=1e-3, atol=1e-9)
+    if isinstance(aggregation, (kpg.Krum, kpg.PCGrad)):
+        return  # They count rows, or add up.
+    # A row that is not finite is none, and the weights are those of a mean.
+    broken = np.pad(gramian, (0, 1), constant_values=np.nan)
+    found, finite = aggregation.mean_weights(tf.constant(broken))
+    np.testing.assert_allclose(found, [*(3 * np.array(weights)), 0], rtol=1e-3)
+    assert finite.numpy().tolist() == [True, True, False]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_opposite_gradients_have_weights(dtype):
     gramian = tf.constant([[4.0, -4.0], [-4.0, 4.0]], dtype)

@@ -22,6 +22,18 @@ class Turned(factors.Adapted):
         return self.factor.squared_norms()
 
 
+class Tripled(factors.Adapted):
+    """Each entry three times, by itself."""
+
+    entrywise = True
+
+    def change(self, tensor):
+        return 3 * tensor
+
+    def squared_norms(self):
+        return 9 * self.factor.squared_norms()
+
+
 def drawn(*shape):
     rng = np.random.default_rng(shape)
     return tf.constant(rng.normal(size=(N, *shape)))
@@ -105,6 +117,13 @@ LAYOUTS = {
     "columns of vectors": lambda: factors.Columns(
         [factors.Sum(drawn(3)), factors.Sum(drawn(4))]
     ),
+    "columns of three parts": lambda: factors.Columns(
+        [
+            factors.Full(drawn(3, 2)),
+            factors.Outer(drawn(3), drawn(4)),
+            factors.Full(drawn(3, 3)),
+        ]
+    ),
     "dilated": lambda: _patches(dilation=2),
     "strides": lambda: _patches(strides=2),
     "groups": lambda: _patches(groups=2),
@@ -112,6 +131,11 @@ LAYOUTS = {
     "blocks of many positions": lambda: factors.Blocks(
         drawn(2, 90, 3), drawn(2, 90, 4)
     ),
+    "blocks of one position": lambda: factors.Blocks(
+        drawn(2, 1, 3), drawn(2, 1, 4)
+    ),
+    "tripled": lambda: Tripled(factors.Outer(drawn(4), drawn(6))),
+    "a tripled table": lambda: Tripled(rows(6)),
     "blocks turned": lambda: factors.Blocks(
         drawn(2, 5, 3), drawn(2, 5, 4), [3, 2, 4], [1, 0, 2], [2, 3, 4]
     ),

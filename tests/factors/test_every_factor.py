@@ -48,18 +48,7 @@ def test_there_is_a_case_of_every_class():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_answers_are_those_of_the_gradients(name, monkeypatch):
-    _check_norms_and_sums(name)
-    _check_products_and_squares(name)
-    _check_projections(name, monkeypatch)
-    _check_rotations(name)
-    _check_methods(name)
-    if name in FACTORS:
-        _check_pairs(name)
-        _check_squares_by_chunks(name, monkeypatch)
-
-
-def _check_norms_and_sums(name):
+def test_norms_and_sums(name):
     each = gradients(name)
     assert each.shape[0] == N
     norms = np.square(each).reshape(N, -1).sum(1)
@@ -77,7 +66,8 @@ def _check_norms_and_sums(name):
         np.testing.assert_allclose(found, norms, rtol=1e-10)
 
 
-def _check_products_and_squares(name):
+@pytest.mark.parametrize("name", ALL)
+def test_products_and_squares(name):
     each = gradients(name)
     axes = tuple(range(1, each.ndim))
     direction = np.random.default_rng(7).normal(size=each.shape[1:])
@@ -98,7 +88,8 @@ def _check_products_and_squares(name):
         _assert_close(factor.dot(total), (each * each.sum(0)).sum(axes))
 
 
-def _check_pairs(name):
+@pytest.mark.parametrize("name", FACTORS)
+def test_pairs(name):
     make = ALL[name]
     each = gradients(name).reshape(N, -1)
     others = without_first(make(), 1).materialize()
@@ -127,7 +118,8 @@ def _projection(name, size=6):
     return projection, each.reshape(N, -1) @ matrix(projection)
 
 
-def _check_projections(name, monkeypatch):
+@pytest.mark.parametrize("name", ALL)
+def test_projections(name, monkeypatch):
     for size in SIZES:
         _check_projection(name, size)
     for large in (side._LARGE, 0):
@@ -154,7 +146,8 @@ def matrices_of(each, axes):
     return turned.reshape(len(each), left, -1)
 
 
-def _check_rotations(name):
+@pytest.mark.parametrize("name", ALL)
+def test_rotations(name):
     matrices = matrices_of(gradients(name), SIDES.get(name, ()))
     rng = np.random.default_rng(3)
     left = rng.normal(size=(matrices.shape[1], 3))
@@ -170,7 +163,8 @@ def _check_rotations(name):
             _assert_close(found.materialize(), expected)
 
 
-def _check_squares_by_chunks(name, monkeypatch):
+@pytest.mark.parametrize("name", FACTORS)
+def test_squares_by_chunks(name, monkeypatch):
     right = np.square(gradients(name)).sum(0)
     # Of a sample, of some with a rest, of nearly all.
     for numbers in (1, 20, 60):
@@ -184,7 +178,8 @@ def _squares_by_chunks(make, numbers, monkeypatch):
         return tf.convert_to_tensor(make().sum_of_squares())
 
 
-def _check_methods(name):
+@pytest.mark.parametrize("name", ALL)
+def test_methods(name):
     factor = ALL[name]()
     assert isinstance(factor.chosen_method(), str)
     assert isinstance(factor.sum_method(), str)

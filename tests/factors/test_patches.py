@@ -58,6 +58,23 @@ def test_methods_agree(geometry):
             np.testing.assert_allclose(found, squares, rtol=1e-10)
 
 
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_windows_are_those_of_the_op(size, padding):
+    rng = np.random.default_rng(0)
+    big = tf.constant(rng.normal(size=(1, 7, 2)))
+    kernel = tf.constant(rng.normal(size=(size, 2, 3)))
+    for stride in (1, 2, 3):
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            output = tf.nn.conv1d(big, kernel, stride, padding.upper())
+        small = tf.constant(rng.normal(size=output.shape))
+        right = tape.gradient(output, kernel, small)
+        windows = Windows.of((7,), (size,), (stride,), (1,), padding)
+        found = Patches(big, small, windows, kernel.shape).materialize()
+        np.testing.assert_allclose(found[0], right, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_methods_agree_for_a_kernel_of_one_pixel(groups):
     windows = Windows.of(SIZES, (1, 1), (1, 1), (1, 1), "valid")

@@ -59,7 +59,10 @@ def test_it_is_the_same_on_every_machine():
     """Pinned: stores of projections are read by other processes."""
     projection = factors.Projection((6, 5), 12, seed=(3, 1))
     assert projection.size == 12
-    signs = projection.inputs.matrix(tf.float32).numpy() > 0
+    signs = projection.inputs.matrix(tf.float32).numpy()
+    root = np.sqrt(projection.inputs.size)
+    np.testing.assert_allclose(np.abs(signs), 1 / root, rtol=1e-6)
+    signs = signs > 0
     found = ["".join("-+"[int(sign)] for sign in row) for row in signs]
     assert found == ["-+--", "++-+", "+++-", "++++", "-+++", "++-+"]
     again = factors.Projection([6, 5], 12, seed=[3, 1])

@@ -155,6 +155,22 @@ def test_when_to_stop_is_told(evidence, losses, told):
     assert not told or told in advice[0].text
 
 
+def test_the_scale_of_inputs_that_change_their_sign():
+    """Two samples, of inputs 100 and −100: the mean of gradients is zero."""
+    slope = 3.0  # ‖gradient of the bias‖, in both samples
+    kernel = np.array([1, -1]) * 100 * slope * 2  # of four inputs
+    moments = {
+        "norm": (0.0, slope),
+        "variance": (kernel.var(ddof=1), 0.0),
+    }
+    names = "dense/kernel", "dense/bias"
+    reading = HealthReading(1, 2, {}, moments, names)
+    fit = sound(input_scale=100.0, shapes=((4, 3), (3,)))
+    (one,) = advise([reading], fit)
+    assert one.name == "inputs_not_normalised"
+    assert one.figures["layer_scale"] == pytest.approx(100)
+
+
 # What is noted of a fit.
 
 

@@ -139,6 +139,59 @@ def test_noisy_ends_count_less():
     assert by_slopes == pytest.approx(0, abs=1e-3)
 
 
+def test_alpha_has_no_unit():
+    """Of lengths, such as that of an update four times as long."""
+    losses, loss_noise = (1.0, 0.7), (0.1, 0.3)
+    slopes, slope_noise = np.array([-1.0, -0.2]), np.array([0.5, 0.2])
+    found = [
+        figures.position(
+            length,
+            losses,
+            slopes / length,
+            loss_noise,
+            slope_noise / length**2,
+        )
+        for length in (1.0, 4.0)
+    ]
+    assert found[0] == pytest.approx(found[1])
+    assert -1 < found[0] < 1
+
+
+def test_figures_of_three_samples_by_hand():
+    g = np.array([[1.0, 2.0], [3.0, -1.0], [2.0, 2.0]])
+    mean, squares = g.mean(0), np.square(g).sum(0)
+    off, size = g - mean, np.linalg.norm(mean)
+    ratio = (mean**2 / g.var(0)).mean()
+    seen = figures.Observation(
+        3,
+        ("weight",),
+        np.array([size**2]),
+        np.array([g.var(0, ddof=1).sum()]),
+        squared_norms=np.square(g).sum(1),
+        dots=g @ mean,
+        ratios=figures.ratios([mean], [tf.constant(squares)], 3).numpy(),
+        loss=0.5,
+        learning_rate=0.1,
+    )
+    along = (g @ mean)[:, None] * mean / size**2
+    for ask, square in (
+        (figures.norm_test, np.square(off).sum()),
+        (figures.inner_product_test, np.square(off @ mean / size).sum()),
+        (figures.orthogonality_test, np.square(g - along).sum()),
+    ):
+        (found,) = ask(seen).figures.values()
+        assert found == pytest.approx(np.sqrt(square / 3 / 2) / size)
+    for ask, right in (
+        (figures.cabs, 0.1 * g.var(0).sum() / 0.5),
+        (figures.signal_to_noise, ratio),
+        (figures.stopping_evidence, 1 - 2 * ratio),
+    ):
+        answer = ask(seen)
+        assert [*answer.figures.values()] == pytest.approx([right])
+        for values in answer.by_variable.values():
+            assert list(values) == pytest.approx([right])
+
+
 def test_zero_gradients():
     model, x, y = health_models.mlp()
     figures = reading_of((model, x, model.predict(x, verbose=0))).figures

@@ -155,6 +155,16 @@ def test_how_gradients_are_found_changes_nothing(other, at_once):
     np.testing.assert_allclose(moved(**other), at_once, atol=1e-4)
 
 
+def test_noise_is_added_once():
+    training = private(noise_multiplier=3.0, clip_norm=0.5)
+    aggregation = training.gradient_mode.aggregation
+    state = aggregation.make_state()
+    state.limit.assign(1)
+    [noise] = aggregation.finish([tf.zeros(10_000)], SIZE, state)
+    assert np.std(noise) == pytest.approx(3.0 * 0.5 / SIZE, rel=0.03)
+    assert state.updates == 1
+
+
 def test_noise_of_steps_and_variables_is_independent():
     training = private(noise_multiplier=1.0, clip_norm=1.0)
     state = training.gradient_mode.aggregation.make_state()

@@ -33,6 +33,19 @@ class SavesFirst(callbacks.Callback):
             self.model.save_weights(self.path)
 
 
+def test_it_goes_on_from_the_ledger_before():
+    first, second = private(), private(noise_multiplier=4.0)
+    before, same, other = (
+        training.gradient_mode.aggregation.make_state()
+        for training in (first, first, second)
+    )
+    before.advance("phase_steps", 4)
+    same.go_on_from(before)
+    assert same.spent == ((first.mechanism, 4),)
+    other.go_on_from(before)
+    assert other.spent == ((first.mechanism, 4), (second.mechanism, 0))
+
+
 def test_an_earlier_checkpoint_does_not_turn_it_back(tmp_path):
     training = private()
     net = model(training)
