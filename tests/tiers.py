@@ -25,7 +25,7 @@ import pytest
 BUDGETS = {"quick": 480.0, "rest": 1500.0}
 PRICES = pathlib.Path(__file__).with_name("prices.json")
 #: The price of a test in a file of which nothing is known.
-UNKNOWN = 1.0
+UNKNOWN = 5.0
 _HERE = pathlib.Path(__file__).parent
 _PUBLIC = re.compile(r"\bkpg((?:\.\w+)+)")
 

@@ -96,19 +96,23 @@ AGAINST = [[1.0, -0.5], [-0.5, 1.0]]
 #: Of 0, 1/4, 2 and 5/2, of which the first two are nearest to each other.
 ON_A_LINE = np.outer([0, 0.25, 2, 2.5], [0, 0.25, 2, 2.5])
 BY_HAND = [
-    (kpg.UPGrad(), AGAINST, [0.75, 0.75]),
-    (kpg.PCGrad(), AGAINST, [1.5, 1.5]),
-    (kpg.PCGrad(), np.abs(AGAINST), [1, 1]),
-    (kpg.MGDA(), APART, [0.8, 0.2]),
-    (kpg.MGDA(exact=True), APART, [0.8, 0.2]),
-    (kpg.IMTLG(), APART, [2 / 3, 1 / 3]),
-    (kpg.AlignedMTL(), APART, [1 / 2, 1 / 4]),
-    (kpg.AlignedMTL(scale_mode="rmse"), APART, np.sqrt(2.5) / [2, 4]),
-    (kpg.CAGrad(0.0), AGAINST, [0.5, 0.5]),
-    (kpg.CAGrad(1.0), [[1.0, -1.0], [-1.0, 4.0]], [10 / 7, 4 / 7]),
-    (kpg.Krum(1), ON_A_LINE, [1, 0, 0, 0]),
-    (kpg.Krum(0), ON_A_LINE, [0, 1, 0, 0]),
-    (kpg.GeometricMedian(1e-9), np.diag([1.0, 1.0]), [0.5, 0.5]),
+    (kpg.aggregations.UPGrad(), AGAINST, [0.75, 0.75]),
+    (kpg.aggregations.PCGrad(), AGAINST, [1.5, 1.5]),
+    (kpg.aggregations.PCGrad(), np.abs(AGAINST), [1, 1]),
+    (kpg.aggregations.MGDA(), APART, [0.8, 0.2]),
+    (kpg.aggregations.MGDA(exact=True), APART, [0.8, 0.2]),
+    (kpg.aggregations.IMTLG(), APART, [2 / 3, 1 / 3]),
+    (kpg.aggregations.AlignedMTL(), APART, [1 / 2, 1 / 4]),
+    (
+        kpg.aggregations.AlignedMTL(scale_mode="rmse"),
+        APART,
+        np.sqrt(2.5) / [2, 4],
+    ),
+    (kpg.aggregations.CAGrad(0.0), AGAINST, [0.5, 0.5]),
+    (kpg.aggregations.CAGrad(1.0), [[1.0, -1.0], [-1.0, 4.0]], [10 / 7, 4 / 7]),
+    (kpg.aggregations.Krum(1), ON_A_LINE, [1, 0, 0, 0]),
+    (kpg.aggregations.Krum(0), ON_A_LINE, [0, 1, 0, 0]),
+    (kpg.aggregations.GeometricMedian(1e-9), np.diag([1.0, 1.0]), [0.5, 0.5]),
 ]
 
 
@@ -117,7 +121,9 @@ def test_weights_by_hand(aggregation, gramian, weights):
     gramian = np.array(gramian)
     found = aggregation.gramian_weights(tf.constant(gramian))
     np.testing.assert_allclose(found, weights, rtol=1e-3, atol=1e-9)
-    if isinstance(aggregation, (kpg.Krum, kpg.PCGrad)):
+    if isinstance(
+        aggregation, (kpg.aggregations.Krum, kpg.aggregations.PCGrad)
+    ):
         return  # They count rows, or add up.
     # A row that is not finite is none, and the weights are those of a mean.
     broken = np.pad(gramian, (0, 1), constant_values=np.nan)

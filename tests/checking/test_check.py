@@ -334,7 +334,7 @@ def test_refusals_name_what_came():
         ({"repeats": 0}, "repeats=0"),
         ({"settings": "graph"}, "settings='graph'"),
         ({"settings": ["jax"]}, r"eager.*\['jax'\]"),
-        ({"modes": ["fast"]}, "fast"),
+        ({"gradient_modes": ["fast"]}, "fast"),
         ({"devices": ["GPU:7"]}, "GPU:7"),
         ({"sample_weight": np.ones(len(x) - 1)}, "sample_weight with"),
         ({"sample_weight": np.array(["1"])}, "real numbers.*'1'"),
@@ -399,7 +399,7 @@ def test_the_ten_bits_of_products_on_a_gpu_are_rounding(known, monkeypatch):
     model.compile("sgd", "mse")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 6, 6, 2)), rng.normal(size=(8, 3))
-    how = {"modes": ["batch"], "settings": ["graph"], "repeats": 1}
+    how = {"gradient_modes": ["batch"], "settings": ["graph"], "repeats": 1}
     check = kpg.check_gradients(model, x, y, devices="CPU:0", **how)
     assert check.ok is known
     if known:

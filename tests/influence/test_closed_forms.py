@@ -27,7 +27,7 @@ def test_scores_of_one_unit():
     gradients = 2 * (np.array(model(x)) - y) * rows
     right = gradients @ np.linalg.solve(hessian, gradients.T) / n
     for curvature in ("exact", "ekfac"):
-        influence = kpg.Influence(
+        influence = kpg.influence.Influence(
             model,
             x,
             y,

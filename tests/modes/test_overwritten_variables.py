@@ -154,7 +154,7 @@ def test_check_gradients_leaves_them_out():
     outputs = keras.layers.Dense(3)(Largest(name="largest")(inputs))
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
-    how = {"modes": ["vectorized", "accumulated"], "repeats": 1}
+    how = {"gradient_modes": ["vectorized", "accumulated"], "repeats": 1}
     found = kpg.check_gradients(model, X, Y, settings=("graph",), **how)
     assert found.ok
     assert not found.refused
@@ -168,7 +168,11 @@ def test_check_gradients_cannot_tell_in_float8():
     model = keras.Model(inputs, dense(inputs))
     dense.quantize("float8")
     model.compile("sgd", "mse")
-    how = {"modes": ["vectorized"], "repeats": 1, "settings": ("graph",)}
+    how = {
+        "gradient_modes": ["vectorized"],
+        "repeats": 1,
+        "settings": ("graph",),
+    }
     found = kpg.check_gradients(model, X, Y, **how)
     assert [row.verdict for row in found.rows] == ["cannot tell"]
     assert "and 5 more are overwritten" in found.notes[0]

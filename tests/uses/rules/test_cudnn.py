@@ -129,7 +129,7 @@ def test_the_check_runs_the_loop_as_its_reference(gpu, use_cudnn):
     model.compile("sgd", "mse", jit_compile=False)
     x = [normal(5, 4, 2), MASKS]
     gpu.clear()
-    how = {"modes": ["batch", "vectorized"], "settings": ["graph"]}
+    how = {"gradient_modes": ["batch", "vectorized"], "settings": ["graph"]}
     check = kpg.check_gradients(
         model, x, normal(5, 12), repeats=1, devices="CPU:0", **how
     )
