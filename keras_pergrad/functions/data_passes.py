@@ -18,7 +18,10 @@ from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,
 )
-from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    require_inputs,
+)
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     preserve_random_state,
@@ -98,6 +101,7 @@ def with_progress(batches, verbose):
 
 def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
     """Run a function, traced once for each key, on a batch."""
+    require_inputs(model, batch[0])
     with preserve_random_state():
         build_for_gradients(model, batch, build or build_symbolically)
         # The trace is kept for as long as the model lives.
@@ -105,6 +109,13 @@ def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
         try:
             with out_of_scope(), traced_functions():
                 return run_and_restore(function, *batch, *extra_tensors)
+        except tf.errors.UnimplementedError as error:
+            if any(t.dtype == tf.string for t in tf.nest.flatten(batch[1])):
+                raise ValueError(
+                    "`y` expected numbers. Received: text. Number the "
+                    "classes: y = numpy.unique(y, return_inverse=True)[1]"
+                ) from error
+            raise
         except ValueError as error:
             if training and mixes_in_training_only(model, error):
                 raise ValueError(f"{error}{NOT_IN_TRAINING}") from error

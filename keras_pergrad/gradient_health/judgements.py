@@ -342,6 +342,8 @@ def batch_size(readings, fit):
     scale, size = noise_scale(readings), fit.batch_size
     if scale is None or not size:
         return []
+    if scale < 1:
+        return _samples_agree(scale)
     samples, updates = 1 + size / scale, 1 + scale / size
     advised = largest_batch_within(scale)
     if samples <= MAX_COST_RATIO and updates <= MAX_COST_RATIO**2:
@@ -363,6 +365,22 @@ def batch_size(readings, fit):
                 "batch_size": size,
                 "advised_batch_size": advised,
             },
+            is_fault=False,
+        )
+    ]
+
+
+def _samples_agree(scale):
+    # Fewer samples than one cannot be advised, and the size is not the cause.
+    return [
+        HealthAdvice(
+            "samples_agree",
+            "The gradients of all samples are nearly the same (a noise scale "
+            f"of {scale:.2g} samples): the updates learn one constant, such as "
+            "the mean of targets that are far from 0. Scale the targets to "
+            "mean 0 and variance 1, or begin with their mean as the last "
+            "layer's bias.",
+            {"noise_scale": scale},
             is_fault=False,
         )
     ]

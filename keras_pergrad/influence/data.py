@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import zlib
+from typing import Any
 
 import keras
 import numpy as np
@@ -159,7 +160,8 @@ def model_checksum(model):
 
 def _config_of(part):
     try:
-        return keras.saving.serialize_keras_object(part)["config"]
+        saved: Any = keras.saving.serialize_keras_object(part)
+        return saved["config"]
     except (NotImplementedError, TypeError, ValueError, KeyError):
         return None  # A class of the user's that cannot be saved.
 

@@ -485,3 +485,31 @@ def test_norms_of_many_samples_go_in_passes(monkeypatch):
     sums = compiled(keras.losses.MeanSquaredError(reduction="sum"))
     kpg.per_sample_norms(sums, x, y, verbose=0)
     assert 300 in seen
+
+
+def _classifier():
+    inputs = keras.Input((10,))
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, gradient_mode="vectorized")
+    return model
+
+
+def test_what_is_no_batch_of_the_models_inputs_is_refused():
+    model, x, y = _classifier(), np.ones((6, 10), "float32"), np.arange(6) % 3
+    kpg.per_sample_norms(model, x, y)  # Later calls may be traced for any size.
+    for function in (kpg.per_sample_norms, kpg.gradient_statistics):
+        with pytest.raises(ValueError, match=r"\(None, 10\). Received: \(6, 5"):
+            function(model, x[:, :5], y)
+    singles = tf.data.Dataset.from_tensor_slices((x, y))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"of one sample. Batch the data set"):
+        model.fit(singles, verbose=0, shuffle=False)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_classes_as_text_are_refused_with_the_way_out():
+    model, x = _classifier(), np.ones((6, 10), "float32")
+    with pytest.raises(ValueError, match=r"Number the classes: y = numpy"):
+        kpg.per_sample_norms(model, x, np.array(["a", "b", "c"] * 2))

@@ -135,6 +135,14 @@ def test_a_batch_far_from_the_noise_scale_is_told(size, expected):
         assert f"rate by {16 / size:.2g}" in advice[0].text
 
 
+def test_no_batch_is_advised_where_all_samples_agree():
+    """As with targets far from 0: batches of one sample would help nobody."""
+    (one,) = advise(made(100.0), sound(batch_size=64, optimizer="Adam"))
+    assert one.name == "samples_agree"
+    assert "0.64 samples" in one.text
+    assert "atches" not in one.text
+
+
 def test_the_rate_of_adam_goes_with_the_root():
     (one,) = advise(made(1.0), sound(batch_size=256, optimizer="Adam"))
     assert "rate by 0.25." in one.text

@@ -22,6 +22,7 @@ from keras_pergrad.keras_internals.models.parts import (
     compute_loss,
     inner_layers,
     layers_of,
+    require_inputs,
     symbolic_outputs,
     trace_symbolically,
 )
@@ -72,6 +73,7 @@ def _outside_trace():
 
 def _build_losses(model, x, y, sample_weight):
     """Build metrics and loss without calling the model; return success."""
+    require_inputs(model, x)
     if not all(layer.built for layer in layers_of(model)):
         return False
     if type(model).call is not Functional.call:

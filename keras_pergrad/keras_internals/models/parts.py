@@ -141,6 +141,35 @@ def own_losses(layer):
     return layer._get_own_losses()
 
 
+def require_inputs(model, x):
+    """Refuse single samples, and arrays of other shapes than the inputs have.
+
+    Keras does, too. But what is traced for unknown sizes comes to the proof
+    first, which would say that no sizes fit.
+    """
+    expected = getattr(model, "inputs", None) or ()
+    tensors = () if isinstance(x, dict) else tf.nest.flatten(x)
+    for tensor, wanted in zip(tensors, expected):
+        shape = getattr(tensor, "shape", None)
+        if shape is None or tf.TensorShape(shape).rank is None:
+            continue
+        shape, wanted = tf.TensorShape(shape), tf.TensorShape(wanted.shape)
+        is_sample = shape.is_compatible_with(wanted[1:])
+        # Keras adds a last axis of one itself: it takes (n,) for (n, 1).
+        if is_sample and wanted.rank > 1 and wanted[-1] != 1:
+            raise ValueError(
+                f"Model {model.name!r} expected batches of samples, of shape "
+                f"{tuple(wanted)}. Received: the shape {tuple(shape)} of one "
+                "sample. Batch the data set, dataset.batch(32), or give an "
+                "array with one more axis in front."
+            )
+        if shape.rank == wanted.rank and not shape.is_compatible_with(wanted):
+            raise ValueError(
+                f"Model {model.name!r} expected inputs of shape "
+                f"{tuple(wanted)}. Received: {tuple(shape)}"
+            )
+
+
 def build_symbolically(model, batch):
     """Build a compiled model, its loss and its metrics without running it."""
     model._symbolic_build(data_batch=batch)
