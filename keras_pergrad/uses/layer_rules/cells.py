@@ -41,12 +41,30 @@ def _activate(activation, z):
 
 
 class Cell:
-    """One recurrent cell of Keras."""
+    """One recurrent cell of Keras.
 
-    def __init__(self, cell):
+    Dropout masks are the same for all steps. There is one for all gates or,
+    if the cell computes each gate by itself, one for each.
+
+    Attributes:
+        input_masks, state_masks: lists of them, or None: nothing is dropped.
+    """
+
+    def __init__(self, cell, training=False):
         self.cell = cell
         self.kernel = self._value(cell.recurrent_kernel)
         self.transposed = tf.transpose(self.kernel)
+        self.input_masks = self.state_masks = None
+        # Keras has drawn them before the loop.
+        if training and 0 < cell.dropout < 1:
+            self.input_masks = self._masks(cell.get_dropout_mask(None))
+        if training and 0 < cell.recurrent_dropout < 1:
+            masks = cell.get_recurrent_dropout_mask(None)
+            self.state_masks = self._masks(masks)
+
+    def _masks(self, masks):
+        masks = masks if isinstance(masks, list) else [masks]
+        return [self.to_channels_last(mask) for mask in masks]
 
     def _value(self, variable):
         value = tf.convert_to_tensor(variable)
@@ -65,21 +83,40 @@ class Cell:
 
     def state_product(self, h):
         """Return what the state adds to a step."""
-        return tf.matmul(h, self.kernel)
+        return _multiply(_dropped(h, self.state_masks), self.kernel)
 
     def state_gradient(self, dz):
         """Return the gradient of the state for that of `state_product`."""
-        return tf.matmul(dz, self.transposed)
+        if not self.state_masks:
+            return tf.matmul(dz, self.transposed)
+        masks = self.state_masks
+        gradients = zip(
+            tf.split(dz, len(masks), -1),
+            tf.split(self.transposed, len(masks), 0),
+            masks,
+        )
+        return tf.add_n(
+            [_apply_mask(tf.matmul(d, kernel), m) for d, kernel, m in gradients]
+        )
 
     def kernel_inputs(self, inputs, hidden):
-        """Return the inputs of the kernel and of the recurrent kernel."""
-        return inputs, hidden
+        """Return the inputs of the kernel and of the recurrent kernel.
+
+        Both are lists: one for all gates, or one for each gate.
+        """
+        return (
+            _dropped(inputs, self.input_masks),
+            _dropped(hidden, self.state_masks),
+        )
 
     def project(self, inputs):
         """Return Z, (n, t, gates): what the inputs add to each step."""
         kernel = self._value(self.cell.kernel)
-        flat = tf.reshape(inputs, [-1, inputs.shape[-1]])
-        z = tf.matmul(flat, kernel)
+        frames = [
+            tf.reshape(t, [-1, inputs.shape[-1]])
+            for t in _dropped(inputs, self.input_masks)
+        ]
+        z = _multiply(frames, kernel)
         bias = self.input_bias()
         if bias is not None:
             z += self._value(bias)
@@ -100,11 +137,44 @@ class Cell:
         raise NotImplementedError
 
     def gradients(self, inputs, hidden, extras, dz):
-        """Yield (variable, factor); `hidden` is h before each step, (n,t,u)."""
-        yield self.cell.kernel, Outer(inputs, dz)
-        yield self.cell.recurrent_kernel, Outer(hidden, dz)
+        """Yield (variable, factor); `hidden` is h before each step, (n,t,u).
+
+        `inputs` and `hidden` are those of `kernel_inputs`.
+        """
+        yield self.cell.kernel, _outer(inputs, dz)
+        yield self.cell.recurrent_kernel, _outer(hidden, dz)
         if self.cell.use_bias:
             yield self.cell.bias, Sum(dz)
+
+
+def _apply_mask(tensor, mask):
+    """Return a tensor times a mask (n, ..., u), the same for all steps."""
+    if mask is None:
+        return tensor
+    if tensor.shape.rank > mask.shape.rank:
+        mask = mask[:, None]
+    return tensor * tf.cast(mask, tensor.dtype)
+
+
+def _dropped(tensor, masks):
+    """Return a tensor times each mask, or as it is, in a list."""
+    return [_apply_mask(tensor, mask) for mask in masks or [None]]
+
+
+def _multiply(tensors, kernel):
+    """Return tensors times the gates' parts of a kernel, or one times all."""
+    if len(tensors) == 1:
+        return tf.matmul(tensors[0], kernel)
+    kernels = tf.split(kernel, len(tensors), -1)
+    return tf.concat([tf.matmul(t, k) for t, k in zip(tensors, kernels)], -1)
+
+
+def _outer(inputs, dz):
+    """Return the factor of a kernel: of all gates, or of each in columns."""
+    if len(inputs) == 1:
+        return Outer(inputs[0], dz)
+    gates = tf.split(dz, len(inputs), -1)
+    return Columns([Outer(x, d) for x, d in zip(inputs, gates)])
 
 
 class Simple(Cell):
@@ -152,8 +222,8 @@ class Gru(Cell):
     def activations(self):
         return [self.cell.activation, self.cell.recurrent_activation]
 
-    def __init__(self, cell):
-        super().__init__(cell)
+    def __init__(self, cell, training=False):
+        super().__init__(cell, training)
         self.bias = None
         if cell.use_bias:
             self.bias = self._value(cell.bias)[1]
@@ -191,12 +261,12 @@ class Gru(Cell):
         return tf.concat([*d_gates, d_new], 1), [d_state]
 
     def gradients(self, inputs, hidden, extras, dz):
-        units = hidden.shape[-1]
+        units = self.cell.units
         inner = tf.concat(
             [dz[..., : 2 * units], dz[..., 2 * units :] * extras[0]], -1
         )
-        yield self.cell.kernel, Outer(inputs, dz)
-        yield self.cell.recurrent_kernel, Outer(hidden, inner)
+        yield self.cell.kernel, _outer(inputs, dz)
+        yield self.cell.recurrent_kernel, _outer(hidden, inner)
         if self.cell.use_bias:
             sums = [tf.reduce_sum(d, 1) for d in (dz, inner)]
             yield self.cell.bias, Full(tf.stack(sums, 1))
@@ -208,24 +278,29 @@ class GruResetBefore(Cell):
     def activations(self):
         return [self.cell.activation, self.cell.recurrent_activation]
 
-    def __init__(self, cell):
-        super().__init__(cell)
+    def __init__(self, cell, training=False):
+        super().__init__(cell, training)
         units = cell.units
         self.gate_kernel = self.kernel[:, : 2 * units]
         self.new = self.kernel[:, 2 * units :]
+        self.gate_masks = self.new_mask = None
+        if self.state_masks:
+            *self.gate_masks, self.new_mask = self.state_masks
 
     def forward(self, z, states):
         (h,) = states
         main, gate = self.activations()
         x_z, x_r, x_h = tf.split(z, 3, 1)
-        h_z, h_r = tf.split(tf.matmul(h, self.gate_kernel), 2, 1)
+        gates = _multiply(_dropped(h, self.gate_masks), self.gate_kernel)
+        h_z, h_r = tf.split(gates, 2, 1)
         update, d_update = _activate(gate, x_z + h_z)
         reset, d_reset = _activate(gate, x_r + h_r)
-        reset_h = reset * h
+        new_h = _apply_mask(h, self.new_mask)
+        reset_h = reset * new_h
         new, d_new = _activate(main, x_h + tf.matmul(reset_h, self.new))
         saved = [
             d_update(h - new),
-            d_reset(h),
+            d_reset(new_h),
             d_new(1 - update),
             update,
             reset,
@@ -237,18 +312,31 @@ class GruResetBefore(Cell):
         (dh,) = d_states
         d_new = dh * to_h
         d_reset_h = tf.matmul(d_new, self.new, transpose_b=True)
-        d_gates = tf.concat([dh * to_z, d_reset_h * to_r], 1)
-        d_state = dh * update + d_reset_h * reset
-        d_state += tf.matmul(d_gates, self.gate_kernel, transpose_b=True)
-        return tf.concat([d_gates, d_new], 1), [d_state]
+        d_gates = [dh * to_z, d_reset_h * to_r]
+        d_state = dh * update + _apply_mask(d_reset_h * reset, self.new_mask)
+        if self.gate_masks is None:
+            d_both = tf.concat(d_gates, 1)
+            d_state += tf.matmul(d_both, self.gate_kernel, transpose_b=True)
+        else:
+            kernels = tf.split(self.gate_kernel, 2, 1)
+            for d, kernel, mask in zip(d_gates, kernels, self.gate_masks):
+                d = tf.matmul(d, kernel, transpose_b=True)
+                d_state += _apply_mask(d, mask)
+        return tf.concat([*d_gates, d_new], 1), [d_state]
+
+    def kernel_inputs(self, inputs, hidden):
+        # The third gate's input is `reset_h`.
+        return (
+            _dropped(inputs, self.input_masks),
+            _dropped(hidden, self.gate_masks),
+        )
 
     def gradients(self, inputs, hidden, extras, dz):
-        units = hidden.shape[-1]
-        parts = [
-            Outer(hidden, dz[..., : 2 * units]),
-            Outer(extras[0], dz[..., 2 * units :]),
-        ]
-        yield self.cell.kernel, Outer(inputs, dz)
+        units = self.cell.units
+        gates = tf.split(dz[..., : 2 * units], len(hidden), -1)
+        parts = [Outer(h, d) for h, d in zip(hidden, gates)]
+        parts.append(Outer(extras[0], dz[..., 2 * units :]))
+        yield self.cell.kernel, _outer(inputs, dz)
         yield self.cell.recurrent_kernel, Columns(parts)
         if self.cell.use_bias:
             yield self.cell.bias, Sum(dz)
@@ -262,19 +350,6 @@ class GruResetBefore(Cell):
 
 class ConvLstm(Lstm):
     """i, f, g, o from z + h∗U; n sample, t step, p pixel, u filter."""
-
-    def __init__(self, cell, training=False):
-        super().__init__(cell)
-        self.input_masks = self.state_masks = None
-        # Keras has drawn them before the loop.
-        if training and 0 < cell.dropout < 1:
-            self.input_masks = self._masks(cell.get_dropout_mask(None))
-        if training and 0 < cell.recurrent_dropout < 1:
-            masks = cell.get_recurrent_dropout_mask(None)
-            self.state_masks = self._masks(masks)
-
-    def _masks(self, masks):
-        return [self.to_channels_last(mask) for mask in masks]
 
     def to_channels_last(self, tensor):
         if self.cell.data_format == "channels_last":
@@ -292,9 +367,7 @@ class ConvLstm(Lstm):
         return tf.transpose(tensor, order)
 
     def project(self, inputs):
-        frames = [
-            _apply_mask(inputs, mask) for mask in self.input_masks or [None]
-        ]
+        frames = _dropped(inputs, self.input_masks)
         z = self._convolve(
             [tf.reshape(t, [-1, *t.shape[2:]]) for t in frames],
             self._value(self.cell.kernel),
@@ -310,7 +383,7 @@ class ConvLstm(Lstm):
         return tf.ensure_shape(z, [*inputs.shape[:2], *z.shape[2:]])
 
     def state_product(self, h):
-        masked = [_apply_mask(h, mask) for mask in self.state_masks or [None]]
+        masked = _dropped(h, self.state_masks)
         return self._convolve(masked, self.kernel, padding="SAME")
 
     def state_gradient(self, dz):
@@ -332,16 +405,6 @@ class ConvLstm(Lstm):
         ]
         return tf.concat(outputs, -1)
 
-    def kernel_inputs(self, inputs, hidden):
-        """Return both as lists: one for all gates, or one for each gate."""
-        return tuple(
-            [_apply_mask(t, mask) for mask in masks or [None]]
-            for t, masks in (
-                (inputs, self.input_masks),
-                (hidden, self.state_masks),
-            )
-        )
-
     def gradients(self, inputs, hidden, extras, dz):
         cell = self.cell
         geometry = cell.strides, cell.dilation_rate, cell.padding
@@ -355,15 +418,6 @@ class ConvLstm(Lstm):
         )
         if cell.use_bias:
             yield cell.bias, Sum(dz)
-
-
-def _apply_mask(tensor, mask):
-    """Return a tensor times a mask (n, p, u), the same for all steps."""
-    if mask is None:
-        return tensor
-    if tensor.shape.rank > mask.shape.rank:
-        mask = mask[:, None]
-    return tensor * tf.cast(mask, tensor.dtype)
 
 
 def _kernel_factor(inputs, dz, kernel, strides, dilation, padding):

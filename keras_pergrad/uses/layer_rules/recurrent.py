@@ -151,11 +151,9 @@ _LAYERS = (
 
 def _make_cell(layer, training=False):
     cell_class = _CELLS[type(layer.cell)]
-    if cell_class is ConvLstm:
-        return ConvLstm(layer.cell, training)
     if cell_class is cells.Gru and not layer.cell.reset_after:
         cell_class = cells.GruResetBefore
-    return cell_class(layer.cell)
+    return cell_class(layer.cell, training)
 
 
 def _unsupported(layer, *args, training=None, **kwargs):
@@ -164,9 +162,8 @@ def _unsupported(layer, *args, training=None, **kwargs):
         return f"its cell is a {type(cell).__name__}"
     if type(layer).inner_loop not in {c.inner_loop for c in _LAYERS}:
         return "it has an inner loop of its own"
-    dropout = cell.dropout or cell.recurrent_dropout
-    if training and dropout and type(cell) is not ConvLSTMCell:
-        return "dropout inside the recurrence"
+    if training and 1 in (cell.dropout, cell.recurrent_dropout):
+        return "its dropout leaves nothing"
     activations = [cell.activation]
     activations += [getattr(cell, "recurrent_activation", cell.activation)]
     if not all(map(cells.is_elementwise, activations)):

@@ -149,6 +149,50 @@ def test_dropout_in_training_is_the_batchs_own(name):
     assert_draws_of_the_batch(model, normal(3, 4, 2), normal(3, 2))
 
 
+def _drop_the_same(cell, monkeypatch):
+    """Let a cell drop the same of each sample, at each call."""
+    count = getattr(cell, "dropout_mask_count", None)
+
+    def masks(step_input, rate):
+        shape = [count or 1, *step_input.shape[1:]]
+        drawn = np.random.default_rng(len(shape)).random(shape) > rate
+        ones = tf.ones_like(step_input)
+        each = [
+            tf.constant(row, ones.dtype) * ones for row in drawn / (1 - rate)
+        ]
+        return each if count else each[0]
+
+    monkeypatch.setattr(cell, "_create_dropout_mask", masks)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {"dropout": 0.4},
+        {"recurrent_dropout": 0.4},
+        {"dropout": 0.3, "recurrent_dropout": 0.4},
+    ],
+    ids=["inputs", "states", "both"],
+)
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (layers.SimpleRNN, {}),
+        (layers.LSTM, {}),
+        (layers.LSTM, {"implementation": 1, "use_cudnn": False}),
+        (layers.GRU, {}),
+        (layers.GRU, {"reset_after": False}),
+    ],
+)
+def test_dropout_is_exact_by_the_rule(cls, settings, rates, monkeypatch):
+    """Against single samples, with the same masks for every sample."""
+    layer = cls(3, return_sequences=True, seed=3, **settings, **rates)
+    model = stack((4, 2), layers.Dense(3), layer)
+    _drop_the_same(layer.cell, monkeypatch)
+    assert_exact(model, normal(3, 4, 2), training=True)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("cell", [layers.LSTMCell, layers.GRUCell])
 def test_a_known_cell_in_a_plain_rnn_is_exact(cell):
