@@ -120,16 +120,16 @@ class GradientVariance(keras.callbacks.Callback):
         trackers: `kpg.trackers` that each reading is written to.
 
     Attributes:
-        readings: one `results.HealthReading` per measurement of the last
+        readings: one `runs.HealthReading` per measurement of the last
             `fit`.
         advice: with instruments, what the last `fit` advises: a list of
-            `results.HealthAdvice`, faults first.
+            `callbacks.HealthAdvice`, faults first.
         measurements: one `BatchGradient` per measurement of the last `fit`,
             without the gradient itself. Its `norms`, `variances`,
             `noise_scales`, `snrs` and `repeat_deviations` have one value per
             variable, in the order of `model.trainable_variables`.
         steps: the number of updates before each of them.
-        conflicts: with `by_task`, one `results.TaskConflicts` per measurement
+        conflicts: with `by_task`, one `callbacks.TaskConflicts` per measurement
             of the last `fit`; `conflict_table()` says where tasks conflict.
         messages: what was printed.
         run_directory: where the last run was written, or None.

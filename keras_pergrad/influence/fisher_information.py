@@ -128,9 +128,8 @@ class FisherStatistic:
         if not self.sampled:
             labels_by_output = self._labels(y, y_pred)
         parts = []
-        for k, (family, output) in enumerate(
-            zip(self.likelihoods or (), outputs)
-        ):
+        families = zip(self.likelihoods or (), outputs)
+        for k, (family, output) in enumerate(families):
             if family is None:
                 continue
             labels = labels_by_output[k]
@@ -445,7 +444,7 @@ def fisher(
         training: whether layers such as Dropout act as in training.
 
     Returns:
-        A `results.DiagonalFisher` or `results.KroneckerFisher`.
+        A `DiagonalFisher` or a `KroneckerFisher`.
 
     Raises:
         ValueError: an argument is none of those above; the loss has no known
@@ -471,18 +470,14 @@ def fisher(
     if labels == "data":
         draws = 1
     totals, count, weight_sum, statistic = None, 0, 0.0, None
+    general = FisherStatistic(kind, None, labels == "sampled", training)
     batches = batches_of(x, y, sample_weight, batch_size)
     for number, batch in enumerate(with_progress(batches, verbose)):
         batch, weights = _checked_batch(model, batch, labels)
         for draw in range(draws):
             key = tf.constant([seed, number * draws + draw], tf.int64)
             if statistic is None:
-                statistic, sums = _first_sums(
-                    model,
-                    batch,
-                    key,
-                    FisherStatistic(kind, None, labels == "sampled", training),
-                )
+                statistic, sums = _first_sums(model, batch, key, general)
             else:
                 sums = compute_sums(statistic, model, batch, key)
             require_finite(model, sums, count, len(weights))

@@ -34,7 +34,6 @@ from keras_pergrad.keras_internals.models.parts import (
     require_variables,
 )
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.replicas import replicas as replica_metrics
 from keras_pergrad.keras_internals.replicas import replicas as strategies
 from keras_pergrad.keras_internals.replicas.hooks import (
     FitHooks,
@@ -474,7 +473,7 @@ class PerGradModel(FitHooks, keras.Model):
         if not replicas.has_several_replicas():
             return self.compute_metrics(*batch)
         variables = self.metrics_variables
-        replica_metrics.update(variables, lambda: self.compute_metrics(*batch))
+        replicas.update(variables, lambda: self.compute_metrics(*batch))
         return self.get_metrics_result()
 
     def _logs_of_epoch(self, logs, otherwise):

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common import refusal_messages
+from keras_pergrad.common import refusal_messages as messages
 from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
     first_tensor,
@@ -40,7 +40,6 @@ from keras_pergrad.keras_internals.models.parts import (
     set_mask,
 )
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.replicas import replicas as replica_metrics
 from keras_pergrad.keras_internals.tensorflow.settings import traced_once
 
 
@@ -102,9 +101,7 @@ class MicrobatchSums:
             self.model.compute_metrics(x, y, y_pred, sample_weight)
 
         if self.several:
-            return replica_metrics.additions(
-                self.model.metrics_variables, update
-            )
+            return replicas.additions(self.model.metrics_variables, update)
         update()
         return None
 
@@ -215,7 +212,7 @@ class MicrobatchSums:
         # A replica without samples adds zeros, where its means are NaN.
         sums = replicas.zero_without_samples(self.count, sums)
         metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
-        replica_metrics.add(self.model.metrics_variables, metrics or ())
+        replicas.add(self.model.metrics_variables, metrics or ())
         if norms is not None:
             norms = replicas.gather_rows(norms)
         return {**replicas.sum_over_replicas(sums), "norms": norms}
@@ -251,7 +248,7 @@ class MicrobatchSums:
             with fractions.tracking_where_present(losses, self.rows > 0):
                 fractions.track(losses, values, self.static_rows)
 
-        replica_metrics.update(self.model.metrics_variables, track)
+        replicas.update(self.model.metrics_variables, track)
         loss = regularization_loss(self.variables) + totals["added"]
         for value, term in zip(values, self.terms):
             loss += times(value, term.loss_weight)
@@ -430,19 +427,15 @@ class WeightedSums(MicrobatchSums):
             return
         for term in terms:
             if term.kind == fractions.DATA and term.per_row is None:
-                raise ValueError(
-                    refusal_messages.unknown_loss_length(term.name)
-                )
+                raise ValueError(messages.unknown_loss_length(term.name))
             if term.kind != fractions.ROWS:
-                raise ValueError(refusal_messages.unknown_divisor(term.name))
-        value_counts = [t.per_row for t in terms]
-        previous_counts = self.model.gradient_state.values_per_sample(
-            value_counts
-        )
-        for term, old, new in zip(terms, previous_counts, value_counts):
+                raise ValueError(messages.unknown_divisor(term.name))
+        counts = [t.per_row for t in terms]
+        previous = self.model.gradient_state.values_per_sample(counts)
+        for term, old, new in zip(terms, previous, counts):
             if old != new:
                 raise ValueError(
-                    refusal_messages.changed_loss_length(term.name, old, new)
+                    messages.changed_loss_length(term.name, old, new)
                 )
 
     def __call__(self, x, y, sample_weight, index):
@@ -542,6 +535,6 @@ def _without_padding(term, padded):
 
 def _require_mean(kind):
     """Raise where a term of `add_loss` is a sum; return the kind otherwise."""
-    check = tf.debugging.Assert(kind < 0.5, [refusal_messages.SUM_OVER_STEPS])
+    check = tf.debugging.Assert(kind < 0.5, [messages.SUM_OVER_STEPS])
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(kind)

@@ -190,7 +190,7 @@ class RunWriter:
             variances: of each variable's gradients, (V,), or None.
             variable_sketches: (V, R).
             sketch: (S,).
-            reading: a `results.HealthReading`, or None.
+            reading: a `HealthReading`, or None.
 
         Raises:
             OSError: the record could not be written; the earlier ones stay.

@@ -197,7 +197,7 @@ class Run:
 
     @property
     def readings(self):
-        """The `results.HealthReading` of each record that has one, a list."""
+        """The `HealthReading` of each record that has one, a list."""
         return [
             unpack_reading(r)
             for r in self._read_column("reading")

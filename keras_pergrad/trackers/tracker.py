@@ -35,7 +35,7 @@ class Tracker:
         """Write a measurement.
 
         Args:
-            reading: a `results.HealthReading`; its `step` counts the
+            reading: a `runs.HealthReading`; its `step` counts the
                 optimizer's updates, so a `fit` that resumes goes on with it.
         """
 
@@ -43,7 +43,7 @@ class Tracker:
         """Take what a `fit` that ran to its end advises; `end` follows.
 
         Args:
-            advice: a list of `results.HealthAdvice`, which may be empty. It
+            advice: a list of `callbacks.HealthAdvice`, which may be empty. It
                 is not called where none can be given: without instruments,
                 with `source="training"`, and in `runs.export`.
         """
@@ -62,7 +62,7 @@ class Tracker:
         """Return the numbers of a reading by name, without undefined ones.
 
         Args:
-            reading: a `results.HealthReading`.
+            reading: a `runs.HealthReading`.
 
         Returns:
             A dict of the figures by their names in the logs, and of those of

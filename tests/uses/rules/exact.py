@@ -130,7 +130,10 @@ def assert_exact(
         else:
             found = concrete(*tf.nest.flatten((first, tf.constant(weights))))
         _assert_found(found, model, *first, weights, questions, training)
-    assert slow == set(one_by_one)
+    assert slow == set(one_by_one), (
+        f"differentiated one by one: {sorted(slow)}; expected: "
+        f"{sorted(one_by_one)}. An op that has a rule now moves to LAYERS"
+    )
 
 
 def _assert_found(found, model, x, y, weights, questions, training):
