@@ -108,9 +108,10 @@ class ClippedMean(Aggregation):
             )
         self.per = per
         if expected_batch_size is not None:
-            positive_number(
+            size = positive_number(
                 "expected_batch_size", expected_batch_size, " or None"
             )
+            expected_batch_size = int(size) if size.is_integer() else size
         self.expected_batch_size = expected_batch_size
         # A schedule counts as true, even where its value is 0 at times.
         #: Whether noise is added at some step.

@@ -5,6 +5,7 @@ It needs no TensorFlow: comparisons of runs and `doctor` do without.
 
 import hashlib
 import math
+import numbers
 import operator
 import re
 
@@ -12,8 +13,8 @@ import numpy as np
 
 
 def is_number(value):
-    """Whether it is an int or a float, and not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether it is a real number, of NumPy, too, and not a bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def seed_or_none(value):

@@ -354,3 +354,15 @@ def test_check_gradients_knows_groups():
         net, X[:4], Y[:4], gradient_modes=net.gradient_mode, devices=["CPU:0"]
     )
     assert "Yes" in str(found)
+
+
+def test_numbers_of_numpy_are_taken():
+    one = kpg.ClippedMean(
+        np.float32(1.5),
+        noise_multiplier=np.float64(0.5),
+        expected_batch_size=np.int64(8),
+    )
+    assert one.get_config()["clip_norm"] == 1.5
+    assert type(one.expected_batch_size) is int
+    with pytest.raises(ValueError, match="`clip_norm` must be a positive"):
+        kpg.ClippedMean(np.bool_(True))
