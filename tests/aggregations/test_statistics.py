@@ -184,7 +184,7 @@ def test_the_spread_of_finite_samples():
     norms = [*np.linalg.norm(gradients, axis=1), np.nan]
     total = np.square((gradients / 3).sum(0)).sum()
     norms, total = tf.constant(norms), tf.constant(total)
-    found = statistics.spread(norms, [total], 3)
+    found = statistics.spread_statistics(norms, [total], 3)
     norm, trace, true = _written_out([gradients])
     np.testing.assert_allclose(found["gradient_norm"], norm, rtol=1e-12)
     np.testing.assert_allclose(found["gradient_variance"], trace, rtol=1e-12)

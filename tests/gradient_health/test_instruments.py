@@ -144,7 +144,7 @@ def test_alpha_has_no_unit():
     losses, loss_noise = (1.0, 0.7), (0.1, 0.3)
     slopes, slope_noise = np.array([-1.0, -0.2]), np.array([0.5, 0.2])
     found = [
-        figures.position(
+        figures.fit_alpha(
             length,
             losses,
             slopes / length,
@@ -169,7 +169,7 @@ def test_figures_of_three_samples_by_hand():
         np.array([g.var(0, ddof=1).sum()]),
         squared_norms=np.square(g).sum(1),
         dots=g @ mean,
-        ratios=figures.ratios([mean], [tf.constant(squares)], 3).numpy(),
+        ratios=figures.snr_sums([mean], [tf.constant(squares)], 3).numpy(),
         loss=0.5,
         learning_rate=0.1,
     )
