@@ -40,9 +40,9 @@ def test_it_goes_on_from_the_ledger_before():
         for training in (first, first, second)
     )
     before.advance("phase_steps", 4)
-    same.go_on_from(before)
+    same.resume_from(before)
     assert same.spent == ((first.mechanism, 4),)
-    other.go_on_from(before)
+    other.resume_from(before)
     assert other.spent == ((first.mechanism, 4), (second.mechanism, 0))
 
 
