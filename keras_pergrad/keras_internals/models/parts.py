@@ -163,7 +163,9 @@ def require_inputs(model, x):
                 "sample. Batch the data set, dataset.batch(32), or give an "
                 "array with one more axis in front."
             )
-        if shape.rank == wanted.rank and not shape.is_compatible_with(wanted):
+        # A number of samples that the model names is judged by its ops.
+        same_rank = shape.rank == wanted.rank
+        if same_rank and not shape[1:].is_compatible_with(wanted[1:]):
             raise ValueError(
                 f"Model {model.name!r} expected inputs of shape "
                 f"{tuple(wanted)}. Received: {tuple(shape)}"
