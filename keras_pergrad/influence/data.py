@@ -145,14 +145,7 @@ def model_checksum(model):
     layers = layers_of(model)
     indices = {layer.name: k for k, layer in enumerate(layers)}
     compiled = model.get_compile_config() or {}
-    parts = [
-        [
-            type(layer).__name__,
-            _config_of(layer),
-            _config_of(layer.dtype_policy),
-        ]
-        for layer in layers
-    ]
+    parts = [[type(layer).__name__, _config_of(layer)] for layer in layers]
     parts += [compiled.get("loss"), compiled.get("loss_weights")]
     text = json.dumps(_without_names(parts, indices), default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -280,19 +280,20 @@ class GruResetBefore(Cell):
 
     def __init__(self, cell, training=False):
         super().__init__(cell, training)
+        # h meets the kernel of z and r; the third gate's input is r·h.
         units = cell.units
-        self.gate_kernel = self.kernel[:, : 2 * units]
         self.new = self.kernel[:, 2 * units :]
-        self.gate_masks = self.new_mask = None
+        self.kernel = self.kernel[:, : 2 * units]
+        self.transposed = tf.transpose(self.kernel)
+        self.new_mask = None
         if self.state_masks:
-            *self.gate_masks, self.new_mask = self.state_masks
+            *self.state_masks, self.new_mask = self.state_masks
 
     def forward(self, z, states):
         (h,) = states
         main, gate = self.activations()
         x_z, x_r, x_h = tf.split(z, 3, 1)
-        gates = _multiply(_dropped(h, self.gate_masks), self.gate_kernel)
-        h_z, h_r = tf.split(gates, 2, 1)
+        h_z, h_r = tf.split(self.state_product(h), 2, 1)
         update, d_update = _activate(gate, x_z + h_z)
         reset, d_reset = _activate(gate, x_r + h_r)
         new_h = _apply_mask(h, self.new_mask)
@@ -312,24 +313,10 @@ class GruResetBefore(Cell):
         (dh,) = d_states
         d_new = dh * to_h
         d_reset_h = tf.matmul(d_new, self.new, transpose_b=True)
-        d_gates = [dh * to_z, d_reset_h * to_r]
+        d_gates = tf.concat([dh * to_z, d_reset_h * to_r], 1)
         d_state = dh * update + _apply_mask(d_reset_h * reset, self.new_mask)
-        if self.gate_masks is None:
-            d_both = tf.concat(d_gates, 1)
-            d_state += tf.matmul(d_both, self.gate_kernel, transpose_b=True)
-        else:
-            kernels = tf.split(self.gate_kernel, 2, 1)
-            for d, kernel, mask in zip(d_gates, kernels, self.gate_masks):
-                d = tf.matmul(d, kernel, transpose_b=True)
-                d_state += _apply_mask(d, mask)
-        return tf.concat([*d_gates, d_new], 1), [d_state]
-
-    def kernel_inputs(self, inputs, hidden):
-        # The third gate's input is `reset_h`.
-        return (
-            _dropped(inputs, self.input_masks),
-            _dropped(hidden, self.gate_masks),
-        )
+        d_state += self.state_gradient(d_gates)
+        return tf.concat([d_gates, d_new], 1), [d_state]
 
     def gradients(self, inputs, hidden, extras, dz):
         units = self.cell.units
