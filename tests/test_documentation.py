@@ -36,6 +36,7 @@ PAGES = {
     "docs/guides/samples_that_matter.md": 35,
     "docs/guides/slow_training.md": 21,
     "docs/guides/text_models.md": 15,
+    "docs/guides/what_you_may_have_read.md": 30,
     "docs/guides/your_own_loop.md": 9,
     "docs/guides/your_own_model.md": 10,
     "docs/private_training.md": 30,
@@ -195,6 +196,12 @@ def test_commands_exist(page):
         ("freeze", "your_own_model"),
         ("freeze", "keras_hub"),
         ("QLoRA", "keras_hub"),
+        ("M1", "what_you_may_have_read"),
+        ("Neural Engine", "what_you_may_have_read"),
+        ("AdamW", "what_you_may_have_read"),
+        ("standardize", "what_you_may_have_read"),
+        ("mixed precision", "what_you_may_have_read"),
+        ("model parallelism", "what_you_may_have_read"),
     ],
 )
 def test_words_that_people_search_for(words, page):
