@@ -12,7 +12,7 @@ TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-rest test-slow test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
-	test-nightly hunt hunt-proof mutants lint format docs notebooks outputs bench bench-venvs clean
+	test-nightly hunt hunt-proof mutants lint format docs notebooks outputs bench bench-gpu bench-venvs clean
 
 setup: $(READY)
 
@@ -200,9 +200,18 @@ ifeq ($(strip $(BENCH)),)
 endif
 	$(BIN)/python -m benchmarks.per_sample $(BENCH)
 
+# On a machine with an NVIDIA GPU: rates of methods, and the table of steps, of
+# some models with BENCH="--models bert,vit". Peers that the environment itself
+# has need none of their own.
+bench-gpu: $(READY)
+	$(BIN)/python -m benchmarks.rates
+	$(BIN)/python -m benchmarks.rates --xla
+	$(BIN)/python -m benchmarks.around_a_step
+	$(BIN)/python -m benchmarks.gpu $(BENCH)
+
 # The peers live in environments of their own; one that does not install is
 # left out of the comparison.
-PEERS := torch jax tf_privacy cockpit
+PEERS := torch jax jax_privacy tf_privacy cockpit
 bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
 
 .bench-venvs/%/.ready: benchmarks/requirements-%.txt

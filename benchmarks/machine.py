@@ -5,7 +5,7 @@ import pathlib
 import platform
 import subprocess
 
-from benchmarks.process import THREADS, interpreter
+from benchmarks.process import GPU, THREADS, interpreter
 
 #: Names in the report and names of the distributions.
 PACKAGES = {
@@ -20,6 +20,7 @@ PACKAGES = {
         "BackPACK": "backpack-for-pytorch",
     },
     "jax": {"JAX": "jax"},
+    "jax_privacy": {"jax_privacy": "jax-privacy"},
     "tf_privacy": {
         "TF Privacy": "tensorflow-privacy",
         "TensorFlow for TF Privacy": "tensorflow-cpu",
@@ -33,7 +34,7 @@ def describe(frameworks):
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": THREADS,
-        "accelerator": "none used",
+        "accelerator": _card() if GPU in os.environ else "none used",
         "system": platform.system(),
         "python": platform.python_version(),
         "versions": _versions(frameworks),
@@ -46,6 +47,15 @@ def _cpu():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or "unknown"
+
+
+def _card():
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "none found"
+    return ", ".join(answer.stdout.split("\n")).strip(", ") or "none found"
 
 
 def _versions(frameworks):

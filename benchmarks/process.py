@@ -1,5 +1,6 @@
 """A worker process, seen from the driver."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -10,6 +11,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 THREADS = 2
+#: Set in the environment, workers use a GPU, and all cores.
+GPU = "BENCH_GPU"
 
 #: No request takes longer than this many seconds, unless it may.
 LIMIT = 100
@@ -28,7 +31,11 @@ def interpreter(framework):
     if framework == "tensorflow":
         return sys.executable
     path = ROOT / ".bench-venvs" / framework / "bin" / "python"
-    return str(path) if path.exists() else None
+    if path.exists():
+        return str(path)
+    # A machine that is set up for the GPU may have all in one environment.
+    is_here = GPU in os.environ and importlib.util.find_spec(framework)
+    return sys.executable if is_here else None
 
 
 def figures_of(*command):
@@ -64,7 +71,7 @@ class Worker:
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.workers", framework],
             cwd=ROOT,
-            env={**os.environ, **_environment(onednn)},
+            env={**os.environ, **_environment(framework, onednn)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -111,14 +118,25 @@ class Worker:
         return f"exit code {code}: {lines[-1][:200] if lines else ''}"
 
 
-def _environment(onednn):
+def _environment(framework, onednn):
+    on_jax = framework == "jax_privacy"
+    common = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "KERAS_BACKEND": "jax" if on_jax else "tensorflow",
+    }
+    if GPU in os.environ:
+        # Several processes share the card.
+        return {
+            **common,
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        }
     return {
+        **common,
         "OMP_NUM_THREADS": str(THREADS),
         "TF_NUM_INTRAOP_THREADS": str(THREADS),
         "TF_NUM_INTEROP_THREADS": str(THREADS),
         "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
-        "KERAS_BACKEND": "tensorflow",
     }

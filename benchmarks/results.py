@@ -29,6 +29,11 @@ def store(section, model, found, machine, path=PATH):
         part.setdefault(model, {}).update(found)
     else:
         part[model] = found
+    write(stored, path)
+
+
+def write(stored, path):
+    """Writes all results."""
     path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
 
 

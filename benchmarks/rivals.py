@@ -7,6 +7,8 @@ MATERIALISED = "materialised"
 BOTH = (CLIPPED, MATERIALISED)
 #: With TorchJD alone, beside `ByTask`.
 BY_TASK = "by_task"
+#: By `benchmarks/gpu.py` alone.
+ON_GPU = "on_gpu"
 #: Beside the clipped step, over batch sizes.
 GROWTH = "growth"
 
@@ -73,6 +75,7 @@ RIVALS = {
         skip=_XLA_MAP,
     ),
     "torch_plain": Rival("torch, plain", "torch"),
+    "torch_compiled": Rival("torch, compiled", "torch", (ON_GPU,)),
     "opacus": Rival("Opacus, hooks", "torch"),
     "opacus_ghost": Rival("Opacus, ghost", "torch", (CLIPPED,)),
     "torch_func": Rival("torch.func", "torch"),
@@ -80,6 +83,7 @@ RIVALS = {
     "jax_plain": Rival("JAX, plain", "jax"),
     "jax_vmap": Rival("JAX, vmap", "jax"),
     "jax_scan": Rival("JAX, scan", "jax", (CLIPPED,)),
+    "jax_privacy": Rival("jax_privacy, Keras", "jax_privacy", (ON_GPU,)),
     "tf_privacy_fast": Rival("TF Privacy, fast", "tf_privacy", (CLIPPED,)),
     "tf_privacy": Rival("TF Privacy", "tf_privacy", (CLIPPED,)),
 }

@@ -1,11 +1,23 @@
 """What the benchmarks state, as far as no measurement is needed."""
 
+import numpy as np
 import pytest
 
-from benchmarks import real_models, report, results, targets
+import keras_pergrad as kpg
+from benchmarks import (
+    gpu,
+    large_models,
+    rates,
+    real_models,
+    report,
+    results,
+    targets,
+)
 from benchmarks.interleaved import Entry
 from benchmarks.models import STANDARD, make_batch, make_weights
 from benchmarks.per_sample import main
+from keras_pergrad.factors import convolution_costs
+from keras_pergrad.factors import rates as factor_rates
 from tests.real_models import MODELS
 
 PARAMETERS = {
@@ -188,3 +200,73 @@ def test_a_run_measures_a_real_model(tmp_path):
     assert found["plain@16"]["first_ms"] > 0
     assert found["plain@16"]["first_known_ms"] > 0
     assert "| resnet50_frozen |" in path.with_suffix(".md").read_text()
+
+
+def test_costs_of_convolutions_are_linear_in_the_rates():
+    row = np.array(factor_rates.CPU.convolutions)
+    for name in ("mnist 1", "cifar 5", "convnext 1"):
+        size, channels, filters, *window, groups = rates.CONVOLUTIONS[name]
+        costs = convolution_costs.costs(
+            rates.windows_of(size, *window),
+            groups,
+            channels,
+            filters,
+            factor_rates.CPU.convolutions,
+        )
+        for method in ("taps", "patches", "pixel_gram"):
+            features = rates.convolution_features(name, method, False)
+            expected = costs[method] % 1e9
+            assert np.dot(features, row) == pytest.approx(expected, rel=1e-6)
+
+
+def test_rates_that_made_the_times_are_found_again():
+    rng = np.random.default_rng(0)
+    before, true = np.array([1.0, 2.0, 3.0]), np.array([2.0, 1.0, 9.0])
+    features = rng.uniform(0.1, 1, (40, 3))
+    fitted = rates.fit(features, features @ true, before)
+    assert fitted == pytest.approx(true, rel=0.02)
+
+
+def test_a_rate_without_a_measurement_keeps_its_place():
+    before = np.array([1.0, 2.0, 3.0])
+    features = np.array([[1.0, 0, 0], [0, 1.0, 0]])
+    fitted = rates.fit(features, features @ (4 * before), before)
+    assert fitted == pytest.approx(4 * before, rel=0.02)
+
+
+def test_the_table_of_a_gpu_has_ratios_and_gaps():
+    row = {
+        "plain_xla": {"ms": [2.0, 2.0, 2.0], "peak_mb": 100, "first_ms": 9e3},
+        "ours_xla": {"ms": [3.0, 3.0, 3.0]},
+        "torch_plain": {"ms": [4.0, 4.0, 4.0]},
+        "opacus": {"ms": [8.0, 8.0, 8.0]},
+        "jax_plain": {"error": "out of memory"},
+    }
+    here = {"accelerator": "a card", "cores": 4, "versions": {"Keras": "3"}}
+    page = gpu.table({"machine": here, "rows": {"bert, 64": row}})
+    assert "a card, 4 cores; Keras 3." in page
+    cells = [cell.strip() for cell in page.splitlines()[-1].split("|")[1:-1]]
+    assert dict(zip(gpu.HEADER[:3], cells)) == {
+        "model, batch": "bert, 64",
+        "plain, ms": "2",
+        "clipped": "3 (1.50)",
+    }
+    assert cells[5:9] == ["100", "", "9", ""]
+    assert cells[9:] == ["4", "", "8 (2.00)", "", "error", "", ""]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*large_models.MODELS])
+def test_large_models_take_a_clipped_step(name, monkeypatch):
+    from benchmarks.workers import keras_large
+
+    tiny = large_models.tiny(large_models.MODELS[name])
+    monkeypatch.setitem(large_models.MODELS, name, tiny)
+    net = keras_large.build_model(name, kpg.PerGradModel)
+    mode = kpg.Vectorized(kpg.ClippedMean(1.0))
+    net.compile("sgd", keras_large.make_loss(), gradient_mode=mode)
+    x, y = large_models.make_batch(name, 2)
+    before = [w.numpy() for w in net.trainable_weights]
+    assert np.isfinite(net.train_on_batch(x, y))
+    after = [w.numpy() for w in net.trainable_weights]
+    assert any((a != b).any() for a, b in zip(after, before))

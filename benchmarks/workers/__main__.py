@@ -39,7 +39,7 @@ def answer(module, jobs, do, key=None, **what):
     if do == "time":
         return {"ms": measure.repetition(jobs[key].step)}
     if do == "alone":
-        return measure.alone(module.build(**what))
+        return measure.alone(module.build, what, getattr(module, "card", None))
     if do == "values":
         return {"values": module.values(**what)}
     raise ValueError(f"unknown request {do!r}")

@@ -41,6 +41,16 @@ def build(rival, model, task, batch):
     return Job(step, lambda: state)
 
 
+def card():
+    """Return the GPU's bytes in use, and their peak so far."""
+    memory = jax.devices()[0].memory_stats()
+    return memory["bytes_in_use"], memory["peak_bytes_in_use"]
+
+
+if jax.default_backend() == "cpu":
+    card = None
+
+
 def _factor(norm):
     return CLIP_NORM / jnp.maximum(norm, CLIP_NORM)
 

@@ -53,15 +53,23 @@ def check(job, task):
     return {"norms": sorted(norms), "first_ms": 1e3 * first}
 
 
-def alone(job, steps=3):
+def alone(build, what, card=None, steps=3):
     """First-step time and peak memory of a job that has the process to itself.
+
+    Args:
+        build: makes the job, of `what`.
+        card: a function that gives (bytes in use, the most since the last call)
+            of a GPU, or None where there is none.
+        steps: how many steps are watched.
 
     Returns:
         "first_ms"; "peak_mb", from the moment before the first step, when model
         and batch are there, to the highest point of later steps; and
-        "process_mb", the highest point of the process, first step included.
+        "process_mb", the highest point of the process, first step included. On
+        a GPU "peak_mb" is of its memory.
     """
-    base = memory("VmRSS")
+    job = build(**what)
+    base, in_use = memory("VmRSS"), card and card()[0]
     start = time.perf_counter()
     job.step()
     first = time.perf_counter() - start
@@ -71,6 +79,12 @@ def alone(job, steps=3):
     for _ in range(steps):
         job.step()
     later = memory("VmHWM")
+    if card is not None:
+        return {
+            "first_ms": 1e3 * first,
+            "peak_mb": (card()[1] - in_use) / 1e6,
+            "process_mb": max(highest, later),
+        }
     return {
         "first_ms": 1e3 * first,
         "peak_mb": later - base,

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from benchmarks import large_models
 from benchmarks.models import make_batch
 from benchmarks.real_models import TASK as REAL_MODELS
 from benchmarks.rivals import MATERIALISED
@@ -25,28 +26,58 @@ def build(rival, model, task, batch, size=None, known=False):
         return real_models.build(rival, model, size, known)
     if rival.endswith("_replicas"):
         return _replicas(rival.removesuffix("_replicas"), model, batch)
+    base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
+    if model in large_models.MODELS:
+        return _large(base, model, batch, bool(xla))
     x, y = make_batch(model, batch)
     data = tf.constant(x), tf.constant(targets(model, y))
-    base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
     if base == "plain":
         net = build_model(model)
-        return _fit_step(net, model, data, bool(xla))
+        return _fit_step(net, make_loss(model), data, bool(xla))
     if base == "ours" and task == MATERIALISED:
         return _materialised(model, data, bool(xla))
     if base in ("ours", "ours_statistics"):
         net = build_model(model, kpg.PerGradModel)
         mode = _clipped() if base == "ours" else _statistics()
-        return _fit_step(net, model, data, bool(xla), gradient_mode=mode)
+        return _fit_step(
+            net, make_loss(model), data, bool(xla), gradient_mode=mode
+        )
     if base.startswith("gramian_"):
         net = build_model(model, kpg.PerGradModel)
         mode = kpg.Vectorized(base.removeprefix("gramian_"))
-        return _fit_step(net, model, data, bool(xla), gradient_mode=mode)
+        return _fit_step(
+            net, make_loss(model), data, bool(xla), gradient_mode=mode
+        )
     if base == "ours_accumulated":
         net = build_model(model, kpg.PerGradModel)
-        return _fit_step(net, model, data, False, gradient_mode=_parts())
+        return _fit_step(
+            net, make_loss(model), data, False, gradient_mode=_parts()
+        )
     if base == "ours_bare":
         return _bare_step(model, data)
     return tensorflow_peers.build(base, model, task, data, bool(xla))
+
+
+def card():
+    """Return the GPU's bytes in use, and their peak since the last call."""
+    memory = tf.config.experimental.get_memory_info("GPU:0")
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    return memory["current"], memory["peak"]
+
+
+if not tf.config.list_physical_devices("GPU"):
+    card = None
+
+
+def _large(base, model, batch, xla):
+    from benchmarks.workers import keras_large
+
+    data = tuple(map(tf.constant, large_models.make_batch(model, batch)))
+    settings = {"gradient_mode": _clipped()} if base == "ours" else {}
+    net = keras_large.build_model(
+        model, kpg.PerGradModel if settings else keras.Model
+    )
+    return _fit_step(net, keras_large.make_loss(), data, xla, **settings)
 
 
 def _clipped():
@@ -61,12 +92,13 @@ def _statistics():
     return kpg.Vectorized(statistics=True)
 
 
-def _fit_step(net, model, data, xla, **kwargs):
+def _fit_step(net, loss, data, xla, **kwargs):
     """What `fit` runs for each batch, with its logs read."""
+    # On a GPU "auto" is XLA.
     net.compile(
         keras.optimizers.SGD(LEARNING_RATE),
-        make_loss(model),
-        jit_compile=True if xla else "auto",
+        loss,
+        jit_compile=True if xla else False if card else "auto",
         **kwargs,
     )
     return _steps(net, tf.data.Dataset.from_tensors(data).repeat())

@@ -1,15 +1,18 @@
 """Plain torch, Opacus, torch.func and BackPACK."""
 
 import importlib
+import os
 
 import torch
 
-from benchmarks.models import make_batch
-from benchmarks.process import THREADS
+from benchmarks.process import GPU, THREADS
 from benchmarks.workers import torch_models
 from benchmarks.workers.job import LEARNING_RATE, Job
 
-torch.set_num_threads(THREADS)
+if GPU in os.environ:
+    torch.set_float32_matmul_precision("high")  # TensorFloat-32, as Keras has
+else:
+    torch.set_num_threads(THREADS)
 
 _MODULES = {
     "opacus": "torch_opacus",
@@ -20,17 +23,45 @@ _MODULES = {
 
 
 def build(rival, model, task, batch):
-    x, y = make_batch(model, batch)
+    x, y = torch_models.make_batch(model, batch)
     data = torch_models.inputs(x), torch_models.targets(model, y)
-    if rival == "torch_plain":
-        return _plain(model, data)
-    module = importlib.import_module(f"benchmarks.workers.{_MODULES[rival]}")
-    return module.build(rival, model, task, data)
+    if rival in ("torch_plain", "torch_compiled"):
+        job = _plain(model, data, rival == "torch_compiled")
+    else:
+        module = importlib.import_module(
+            f"benchmarks.workers.{_MODULES[rival]}"
+        )
+        job = module.build(rival, model, task, data)
+    return job if card is None else Job(_awaited(job.step), job.weights)
 
 
-def _plain(model, data):
+def card():
+    """Return the GPU's bytes in use, and their peak since the last call."""
+    found = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+if torch_models.DEVICE == "cpu":
+    card = None
+
+
+def _awaited(step):
+    """Return a step that ends when the GPU has done it."""
+
+    def wait():
+        result = step()
+        torch.cuda.synchronize()
+        return result
+
+    return wait
+
+
+def _plain(model, data, is_compiled):
     x, y = data
     net = torch_models.build_model(model)
+    if is_compiled:
+        net = torch.compile(net)
     loss = torch_models.make_loss(model)
     optimizer = torch.optim.SGD(net.parameters(), LEARNING_RATE)
 
@@ -39,4 +70,6 @@ def _plain(model, data):
         loss(net(x), y).backward()
         optimizer.step()
 
-    return Job(step, lambda: [p.detach().numpy() for p in net.parameters()])
+    return Job(
+        step, lambda: [p.detach().cpu().numpy() for p in net.parameters()]
+    )

@@ -52,4 +52,4 @@ def build(rival, model, task, data):
         apply_clipped(parameters.values(), gradients())
 
     step = clipped if task == CLIPPED else gradients
-    return Job(step, lambda: [p.numpy() for p in parameters.values()])
+    return Job(step, lambda: [p.cpu().numpy() for p in parameters.values()])

@@ -1,11 +1,18 @@
 """The benchmark models in torch, of layers that every torch peer knows."""
 
+import os
+
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks import large_models, models
 from benchmarks.models import SPECS, make_weights
+from benchmarks.process import GPU
+from benchmarks.workers import torch_large
+
+DEVICE = "cuda" if GPU in os.environ and torch.cuda.is_available() else "cpu"
 
 
 def build_model(name, recurrent=nn.LSTM):
@@ -15,6 +22,8 @@ def build_model(name, recurrent=nn.LSTM):
         name: which model.
         recurrent: the class of LSTM layers, with the interface of nn.LSTM.
     """
+    if name in large_models.MODELS:
+        return torch_large.build_model(name).to(DEVICE)
     spec = SPECS[name]
     if name == "lstm":
         model = Recurrent(spec, recurrent)
@@ -30,19 +39,29 @@ def build_model(name, recurrent=nn.LSTM):
             elif isinstance(module, tuple(_LOADERS)) and module not in parts:
                 _load(module, arrays)
     assert not arrays, f"{len(arrays)} weights of {name} have no layer"
-    return model
+    return model.to(DEVICE)
+
+
+def make_batch(name, n):
+    """Return a batch of any of the models, as arrays."""
+    is_large = name in large_models.MODELS
+    return (large_models if is_large else models).make_batch(name, n)
 
 
 def make_loss(name, reduction="mean"):
     """Softmax cross-entropy; of two classes for a single logit."""
-    if SPECS[name].outputs == 1:
+    if _has_one_logit(name):
         return nn.BCEWithLogitsLoss(reduction=reduction)
     return nn.CrossEntropyLoss(reduction=reduction)
 
 
 def targets(name, y):
-    y = torch.tensor(y)
-    return y.float() if SPECS[name].outputs == 1 else y.long()
+    y = torch.tensor(y, device=DEVICE)
+    return y.float() if _has_one_logit(name) else y.long()
+
+
+def _has_one_logit(name):
+    return name in SPECS and SPECS[name].outputs == 1
 
 
 def inputs(x):
@@ -52,7 +71,7 @@ def inputs(x):
     """
     if x.ndim == 4:
         x = np.moveaxis(x, -1, 1).copy(order="C")
-    return torch.tensor(x)
+    return torch.tensor(x, device=DEVICE)
 
 
 class ChannelsLast(nn.Module):

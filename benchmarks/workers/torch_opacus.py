@@ -32,7 +32,7 @@ def build(rival, model, task, data):
         wrapped, step = _materialised(net, loss, data)
 
     def weights():
-        return [p.detach().numpy() for p in wrapped.parameters()]
+        return [p.detach().cpu().numpy() for p in wrapped.parameters()]
 
     return Job(step, weights)
 

@@ -1,7 +1,7 @@
 """Factors of products: an input and an output gradient for each sample."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,7 +20,7 @@ from keras_pergrad.factors.base import (
     weighted_total,
     wide,
 )
-from keras_pergrad.keras_internals.tensorflow.settings import in_xla
+from keras_pergrad.factors.rates import CPU, rates
 
 # Sums of outer products whose sides have axes of the variable each.
 
@@ -166,26 +166,6 @@ def _split_chunks(tensor, count, size):
 # The factor of matrix-like kernels: a sum of outer products.
 
 
-class Rates(NamedTuple):
-    """How long TensorFlow takes, on two CPU cores.
-
-    The unit is a multiplication in a product of many rows.
-
-    Attributes:
-        gram: for a multiplication in a Gram matrix.
-        hold: to hold a number of a gradient.
-        hold_gram: to hold one of a Gram matrix, or of a factor that is
-            multiplied by weights.
-    """
-
-    gram: float
-    hold: float
-    hold_gram: float
-
-
-PLAIN = Rates(gram=1.2, hold=32, hold_gram=32)
-# It is slow to write the products of single samples.
-XLA = Rates(gram=1.4, hold=240, hold_gram=60)
 #: A sample's gradient with more entries is not held to save time.
 HELD = 2**17
 #: Fewer multiplications for a sample are not worth some more ops.
@@ -361,8 +341,8 @@ class Outer(SampleGradients):
         if i * o > HELD or t is None or t == 1:
             return True
         k, m = projection.inputs.size, projection.outputs.size
-        full = PLAIN.gram * (t * i * o + i * o * m + i * k * m)
-        full += PLAIN.hold * (i * o + i * m)
+        full = CPU.products.gram * (t * i * o + i * o * m + i * k * m)
+        full += CPU.products.hold * (i * o + i * m)
         return cost_of_sides(t, i, o, projection) < full
 
     def dot_is_less(self, projection):
@@ -428,7 +408,9 @@ class Outer(SampleGradients):
         i, o = self._features
         if pairs == 1 or (i * o > HELD and 2 * pairs < i * o):
             return True
-        return PLAIN.gram * pairs * (i + o + PLAIN.hold_gram) < i * o
+        return (
+            CPU.products.gram * pairs * (i + o + CPU.products.hold_gram) < i * o
+        )
 
     def layout(self):
         """Return what factors of one variable must share to meet."""
@@ -476,15 +458,15 @@ def cost_of_sides(t, i, o, projection, block=1):
     The first side is multiplied by so many columns at once.
     """
     k, m = projection.inputs.size, projection.outputs.size
-    sides = t * (i * -(-k // block) * block + o * m + PLAIN.gram * k * m)
-    return sides + PLAIN.hold_gram * (t * (k + m) + k * m)
+    sides = t * (i * -(-k // block) * block + o * m + CPU.products.gram * k * m)
+    return sides + CPU.products.hold_gram * (t * (k + m) + k * m)
 
 
 def dot_is_less(t, i, o, projection, block=1):
     """Whether `dot` costs about as little as to project both sides."""
     if t is None:
         return False
-    dot = t * i * o + PLAIN.hold_gram * t * min(i, o)
+    dot = t * i * o + CPU.products.hold_gram * t * min(i, o)
     return dot < cost_of_sides(t, i, o, projection, block) + WORTH
 
 
@@ -511,11 +493,11 @@ def _cheaper_method(t, i, o):
     """Return the cheaper method for norms and weighted sum together."""
     if i * o > HELD:
         return "gram" if 2 * t**2 < i * o else "full"
-    rates = XLA if in_xla() else PLAIN
-    full = t * i * o + rates.hold * i * o
+    rate = rates().products
+    full = t * i * o + rate.hold * i * o
     # A batch of Gram matrices multiplies less fast than one large product.
-    gram = rates.gram * t**2 * (i + o) + t * i * o
-    gram += rates.hold_gram * (t**2 + t * min(i, o))
+    gram = rate.gram * t**2 * (i + o) + t * i * o
+    gram += rate.hold_gram * (t**2 + t * min(i, o))
     return "gram" if gram < full else "full"
 
 

@@ -22,7 +22,6 @@ from keras_pergrad.factors.base import (
 )
 from keras_pergrad.factors.outer import (
     HELD,
-    PLAIN,
     Outer,
     cost_of_sides,
     dot_is_less,
@@ -30,6 +29,7 @@ from keras_pergrad.factors.outer import (
     sum_by_chunks,
 )
 from keras_pergrad.factors.projection import BLOCK
+from keras_pergrad.factors.rates import CPU, rates
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
@@ -121,7 +121,12 @@ class Patches(SampleGradients):
         self._gradients = None
         self._unfolded = None
         self._costs = convolution_costs.costs(
-            windows, groups, big.shape[-1], small.shape[-1], in_xla()
+            windows,
+            groups,
+            big.shape[-1],
+            small.shape[-1],
+            rates().convolutions,
+            in_xla(),
         )
         if method is not None:
             _check_method(method)
@@ -227,8 +232,8 @@ class Patches(SampleGradients):
         if i * o > HELD or not self.windows.is_static:
             return True
         t, k, m = self.windows.count, rows.size, columns.size
-        full = t * i * o + PLAIN.gram * (i * o * m + i * k * m)
-        full += PLAIN.hold_gram * (i * t + i * o + i * m)
+        full = t * i * o + CPU.products.gram * (i * o * m + i * k * m)
+        full += CPU.products.hold_gram * (i * t + i * o + i * m)
         return cost_of_sides(t, i, o, projection, self._block()) < full
 
     def dot_is_less(self, projection):
