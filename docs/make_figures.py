@@ -82,13 +82,13 @@ def three(value):
 
 def steps_table(steps):
     head = "model, batch|plain, ms|clipped, ms|ratio|without XLA: plain|clipped"
-    head += "|first step, s: plain|clipped|peak, MB: plain|clipped"
+    head += "|first steps, s|peaks, MB"
     keys = ["plain", "clipped", "ratio", "plain_no_xla", "clipped_no_xla"]
     rows = []
     for step in steps:
-        first, peak = (step.get(k, [None] * 2) for k in ("first_s", "peak_mb"))
-        numbers = [*(step.get(key) for key in keys), *first, *peak]
-        rows.append([step["name"], *map(three, numbers)])
+        pairs = [step.get(key, []) for key in ("first_s", "peak_mb")]
+        row = [step["name"], *(three(step.get(key)) for key in keys)]
+        rows.append(row + [" and ".join(map(three, pair)) for pair in pairs])
     return table(head.split("|"), rows)
 
 
