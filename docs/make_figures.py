@@ -99,15 +99,15 @@ def accumulation(measurements):
         "keras": "Keras's accumulation",
         "ours": "`Accumulated(microbatch_size=64)`",
     }
-    by_batch = {}
-    for m in peaks:
-        row = by_batch.setdefault(m["batch"], [f"{m['batch']:,}"])
-        if m["way"] == "plain":
-            row.append(f"{m['data_mib']:.1f}")
-        row.append(f"{m['peak_mib']:,.0f}")
+    found = {(m["batch"], m["way"]): m for m in peaks}
+    rows = []
+    for batch in dict.fromkeys(m["batch"] for m in peaks):
+        row = [f"{found[batch, way]['peak_mib']:,.0f}" for way in ways]
+        data = f"{found[batch, 'plain']['data_mib']:.1f}"
+        rows.append([f"{batch:,}", data, *row])
     head = ["batch", "data, MiB", *ways.values()]
     return {
-        "accumulation": table(head, by_batch.values()),
+        "accumulation": table(head, rows),
         "accumulation time": f"{times['ours'] / times['small steps']:.2f}",
     }
 
