@@ -12,7 +12,7 @@ TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-rest test-slow test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
-	test-nightly hunt hunt-proof mutants lint format docs notebooks outputs bench bench-gpu bench-venvs clean
+	test-nightly hunt hunt-proof mutants lint format docs notebooks figures outputs bench bench-gpu bench-venvs clean
 
 setup: $(READY)
 
@@ -162,11 +162,12 @@ format: $(READY)
 
 # The site, into build/site, in an environment of its own without TensorFlow.
 # A warning is an error: a link that leads nowhere, a public name without
-# docstring or place in the reference, a notebook that is not up to date. Then
-# the site is tested, in a browser if Chromium or Chrome is installed.
+# docstring or place in the reference, a notebook or a figure that is not up to
+# date. Then the site is tested, in a browser if Chromium or Chrome is installed.
 # (Not --quiet: mkdocs does not count the warnings that it does not show.)
 DOCS_VENV := .venv-docs
 docs: $(DOCS_VENV)/.ready
+	$(DOCS_VENV)/bin/python docs/make_figures.py --check
 	$(DOCS_VENV)/bin/python docs/make_notebooks.py --check
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 	$(DOCS_VENV)/bin/python -m pytest -c docs/site_tests/pytest.ini docs/site_tests
@@ -174,6 +175,10 @@ docs: $(DOCS_VENV)/.ready
 # The notebooks of the first guides, from their pages.
 notebooks: $(DOCS_VENV)/.ready
 	$(DOCS_VENV)/bin/python docs/make_notebooks.py
+
+# Writes what benchmarks have measured into the pages that quote it.
+figures:
+	$(PYTHON) docs/make_figures.py
 
 # Runs pages and writes what they print and draw: make outputs PAGES=README.md
 PAGES ?= docs/gradient_modes.md docs/guides/*.md

@@ -54,6 +54,7 @@ CPU_ONLY = (
     "test_docstrings.py",
     "test_documentation.py",
     "test_examples.py",
+    "test_links.py",
     "test_mutants.py",
     "test_one_owner.py",
     "test_private_names.py",

@@ -10,7 +10,7 @@ import tomllib
 import keras
 import pytest
 
-from docs import addresses, blocks, make_install
+from docs import addresses, blocks, make_figures, make_install
 from keras_pergrad.proof.tensor_types import USER_RULES
 from tests import type_table
 from tests.marks import few
@@ -38,7 +38,7 @@ PAGES = {
     "docs/guides/text_models.md": 15,
     "docs/guides/what_you_may_have_read.md": 30,
     "docs/guides/your_own_loop.md": 9,
-    "docs/guides/your_own_model.md": 10,
+    "docs/guides/your_own_model.md": 13,
     "docs/private_training.md": 30,
     "docs/sample_values.md": 10,
 }
@@ -133,6 +133,40 @@ def test_the_table_of_types_is_that_of_the_rules():
     """`python docs/make_type_table.py` writes it."""
     text = type_table.PAGE.read_text(encoding="utf-8")
     assert text == type_table.page(text)
+
+
+def test_figures_are_those_measured():
+    """`python docs/make_figures.py` writes them; the README quotes some."""
+    pages = make_figures.pages()
+    assert ROOT / "README.md" in pages
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert make_figures.filled(text) == text, page
+
+
+def test_the_readme_tells_no_cost_by_hand():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    cost = text.split("## What it costs\n")[1].split("\n## ")[0]
+    assert len(make_figures.MARK.findall(cost)) > 5
+    assert not re.search(r"\d\.\d|\d×", make_figures.MARK.sub("", cost))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("a <!-- figure no such -->1<!-- end -->", KeyError),
+        ("a <!-- figure results/clipped/no/0 .2f -->1<!-- end -->", KeyError),
+        ("a <!-- figure loops -->1", ValueError),
+        (
+            "a <!-- figure loops -->1 <!-- figure loops -->1<!-- end -->",
+            ValueError,
+        ),
+        ("a\n<!-- figure loops -->1<!-- end -->", ValueError),
+    ],
+)
+def test_a_mark_that_cannot_be_filled_is_an_error(text, error):
+    with pytest.raises(error):
+        make_figures.filled(text)
 
 
 def test_rules_that_are_shown_are_those_of_the_package():

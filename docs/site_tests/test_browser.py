@@ -1,5 +1,7 @@
 """The built site as a person meets it: links, search, dark mode, a phone."""
 
+import urllib.parse
+
 import pytest
 
 from docs.site_tests.conftest import SITE as FOLDER
@@ -78,6 +80,62 @@ def test_search_finds_a_function(visit):
     assert marked.inner_text().lower() in "per_sample_norms"
 
 
+@pytest.fixture(scope="module")
+def first_pages(browser, address):
+    """A function: the first three pages that the search finds."""
+    context = browser.new_context()
+    context.set_default_timeout(10 * 60 * 1000)
+    page = context.new_page()
+
+    def look_up(words):
+        page.goto(f"{address}?q={urllib.parse.quote(words)}")
+        page.wait_for_function(SEARCHED)
+        links = page.locator(FIRST_OF_EACH_PAGE).all()[:3]
+        return [link.get_attribute("href").split("?")[0] for link in links]
+
+    yield look_up
+    context.close()
+
+
+#: The search is done: it has found something, or says that it has not.
+SEARCHED = """() => document.querySelector(".md-search-result__item")
+    || document.querySelector(".md-search-result__meta")
+        .textContent.includes("No matching")"""
+FIRST_OF_EACH_PAGE = ".md-search-result__item > a:first-child"
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("per-example", "guides/your_own_model/"),
+        ("per-example gradients", "guides/your_own_model/"),
+        ("tabular", "guides/your_own_model/"),
+        ("imbalanced", "guides/your_own_model/"),
+        ("class_weight", "guides/your_own_model/"),
+        ("reproducible", "guides/consistent_gradients/"),
+        ("M1", "guides/consistent_gradients/"),
+        ("M1", "guides/slow_training/"),
+        ("standardize", "guides/your_own_model/"),
+        ("standardise", "guides/your_own_model/"),
+        ("AdamW", "gradient_modes/"),
+        ("normalise", "guides/your_own_model/"),
+        ("normalize", "guides/your_own_model/"),
+        ("privacy budget", "private_training/"),
+        ("microbatch", "guides/batch_does_not_fit/"),
+        ("out of memory", "guides/batch_does_not_fit/"),
+        ("input saliency", "guides/input_gradients/"),
+        ("GradientTape", "guides/your_own_loop/"),
+        ("vectorized_map", "guides/your_own_loop/"),
+        ("gradient accumulation", "guides/batch_does_not_fit/"),
+        ("slow GPU", "guides/slow_training/"),
+    ],
+)
+def test_search_finds_the_page(first_pages, words, path):
+    """With one of the first three results, by the words of a question."""
+    found = first_pages(words)
+    assert any(page.endswith(f"/{path}") for page in found), found
+
+
 def test_dark_mode_follows_the_system_and_the_reader(visit):
     light, dark = visit(scheme="light"), visit(scheme="dark")
     bright = background(light)
@@ -99,13 +157,16 @@ BEYOND = """() => [...document.querySelectorAll(
     return box.width > 0 && box.right > innerWidth + 1
         && !e.closest(".md-typeset__scrollwrap, pre, .highlight");
 }).map(e => e.outerHTML.slice(0, 80))"""
-#: Names that would fit, and stand on more than one line.
+#: Names that would fit on a line, and stand on more than one.
 BROKEN = """() => [...document.querySelectorAll(
     ".md-content :not(pre) > code"
-)].filter(
-    code => /^[\\w.]{1,40}$/.test(code.textContent)
-        && code.getClientRects().length > 1
-).map(code => code.textContent)"""
+)].filter(code => {
+    const parts = [...code.getClientRects()];
+    const length = parts.reduce((sum, part) => sum + part.width, 0);
+    const line = code.closest("p, li, dd, td, th, h1, h2, h3, h4, summary");
+    return /^[\\w.]+$/.test(code.textContent) && parts.length > 1
+        && (!line || length < line.clientWidth);
+}).map(code => code.textContent)"""
 #: Tables that are cut off.
 CUT = """() => [...document.querySelectorAll(".md-typeset table")].filter(
     table => table.scrollWidth > innerWidth
