@@ -6,6 +6,16 @@ import numpy as np
 layers = keras.layers
 
 
+class Centre(layers.Layer):
+    """Subtracts the mean over the batch, so it mixes the samples."""
+
+    def build(self, shape):
+        self.scale = self.add_weight((shape[-1],), "ones")
+
+    def call(self, x):
+        return self.scale * (x - keras.ops.mean(x, 0, keepdims=True))
+
+
 def functional(cls):
     """Conv, GroupNormalization (no rule needed), Dropout, regularisers."""
     inputs = keras.Input((6, 6, 1))
