@@ -16,6 +16,18 @@ class Centre(layers.Layer):
         return self.scale * (x - keras.ops.mean(x, 0, keepdims=True))
 
 
+class TiedLogits(layers.Layer):
+    """Logits by the table that embedded the words."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def call(self, x):
+        table = keras.ops.transpose(self.table.embeddings)
+        return keras.ops.matmul(x, table)
+
+
 def functional(cls):
     """Conv, GroupNormalization (no rule needed), Dropout, regularisers."""
     inputs = keras.Input((6, 6, 1))
