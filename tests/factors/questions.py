@@ -275,12 +275,12 @@ def _of_rotations(name, each):
         ("both", (u, v), u.T @ matrices @ v),
     ):
         right = np.square(expected).sum(0)
-        for name, patches in (
+        for how, patches in (
             ("rotated", ()),
             ("rotated by chunks", by_chunks(expected, 1)),
         ):
             yield Question(
-                f"squares with {turned} {name}",
+                f"squares with {turned} {how}",
                 lambda f, sides=sides: f.rotated(*sides).sum_of_squares(),
                 right,
                 patches=patches,
@@ -312,10 +312,10 @@ def of_pairs(name, hold):
     right = _pairs(each, each[1:])
     return [
         Question(
-            f"pairs of {one} with {what}",
-            lambda f, one=one, other=other: (full if one else f).gram(other),
+            f"pairs with {what}" + (", of one written out" if whole else ""),
+            lambda f, whole=whole, other=other: (whole or f).gram(other),
             right,
         )
         for what, other in others.items()
-        for one in ("", "written out")
+        for whole in (None, full)
     ]
