@@ -58,6 +58,13 @@ MUTANTS = (
         ("tests/factors/test_every_factor.py",),
     ),
     Mutant(
+        "outer-last-chunk-alone",
+        "factors/outer.py",
+        "return k + 1, total + chunk_sum(*parts)",
+        "return k + 1, chunk_sum(*parts)",
+        ("tests/factors/test_every_factor.py",),
+    ),
+    Mutant(
         "joined-cross-term-once",
         "factors/joined.py",
         "rounded_up(squares + 2 * cross, 2 * squares, b)",

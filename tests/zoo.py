@@ -6,6 +6,28 @@ import numpy as np
 layers = keras.layers
 
 
+class Centre(layers.Layer):
+    """Subtracts the mean over the batch, so it mixes the samples."""
+
+    def build(self, shape):
+        self.scale = self.add_weight((shape[-1],), "ones")
+
+    def call(self, x):
+        return self.scale * (x - keras.ops.mean(x, 0, keepdims=True))
+
+
+class TiedLogits(layers.Layer):
+    """Logits by the table that embedded the words."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def call(self, x):
+        table = keras.ops.transpose(self.table.embeddings)
+        return keras.ops.matmul(x, table)
+
+
 def functional(cls):
     """Conv, GroupNormalization (no rule needed), Dropout, regularisers."""
     inputs = keras.Input((6, 6, 1))

@@ -3,20 +3,11 @@
 import keras
 import numpy as np
 
+import keras_pergrad as kpg
+from tests import zoo
+
 layers = keras.layers
 N = 6
-
-
-class TiedLogits(layers.Layer):
-    """Logits by the table that embedded the words."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = table
-
-    def call(self, x):
-        table = keras.ops.transpose(self.table.embeddings)
-        return keras.ops.matmul(x, table)
 
 
 def dense():
@@ -41,7 +32,7 @@ def tied():
     words = keras.Input((5,), dtype="int32")
     table = layers.Embedding(7, 4)
     x = layers.Dense(4, activation="tanh")(table(words) + table(6 - words))
-    return words, TiedLogits(table)(x)
+    return words, zoo.TiedLogits(table)(x)
 
 
 NETWORKS = {
@@ -60,3 +51,16 @@ def data(inputs, outputs, n=N, seed=0):
     else:
         x = rng.normal(size=shape)
     return x, 3 * rng.normal(size=(n, *outputs.shape[1:]))
+
+
+def compiled(mode, **arguments):
+    """Return a model with a kernel of several positions, and biases."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((4, 6))
+    x = layers.Conv1D(3, 2, activation="tanh")(inputs)
+    x = layers.GlobalAveragePooling1D()(x)
+    model = kpg.PerGradModel(inputs, layers.Dense(3)(x))
+    model.compile(
+        keras.optimizers.SGD(1.0), "mse", gradient_mode=mode, **arguments
+    )
+    return model

@@ -7,20 +7,9 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.aggregations.aggregation import is_finite
+from tests.aggregations.networks import compiled
 
 layers = keras.layers
-
-
-def _model(mode, **arguments):
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((4, 6))
-    x = layers.Conv1D(3, 2, activation="tanh")(inputs)
-    x = layers.GlobalAveragePooling1D()(x)
-    model = kpg.PerGradModel(inputs, layers.Dense(3)(x))
-    model.compile(
-        keras.optimizers.SGD(1.0), "mse", gradient_mode=mode, **arguments
-    )
-    return model
 
 
 def _data(n=7):
@@ -44,12 +33,12 @@ MODES = [kpg.PerSample, kpg.Vectorized]
 @pytest.mark.parametrize("execution", ["graph", "eager", "xla"])
 def test_clips_every_sample(mode, execution):
     x, y = _data()
-    plain = _model("batch")
+    plain = compiled("batch")
     gradients = kpg.per_sample_gradients(plain, x, y)
     norms = kpg.per_sample_norms(plain, x, y).numpy()
     clip = 0.99 * float(np.median(norms))
     factors = np.minimum(1, clip / norms)
-    model = _model(
+    model = compiled(
         mode(kpg.ClippedMean(clip)),
         run_eagerly=execution == "eager",
         jit_compile=execution == "xla",
@@ -65,8 +54,8 @@ def test_clips_every_sample(mode, execution):
 @pytest.mark.parametrize("mode", MODES)
 def test_infinite_clip_norm_is_the_mean(mode):
     x, y = _data()
-    found, _ = _step(_model(mode(kpg.ClippedMean(float("inf")))), x, y)
-    expected, _ = _step(_model("batch"), x, y)
+    found, _ = _step(compiled(mode(kpg.ClippedMean(float("inf")))), x, y)
+    expected, _ = _step(compiled("batch"), x, y)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -76,14 +65,14 @@ def test_infinite_clip_norm_is_the_mean(mode):
 def test_a_broken_sample_poisons_nothing(mode, jit_compile):
     x, y = _data()
     aggregation = kpg.ClippedMean(0.1)
-    model = _model(mode(aggregation), jit_compile=jit_compile)
+    model = compiled(mode(aggregation), jit_compile=jit_compile)
     broken = x.copy()
     broken[2, 1] = np.inf
     broken[4, 0] = np.nan
     found, logs = _step(model, broken, y)
     assert logs["nonfinite_samples"] == 2
     keep = np.array([0, 1, 3, 5, 6])
-    expected, _ = _step(_model(mode(aggregation)), x[keep], y[keep])
+    expected, _ = _step(compiled(mode(aggregation)), x[keep], y[keep])
     for a, b in zip(found, expected, strict=True):
         # The loss is a mean over 7 in one case and over 5 in the other, but
         # every gradient is clipped to the same norm.
@@ -93,9 +82,9 @@ def test_a_broken_sample_poisons_nothing(mode, jit_compile):
 @pytest.mark.parametrize("mode", MODES)
 def test_noise_has_the_stated_deviation(mode):
     x, y = _data()
-    quiet, _ = _step(_model(mode(kpg.ClippedMean(0.5))), x, y)
+    quiet, _ = _step(compiled(mode(kpg.ClippedMean(0.5))), x, y)
     aggregation = kpg.ClippedMean(0.5, noise_multiplier=3.0, seed=1)
-    model = _model(mode(aggregation))
+    model = compiled(mode(aggregation))
     noise = []
     start = model.get_weights()
     for _ in range(60):
@@ -120,7 +109,7 @@ def test_noise_is_repeatable_with_a_seed():
     x, y = _data()
     steps = [
         _step(
-            _model(
+            compiled(
                 kpg.Vectorized(
                     kpg.ClippedMean(0.5, noise_multiplier=1.0, seed=3)
                 )
@@ -152,7 +141,7 @@ def test_noise_must_be_a_finite_multiplier():
 
 def test_evaluate_does_not_report_training_statistics():
     x, y = _data()
-    model = _model(kpg.Vectorized(kpg.ClippedMean(0.1)))
+    model = compiled(kpg.Vectorized(kpg.ClippedMean(0.1)))
     history = model.fit(x, y, validation_data=(x, y), verbose=0).history
     assert "clipped_fraction" in history
     assert "val_clipped_fraction" not in history
@@ -161,9 +150,9 @@ def test_evaluate_does_not_report_training_statistics():
 
 def test_statistics_are_epoch_means():
     x, y = _data(8)
-    norms = kpg.per_sample_norms(_model("batch"), x, y).numpy()
+    norms = kpg.per_sample_norms(compiled("batch"), x, y).numpy()
     clip = float(np.sort(norms)[5])  # 2 of 8 are above
-    model = _model(kpg.Vectorized(kpg.ClippedMean(clip * 1.0001)))
+    model = compiled(kpg.Vectorized(kpg.ClippedMean(clip * 1.0001)))
     model.optimizer.learning_rate = 0.0
     history = model.fit(x, y, batch_size=4, verbose=0, shuffle=False).history
     assert history["clipped_fraction"][0] == pytest.approx(2 / 8)
@@ -205,7 +194,7 @@ def _ops(model, x, y):
     ],
 )
 def test_modes_ask_for_finite_norms_with_an_op_that_metal_has(mode):
-    model = _model(mode)
+    model = compiled(mode)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     model.compile(optimizer, "mse", gradient_mode=mode)
     optimizer.build(model.trainable_variables)

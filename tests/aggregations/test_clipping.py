@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.aggregations.networks import compiled
 
 layers, schedules = keras.layers, keras.optimizers.schedules
 N = 9
@@ -27,16 +28,7 @@ MODES = {
 }
 
 
-def model(mode):
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((4, 6))
-    x = layers.Conv1D(3, 2, activation="tanh")(inputs)
-    x = layers.GlobalAveragePooling1D()(x)
-    result = kpg.PerGradModel(inputs, layers.Dense(3)(x))
-    result.compile(
-        keras.optimizers.SGD(1.0), "mse", gradient_mode=mode, jit_compile=False
-    )
-    return result
+model = functools.partial(compiled, jit_compile=False)
 
 
 def step(net, n=N):

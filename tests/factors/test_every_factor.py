@@ -8,15 +8,11 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors import outer
-from keras_pergrad.factors import projection as side
 from tests.factors.cases import (
     ALL,
     FACTORS,
     HELD,
     KEEP,
-    SIDES,
-    WEIGHTS,
     N,
     blanked,
     dense,
@@ -25,14 +21,7 @@ from tests.factors.cases import (
     set_second,
     without_first,
 )
-
-LIMITS = {"rtol": 1e-10, "atol": 1e-10}
-#: Numbers of projections: all entries, a few of both sides, one.
-SIZES = (10000, 11, 1)
-
-
-def _assert_close(found, right):
-    np.testing.assert_allclose(found, right, **LIMITS)
+from tests.factors.questions import Question, of_pairs, questions
 
 
 def test_there_is_a_case_of_every_class():
@@ -48,196 +37,95 @@ def test_there_is_a_case_of_every_class():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_norms_and_sums(name):
-    each = gradients(name)
+def test_answers(name):
+    make, each = ALL[name], gradients(name)
     assert each.shape[0] == N
-    norms = np.square(each).reshape(N, -1).sum(1)
-    total = np.square(each.sum(0)).sum()
-    scales = ((None, np.ones(N)), (WEIGHTS, WEIGHTS))
-    sums = [(w, np.tensordot(scale, each, 1)) for w, scale in scales]
-    for hold in HELD.values():
-        factor = hold(ALL[name])
-        for weights, right in sums:
-            found = tf.convert_to_tensor(factor.weighted_sum(weights))
-            np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-12)
-        found = factor.squared_norm_of_sum()
-        np.testing.assert_allclose(found, total, rtol=1e-10)
-        found = hold(ALL[name]).squared_norms()
-        np.testing.assert_allclose(found, norms, rtol=1e-10)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_products_and_squares(name):
-    each = gradients(name)
-    axes = tuple(range(1, each.ndim))
-    direction = np.random.default_rng(7).normal(size=each.shape[1:])
-    directions = [direction, tf.constant(direction, tf.float64)]
-    if direction.ndim:
-        rows = np.array([1, 0, 1]) % len(direction)
-        directions.append(
-            tf.IndexedSlices(tf.constant(direction[rows]), rows, each.shape[1:])
-        )
-    for hold in HELD.values():
-        factor = hold(ALL[name])
-        for one in directions:
-            _assert_close(factor.dot(one), (each * dense(one)).sum(axes))
-        squares = factor.sum_of_squares()
-        _assert_close(dense(squares), np.square(each).sum(0))
-        total = factor.weighted_sum(None)
-        assert isinstance(squares, type(total))
-        _assert_close(factor.dot(total), (each * each.sum(0)).sum(axes))
-
-
-@pytest.mark.parametrize("name", FACTORS)
-def test_pairs(name):
-    make = ALL[name]
-    each = gradients(name).reshape(N, -1)
-    others = without_first(make(), 1).materialize()
-    right = each @ others.numpy().reshape(N - 1, -1).T
-    full = factors.Full(tf.constant(gradients(name)))
-    for hold in HELD.values():
-        _assert_close(hold(make).gram(), each @ each.T)
-        new, held = (without_first(f(make), 1) for f in (HELD["nothing"], hold))
-        for other in (new, held, factors.Full(others)):
-            _assert_close(hold(make).gram(other), right)
-        for other in (new, held):
-            _assert_close(full.gram(other), right)
-
-
-def matrix(projection):
-    """Return the map, (entries, size), by the gradients of each entry."""
-    entries = int(np.prod(projection.shape, dtype=int))
-    each = np.eye(entries).reshape(-1, *projection.shape)
-    return projection.of_gradients(each).numpy()
-
-
-def _projection(name, size=6):
-    """Return a projection, and what it makes of the gradients."""
-    each = gradients(name)
-    projection = factors.Projection(each.shape[1:], size, seed=1)
-    return projection, each.reshape(N, -1) @ matrix(projection)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_projections(name, monkeypatch):
-    for size in SIZES:
-        _check_projection(name, size)
-    for large in (side._LARGE, 0):
-        with monkeypatch.context() as patch:
-            patch.setattr(side, "_LONG", 0)
-            patch.setattr(side, "_LARGE", large)
-            _check_projection(name, 6)
-
-
-def _check_projection(name, size):
-    projection, right = _projection(name, size)
-    assert 1 <= projection.size <= size
-    for hold in HELD.values():
-        found = hold(ALL[name]).project(projection)
-        assert found.shape == (N, projection.size)
-        _assert_close(found, right)
-
-
-def matrices_of(each, axes):
-    """Return gradients as (n, axes on the left, others)."""
-    others = [k for k in range(each.ndim - 1) if k not in axes]
-    turned = each.transpose([0, *(k + 1 for k in (*axes, *others))])
-    left = int(np.prod([each.shape[k + 1] for k in axes], dtype=int))
-    return turned.reshape(len(each), left, -1)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_rotations(name):
-    matrices = matrices_of(gradients(name), SIDES.get(name, ()))
-    rng = np.random.default_rng(3)
-    left = rng.normal(size=(matrices.shape[1], 3))
-    right = rng.normal(size=(matrices.shape[2], 2))
-    for u, v in itertools.product((None, left), (None, right)):
-        expected = matrices if u is None else u.T @ matrices
-        expected = expected if v is None else expected @ v
-        squares = np.square(expected).sum(0)
-        for hold in HELD.values():
-            found = hold(ALL[name]).rotated(u, v)
-            _assert_close(dense(found.sum_of_squares()), squares)
-            found = hold(ALL[name]).rotated(u, v)
-            _assert_close(found.materialize(), expected)
-
-
-@pytest.mark.parametrize("name", FACTORS)
-def test_squares_by_chunks(name, monkeypatch):
-    right = np.square(gradients(name)).sum(0)
-    # Of a sample, of some with a rest, of nearly all.
-    for numbers in (1, 20, 60):
-        found = _squares_by_chunks(FACTORS[name], numbers, monkeypatch)
-        _assert_close(found, right)
-
-
-def _squares_by_chunks(make, numbers, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(outer, "HELD", numbers)
-        return tf.convert_to_tensor(make().sum_of_squares())
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_methods(name):
-    factor = ALL[name]()
+    asked = questions(name, make(), each)
+    for hold, made in HELD.items():
+        pairs = of_pairs(name, hold) if name in FACTORS else []
+        for question in (*asked, *pairs):
+            # What is held is not asked for by chunks.
+            if hold == "nothing" or "by chunks" not in question.name:
+                found = question.answer(made(make))
+                question.check(found, f"of a factor that holds {hold}")
+    factor = make()
+    for question in asked:
+        question.check(question.answer(factor), "of one factor, in turn")
+    factor = make()
     assert isinstance(factor.chosen_method(), str)
     assert isinstance(factor.sum_method(), str)
     held = factor.norm_bytes(N)
     assert held is None or held > 0
 
 
+#: What is asked of a factor with a blank sample, in turn.
+OF_BLANK = {
+    "sum",
+    "product with ndarray",
+    "squares",
+    "projection to 6",
+    "kronecker",
+    "gradients with nothing rotated",
+    "pairs",
+}
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_answers_are_the_same_in_a_graph(name, monkeypatch):
-    each = gradients(name)
-    squares = np.square(each).sum(0)
-    direction = np.tensordot(WEIGHTS, each, 1)
-    flat = each.reshape(N, -1)
-    projection, projected = _projection(name)
-    eager = ALL[name]().kronecker()
-    v = np.random.default_rng(3).normal(size=(eager.outputs.shape[0], 2))
-    rotated = np.square(matrices_of(each, SIDES.get(name, ())) @ v).sum(0)
+def test_a_sample_that_is_not_kept_is_blank(name):
+    """Also where it is broken, and whether norms were asked before or not."""
+    each, sound = np.copy(gradients(name)), ALL[name]()
+    each[~KEEP] = 0
+    set_second(sound, 0)
+    asked = questions(name, sound, each)
+    asked = [question for question in asked if question.name in OF_BLANK]
+    assert len(asked) == len(OF_BLANK)
+    for order, value, norms in itertools.product(
+        (asked, asked[::-1]), (None, np.nan), (True, False)
+    ):
+        factor = blanked(name, value, norms)
+        for question in order:
+            where = f"second sample {value}, norms asked before: {norms}"
+            question.check(question.answer(factor), where)
 
-    def two(make):
-        factor = make()
-        sums = factor.sum_of_squares()
-        return factor.dot(direction), tf.convert_to_tensor(sums)
 
-    def others(make):
-        with monkeypatch.context() as patch:
-            patch.setattr(outer, "HELD", 20)
-            turned = make().rotated(outputs=v).sum_of_squares()
-            found = [*make().kronecker()[:3], tf.convert_to_tensor(turned)]
-        return [*found, make().project(projection)]
+#: What is asked in a graph, first of all factors, then of those of each class.
+OF_LAYOUTS = {
+    "kronecker",
+    "squares with outputs rotated",
+    "projection to 6",
+}
+OF_CLASSES = {
+    "product with ndarray",
+    "squares",
+    "pairs",
+    "pairs with the last two",
+}
 
-    def of_a_class(make):
-        pairs = make().gram(), make().gram(without_first(make(), 2))
-        return [*two(make), *others(make), *pairs]
 
-    def with_chunks(make):
-        return [*of_a_class(make), _squares_by_chunks(make, 20, monkeypatch)]
-
-    rights = {
-        two: [flat @ direction.ravel(), squares],
-        others: [*eager[:3], rotated, projected],
-    }
-    pairs = [flat @ flat.T, flat @ flat[2:].T]
-    rights[of_a_class] = [*rights[two], *rights[others], *pairs]
-    rights[with_chunks] = [*rights[of_a_class], squares]
+@pytest.mark.parametrize("name", ALL)
+def test_answers_are_the_same_in_a_graph(name):
+    each, is_class = gradients(name), name in FACTORS
+    pairs = Question(
+        "pairs with the last two",
+        lambda f: f.gram(without_first(ALL[name](), 2)),
+        each.reshape(N, -1) @ each[2:].reshape(2, -1).T,
+    )
+    asked = [*questions(name, ALL[name](), each), pairs]
+    everything = OF_LAYOUTS | (OF_CLASSES if is_class else set())
+    by_chunks = {"squares by chunks of 3"} if is_class else set()
     # A graph may not know the batch's size, and XLA traces other methods.
-    if name in FACTORS:
-        asked = [
-            (of_a_class, False, False),
-            (two, False, True),
-            (with_chunks, True, True),
-        ]
-    else:
-        asked = [(others, False, False), (others, True, True)]
-    for ask, known, xla in asked:
-        _check_in_a_graph(name, ask, rights[ask], known, xla)
+    for (known, xla), names in (
+        ((False, False), everything),
+        ((False, True), {"product with ndarray", "squares"} & everything),
+        ((True, True), everything | by_chunks),
+    ):
+        chosen = [one for one in asked if one.name in names]
+        assert len(chosen) == len(names)
+        if chosen:
+            _check_in_a_graph(name, chosen, known, xla)
 
 
-def _check_in_a_graph(name, ask, right, known, xla):
+def _check_in_a_graph(name, asked, known, xla):
     """Of the same tensors, of which a graph knows the batch's size or not."""
     parts = ALL[name]().holders()
     held = [
@@ -255,7 +143,7 @@ def _check_in_a_graph(name, ask, right, known, xla):
                 setattr(factor.holders()[k], attribute, tensor)
             return factor
 
-        return ask(make)
+        return [question.answer(make()) for question in asked]
 
     specs = [
         tf.TensorSpec([N if known else None, *t.shape[1:]], t.dtype)
@@ -264,40 +152,8 @@ def _check_in_a_graph(name, ask, right, known, xla):
     graph = tf.function(
         compute, input_signature=specs, jit_compile=xla, autograph=False
     )
-    for found, expected in zip(graph(*tensors), right, strict=True):
-        _assert_close(found, expected)
-
-
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("name", ALL)
-def test_a_sample_that_is_not_kept_is_blank(name, norms):
-    """Also where it is broken, and whether norms were asked before or not."""
-    each = np.copy(gradients(name))
-    each[~KEEP] = 0
-    axes = tuple(range(1, each.ndim))
-    flat = each.reshape(N, -1)
-    direction = np.tensordot(WEIGHTS, each, 1)
-    projection, projected = _projection(name)
-    sound = ALL[name]()
-    set_second(sound, 0)
-    for value in (None, np.nan):
-        factor = blanked(name, value, norms)
-        _assert_close(factor.dot(direction), (each * direction).sum(axes))
-        _assert_close(factor.gram(), flat @ flat.T)
-        squares = dense(factor.sum_of_squares())
-        _assert_close(squares, np.square(each).sum(0))
-        factor = blanked(name, value, norms)
-        found = tf.convert_to_tensor(factor.weighted_sum(None))
-        np.testing.assert_allclose(found, each.sum(0), rtol=1e-10, atol=1e-12)
-        _assert_close(factor.dot(direction), (each * direction).sum(axes))
-        _assert_close(factor.project(projection), projected * KEEP[:, None])
-        if name in SIDES:
-            for one, other in zip(
-                factor.kronecker()[:3], sound.kronecker()[:3]
-            ):
-                _assert_close(one, other)
-            turned = factor.rotated(outputs=None).materialize()
-            _assert_close(turned, sound.rotated().materialize())
+    for question, found in zip(asked, graph(*tensors), strict=True):
+        question.check(found, f"in a graph: XLA {xla}, size known {known}")
 
 
 def test_a_table_keeps_its_rows_where_each_entry_is_changed_by_itself():
@@ -397,3 +253,11 @@ def test_what_is_squared_stays_in_single_precision():
         np.testing.assert_allclose(
             dense(squares), np.square(right).sum(0), rtol=1e-6
         )
+
+
+def test_one_sample_at_one_position_is_exact():
+    factor = factors.Outer(drawn(4)[:1], drawn(6)[:1])
+    inputs, outputs, count, _ = factor.kronecker()
+    m = factor.materialize().numpy().ravel()
+    product = np.kron(inputs, outputs) / count
+    np.testing.assert_allclose(product, np.outer(m, m), rtol=1e-10, atol=1e-10)

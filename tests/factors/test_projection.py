@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad import factors
 from keras_pergrad.factors import projection as side
-from tests.factors.test_every_factor import matrix
+from tests.factors.questions import matrix
 
 N = 4
 LIMITS = {"rtol": 1e-10, "atol": 1e-10}

@@ -273,16 +273,6 @@ class NeedsTwoOfAValue(NeedsTwo):
     error = ValueError
 
 
-class Centred(layers.Layer):
-    """Mixes the samples, and nobody is told."""
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
-
-    def call(self, x):
-        return self.scale * (x - keras.ops.mean(x, axis=0))
-
-
 @pytest.mark.parametrize("layer", [NeedsTwoOfAType, NeedsTwoOfAValue])
 def test_layers_that_need_two_samples_are_measured(layer):
     model = keras.Sequential([keras.Input((2,)), layers.Dense(2), layer()])
@@ -300,7 +290,7 @@ def test_layers_that_need_two_samples_are_measured(layer):
             layers.BatchNormalization,
             r"are not defined: layer 'batch_norm.*makes every",
         ),
-        (Centred, r"are not defined: layer 'centred.*mixes the samples"),
+        (zoo.Centre, r"are not defined: layer 'centre.*mixes the samples"),
     ],
 )
 def test_why_samples_have_no_gradients(layer, said):

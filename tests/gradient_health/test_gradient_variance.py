@@ -72,20 +72,12 @@ def with_batch_norm():
     )
 
 
-class Centred(layers.Layer):
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
-
-    def call(self, x):
-        return self.scale * (x - keras.ops.mean(x, axis=0))
-
-
 def with_mixing():
     return keras.Sequential(
         [
             keras.Input((6, 6, 1)),
             layers.Flatten(),
-            Centred(),
+            zoo.Centre(),
             layers.Dense(3, activation="softmax"),
         ]
     )

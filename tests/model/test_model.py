@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests import oracle
+from tests import oracle, zoo
 
 layers = keras.layers
 
@@ -275,16 +275,6 @@ def test_lengths_must_agree():
         model.train_on_batch([np.ones((6, 4)), np.ones((5, 2))], np.ones(6))
 
 
-class Centre(layers.Layer):
-    """Subtracts the mean over the batch: samples are coupled."""
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],))
-
-    def call(self, x):
-        return (x - keras.ops.mean(x, 0, keepdims=True)) * (1 + self.scale)
-
-
 class OwnPenalty(layers.Layer):
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],))
@@ -336,7 +326,7 @@ def test_draws_without_keras_random_are_for_one_pass(eager):
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        (Centre, r"'centre'.* mixes the samples of a batch in the op Sub"),
+        (zoo.Centre, r"'centre'.* mixes the samples of a batch in the op Sub"),
         (OwnPenalty, "depends on 'own_penalty.* samples are no longer apart"),
     ],
 )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests import oracle
+from tests import oracle, zoo
 
 pytestmark = pytest.mark.slow
 
@@ -36,18 +36,6 @@ class LayerScale(layers.Layer):
 
     def call(self, inputs):
         return inputs * self.gamma
-
-
-class Tied(layers.Layer):
-    """Logits by the table that embedded the words."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = table
-
-    def call(self, inputs):
-        table = keras.ops.transpose(self.table.embeddings)
-        return keras.ops.matmul(inputs, table)
 
 
 def _encoder(rate):
@@ -91,7 +79,7 @@ def _language_model(rate):
     table = layers.Embedding(9, 6)
     x = layers.Dropout(rate, seed=2)(table(words))
     x = layers.GRU(7, return_sequences=True)(x)
-    logits = Tied(table)(layers.Dense(6)(x))
+    logits = zoo.TiedLogits(table)(layers.Dense(6)(x))
     return words, layers.Softmax()(logits)
 
 

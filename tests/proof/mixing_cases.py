@@ -533,7 +533,9 @@ class ByChance(layers.Layer):
         super().__init__()
         self.axis, self.seeds = axis, keras.random.SeedGenerator(1)
 
-    def call(self, x):
+    def call(self, x, training=False):
+        if not training:
+            return x
         on = keras.random.uniform((), seed=self.seeds) < 1e-6
         return ops.where(on, ops.roll(x, 1, axis=self.axis), x)
 
@@ -801,6 +803,12 @@ loss_pair(
     y=LABELS,
 )
 loss_pair(
+    "contrastive_of_equal_labels",
+    _contrastive,
+    lambda y, p: ops.sum(ops.one_hot(_classes(y), 3, dtype="float64") * p, 1),
+    y=LABELS // 2,
+)
+loss_pair(
     "negatives_of_the_batch",
     lambda y, p: keras.losses.sparse_categorical_crossentropy(
         ops.arange(ops.shape(p)[0]), ops.matmul(p, ops.transpose(p)), True
@@ -850,3 +858,25 @@ def _compiled(function):
     model, x, y = stacked(layers.Identity())
     model.compile("sgd", RowLoss(function))
     return model, x, y
+
+
+def _of_strings(function):
+    """Of numbers as text, as in a table."""
+    model, x, y = stacked(
+        Apply(lambda text: tf.strings.to_number(text, tf.float64)),
+        dtype="string",
+        x=tf.constant(X.astype(str)),
+    )
+    model.compile("sgd", RowLoss(function))
+    return model, x, y
+
+
+pair(
+    "numbers_as_strings",
+    lambda: _of_strings(
+        lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 0))
+    ),
+    lambda: _of_strings(
+        lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 1, keepdims=True))
+    ),
+)

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests import oracle
+from tests import oracle, zoo
+from tests.proof.private_fits import fit_privately
 
 layers, ops = keras.layers, keras.ops
 _rng = np.random.default_rng(0)
@@ -32,200 +33,6 @@ def _fit(model, data, mode="vectorized", loss="mse", **kwargs):
     if not isinstance(data, tf.data.Dataset):
         data = tf.data.Dataset.from_tensor_slices(data).batch(16)
     model.fit(data, shuffle=False, verbose=0)
-
-
-def _assert_refused(make, data, modes=("vectorized", ACCUMULATED), **kwargs):
-    for mode in modes:
-        with pytest.raises(ValueError, match=MIXED):
-            _fit(make(), data, mode, **kwargs)
-
-
-def _private(examples, method="vectorized"):
-    return kpg.PrivateTraining(
-        noise_multiplier=1.0,
-        delta=1e-2,
-        samples=examples,
-        batch_size=examples,
-        user_ids="unique",
-        seed=1,
-        epochs=1,
-        method=method,
-    )
-
-
-def _fit_privately(model, x, y, loss="mse", method="vectorized"):
-    private = _private(len(y), method)
-    model.compile("sgd", loss, gradient_mode=private.gradient_mode)
-    model.fit(
-        private.batches(x, y), epochs=1, callbacks=[private.callback], verbose=0
-    )
-
-
-class Centre(layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, 0, keepdims=True)
-
-
-class Numbers(layers.Layer):
-    """Strings as numbers, as in a table of text."""
-
-    def call(self, x):
-        return tf.strings.to_number(x)
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, "float32")
-
-
-def _towards_the_centre(y, p):
-    pulled = ops.mean(ops.square(p - ops.mean(p, 0)), -1)
-    return pulled + ops.mean(ops.square(p - y), -1)
-
-
-def _over_variance(y, p):
-    return ops.mean(ops.square(y - p), -1) / (ops.var(y) + 1e-3)
-
-
-def _over_number(y, p):
-    n = ops.cast(ops.shape(p)[0], "float32")
-    return ops.mean(ops.square(y - p), -1) / n
-
-
-def _plain_norm():
-    return layers.BatchNormalization(center=False, scale=False)
-
-
-def test_ages_in_bins():
-    def make():
-        return _net(
-            layers.Discretization([30.0, 45.0, 60.0]),
-            layers.Embedding(4, 4),
-            layers.Flatten(),
-            _plain_norm(),
-            shape=(1,),
-        )
-
-    ages = _rng.uniform(18, 80, (8, 1)).astype("float32")
-    _assert_refused(make, (ages, Y), ["vectorized"])
-
-
-def test_first_rows_of_zeros():
-    x = X.copy()
-    x[:5] = 0
-    _assert_refused(
-        lambda: _net(layers.Dense(4), _plain_norm()), (x, Y), ["vectorized"]
-    )
-
-
-@pytest.mark.parametrize("arrays", [True, False])
-def test_ids_as_floats(arrays):
-    model = _net(
-        layers.Embedding(20, 4), layers.Flatten(), _plain_norm(), shape=(6,)
-    )
-    x = _rng.integers(1, 20, (8, 6)).astype("float32")
-    model.compile("sgd", "mse", gradient_mode="vectorized")
-    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(8)
-    with pytest.raises(ValueError, match="depend on the whole batch"):
-        model.fit(*((x, Y) if arrays else (data,)), shuffle=False, verbose=0)
-
-
-@pytest.mark.parametrize("arrays", [True, False])
-def test_strings(arrays):
-    words = ["cat", "dog", "cow", "pig"]
-    model = _net(
-        layers.StringLookup(vocabulary=words),
-        layers.Embedding(6, 4),
-        layers.Flatten(),
-        _plain_norm(),
-        shape=(1,),
-        dtype="string",
-    )
-    x = tf.constant(np.array(words * 2).reshape(8, 1))
-    model.compile("sgd", "mse", gradient_mode="vectorized")
-    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(8)
-    with pytest.raises(ValueError, match="depend on the whole batch"):
-        model.fit(*((x, Y) if arrays else (data,)), shuffle=False, verbose=0)
-
-
-@pytest.mark.parametrize("start", ["glorot_uniform", "zeros"])
-def test_a_head_of_zeros(start):
-    def make():
-        return _net(
-            layers.Dense(6, "tanh"),
-            head=layers.Dense(3, kernel_initializer=start),
-        )
-
-    _assert_refused(make, (X, Y), loss=_towards_the_centre)
-
-
-@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2, 3, 3], list(range(8))])
-def test_contrastive_loss(labels):
-    def loss(y, z):
-        y, z = ops.reshape(y, (-1,)), ops.normalize(z, axis=-1)
-        near = ops.matmul(z, ops.transpose(z)) / 0.5
-        other = 1.0 - ops.eye(ops.shape(z)[0])
-        same = ops.cast(ops.equal(y[:, None], y[None]), "float32") * other
-        total = ops.sum(ops.exp(near) * other, -1, keepdims=True)
-        return -ops.sum((near - ops.log(total)) * same, -1)
-
-    _assert_refused(
-        lambda: _net(layers.Dense(6, "tanh")),
-        (X, np.array(labels)),
-        loss=loss,
-    )
-
-
-def test_mixing_that_waits_for_a_counter():
-    class Annealed(layers.Layer):
-        def build(self, shape):
-            self.step = self.add_weight((), "zeros", trainable=False)
-
-        def call(self, x, training=False):
-            share = ops.minimum(self.step / 3.0, 1.0)
-            if training:
-                self.step.assign(self.step + 1.0)
-            return x - share * ops.mean(x, 0, keepdims=True)
-
-    _assert_refused(lambda: _net(layers.Dense(5), Annealed()), (X, Y))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_mixing_by_chance(seed):
-    class MixUp(layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.seeds = keras.random.SeedGenerator(seed)
-
-        def call(self, x, training=False):
-            if not training:
-                return x
-            on = keras.random.uniform((), seed=self.seeds) < 0.5
-            return ops.where(on, 0.7 * x + 0.3 * ops.roll(x, 1, axis=0), x)
-
-    _assert_refused(lambda: _net(layers.Dense(5), MixUp()), (X, Y))
-
-
-def test_loss_over_a_statistic_of_targets():
-    _assert_refused(lambda: _net(layers.Dense(4)), (X, Y), loss=_over_variance)
-
-
-class OverNumber(layers.Layer):
-    def call(self, x):
-        return x * ops.cast(ops.shape(x)[0], x.dtype) / 8.0
-
-
-@pytest.mark.parametrize("where", ["loss", "layer"])
-def test_what_follows_the_batch_size(where):
-    def make():
-        return _net(*([OverNumber()] if where == "layer" else []))
-
-    loss = _over_number if where == "loss" else "mse"
-    with pytest.raises(ValueError, match="number of samples"):
-        _fit(make(), (X, Y), ACCUMULATED, loss)
-    model = make()
-    model.compile("sgd", loss)
-    found = kpg.per_sample_gradients(model, X, Y)
-    expected = oracle.per_sample_gradients(model, X, Y, None, True, alone=False)
-    oracle.assert_agree(found, expected)
 
 
 class Sorted(layers.Layer):
@@ -266,39 +73,6 @@ def test_lengths_decide_where_samples_are(layer):
         model.fit(x, Y, verbose=0)
 
 
-@pytest.mark.parametrize("mode", [ACCUMULATED, "vectorized", "per_sample"])
-def test_numbers_as_strings(mode):
-    def make():
-        return _net(
-            Numbers(), layers.Rescaling(0.1), shape=(3,), dtype="string"
-        )
-
-    x = _rng.integers(10, 30, (8, 3)).astype(str)
-    _assert_refused(make, (x, Y), [mode], loss=_towards_the_centre)
-
-
-def test_private_ids_as_floats():
-    x = _rng.integers(1, 19, (8, 6)).astype("float32")
-    model = _net(
-        layers.Embedding(20, 4), layers.Flatten(), Centre(), shape=(6,)
-    )
-    with pytest.raises(ValueError, match=MIXED):
-        _fit_privately(model, x, Y)
-
-
-@pytest.mark.parametrize("loss", [_over_variance, _over_number])
-@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
-def test_private_losses_of_others(loss, method):
-    with pytest.raises(ValueError, match=MIXED + "|number of samples|how many"):
-        _fit_privately(_net(), X, Y, loss, method)
-
-
-def test_private_numbers_as_strings():
-    model = _net(Numbers(), shape=(5,), dtype="string")
-    with pytest.raises(ValueError, match=MIXED):
-        _fit_privately(model, X.astype(str), Y, _towards_the_centre)
-
-
 def _in_batch(y, p):
     del y
     users, items = p[:, :4], p[:, 4:]
@@ -326,7 +100,7 @@ def test_two_towers_with_negatives_of_the_batch():
     with pytest.raises(ValueError, match="compares the samples"):
         _fit(_two_towers(), (x, y), loss=_in_batch)
     with pytest.raises(ValueError, match="compares the samples"):
-        _fit_privately(_two_towers(), x, y, _in_batch)
+        fit_privately(_two_towers(), x, y, _in_batch)
 
 
 # Sound models that were refused.
@@ -359,29 +133,6 @@ def test_gradient_penalty_trains_as_in_keras(mode):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("float64")
-def test_gradient_penalty_in_a_layer():
-    model = _net(GradientPenalty(), head=layers.Identity(), cls=keras.Model)
-    model.compile("sgd", "mae")
-    x, y = X.astype("float64"), np.zeros((8, 1))
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
-
-
-@pytest.mark.usefixtures("float64")
-def test_samples_on_a_middle_axis():
-    model = _net(
-        layers.Lambda(lambda x: ops.transpose(x, (2, 0, 1, 3))),
-        layers.Dense(3),
-        layers.Lambda(lambda x: ops.transpose(x, (1, 2, 0, 3))),
-        shape=(6, 5, 2),
-        head=layers.Dense(1),
-        cls=keras.Model,
-    )
-    model.compile("sgd", "mse")
-    x, y = _rng.normal(size=(4, 6, 5, 2)), _rng.normal(size=(4, 6, 5, 1))
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
-
-
 class Folded(layers.Layer):
     """An LSTM over nodes that are folded with the samples."""
 
@@ -405,20 +156,6 @@ class Folded(layers.Layer):
         return shape[0], 3, 5
 
 
-@pytest.mark.parametrize("nodes_first", [True, False])
-@pytest.mark.usefixtures("float64")
-def test_folded_lstm(nodes_first):
-    model = _net(
-        Folded(nodes_first),
-        shape=(6, 5, 2),
-        head=layers.Identity(),
-        cls=keras.Model,
-    )
-    model.compile("sgd", "mse")
-    x, y = _rng.normal(size=(4, 6, 5, 2)), _rng.normal(size=(4, 3, 5))
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
-
-
 class Experts(layers.Layer):
     """The sum of experts, all of which begin at zero."""
 
@@ -436,30 +173,55 @@ def _zeros(size):
     return layers.Dense(size, kernel_initializer="zeros")
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        lambda: [Experts()],
-        lambda: [_zeros(8), layers.Dense(4)],
+def _transposed(*order):
+    return layers.Lambda(lambda x: ops.transpose(x, order))
+
+
+#: Layers, the shapes of a sample and of its target.
+SOUND = {
+    "gradient penalty": (lambda: [GradientPenalty()], (5,), (1,)),
+    "samples on a middle axis": (
         lambda: [
+            _transposed(2, 0, 1, 3),
+            layers.Dense(3),
+            _transposed(1, 2, 0, 3),
+            layers.Dense(1),
+        ],
+        (6, 5, 2),
+        (6, 5, 1),
+    ),
+    "nodes first": (lambda: [Folded(True)], (6, 5, 2), (3, 5)),
+    "samples first": (lambda: [Folded(False)], (6, 5, 2), (3, 5)),
+    "experts": (lambda: _behind_zeros(Experts()), (6, 4), (3,)),
+    "dense": (lambda: _behind_zeros(_zeros(8), layers.Dense(4)), (6, 4), (3,)),
+    "top_k": (
+        lambda: _behind_zeros(
             _zeros(8),
             layers.Lambda(lambda x: ops.top_k(ops.softmax(x), 4)[0]),
             layers.Dense(5),
-        ],
-        lambda: [_zeros(8), layers.Conv1D(4, 3)],
-    ],
-    ids=["experts", "dense", "top_k", "convolution"],
-)
+        ),
+        (6, 4),
+        (3,),
+    ),
+    "convolution": (
+        lambda: _behind_zeros(_zeros(8), layers.Conv1D(4, 3)),
+        (6, 4),
+        (3,),
+    ),
+}
+
+
+def _behind_zeros(*parts):
+    return [*parts, layers.GlobalAveragePooling1D(), layers.Dense(3)]
+
+
+@pytest.mark.parametrize("name", SOUND)
 @pytest.mark.usefixtures("float64")
-def test_weights_behind_zeros(parts):
-    model = _net(
-        *parts(),
-        layers.GlobalAveragePooling1D(),
-        shape=(6, 4),
-        cls=keras.Model,
-    )
-    model.compile("sgd", "mse")
-    x, y = _rng.normal(size=(4, 6, 4)), _rng.normal(size=(4, 3))
+def test_sound_models_are_exact(name):
+    parts, of_x, of_y = SOUND[name]
+    model = _net(*parts(), shape=of_x, head=layers.Identity(), cls=keras.Model)
+    model.compile("sgd", "mae" if name == "gradient penalty" else "mse")
+    x, y = _rng.normal(size=(4, *of_x)), _rng.normal(size=(4, *of_y))
     oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
 
 
@@ -567,7 +329,10 @@ def test_draws_of_other_threads_are_their_own():
 
 
 def test_the_optimizer_is_usable_after_a_refusal():
-    model, optimizer = _net(layers.Dense(4), Centre()), keras.optimizers.Adam()
+    model, optimizer = (
+        _net(layers.Dense(4), zoo.Centre()),
+        keras.optimizers.Adam(),
+    )
     model.compile(optimizer, "mse", gradient_mode="vectorized")
     with pytest.raises(ValueError, match=MIXED):
         model.fit(X, Y, verbose=0)
@@ -576,7 +341,7 @@ def test_the_optimizer_is_usable_after_a_refusal():
 
 
 def test_a_refused_model_is_collected():
-    model = _net(layers.Dense(4), Centre())
+    model = _net(layers.Dense(4), zoo.Centre())
     model.compile("sgd", "mse", gradient_mode="vectorized")
     with pytest.raises(ValueError, match=MIXED):
         model.fit(X, Y, verbose=0)

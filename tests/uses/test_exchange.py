@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests import oracle
+from tests import oracle, zoo
 from tests.marks import few
 
 layers, ops = keras.layers, keras.ops
@@ -186,11 +186,6 @@ def _lambda(function):
     return lambda: layers.Lambda(function)
 
 
-class Centre(layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, 0, keepdims=True)
-
-
 class Shuffled(layers.Layer):
     """What it draws is not that of the samples."""
 
@@ -205,7 +200,7 @@ class Spread(layers.Layer):
 
 
 MIXERS = [
-    Centre,
+    zoo.Centre,
     Shuffled,
     _lambda(lambda x: ops.roll(x, 1, 0)),
     _lambda(lambda x: x[::-1]),
@@ -233,7 +228,7 @@ def test_the_layer_is_named_whatever_the_others_are_called(mixing):
     for name in ("dense", "dense_1", "dense_1_1"):
         x = layers.Dense(3, name=name)(x)
         if name == mixing:
-            parts = [keras.Input((3,)), Centre(name=name)]
+            parts = [keras.Input((3,)), zoo.Centre(name=name)]
             inner = keras.Sequential(parts, name="inner")
             x = inner(x)
     model = keras.Model(inputs, layers.Dense(2, name="out")(x))

@@ -259,23 +259,6 @@ def test_dropout_outside_training_keeps_the_rule():
     assert_exact(stack((3, 4, 2), layer), normal(3, 3, 4, 2))
 
 
-@pytest.mark.usefixtures("float64")
-def test_a_stateful_layer_keeps_its_states():
-    inputs = keras.Input((3, 4, 2), batch_size=3)
-    layer = layers.ConvLSTM1D(2, 2, stateful=True)
-    model = randomized(keras.Model(inputs, layer(inputs)))
-    x = tf.constant(normal(3, 3, 4, 2))
-    before = [s.numpy() for s in layer.states]
-    with TracedStep(model, (x, None, None)) as tape:
-        found = tape.forward(x)
-    after = [s.numpy() for s in layer.states]
-    for state, value in zip(layer.states, before):
-        state.assign(value)
-    np.testing.assert_allclose(found, model(x), rtol=1e-12)
-    for state, value in zip(layer.states, after):
-        np.testing.assert_allclose(state, value, rtol=1e-12)
-
-
 CHANNELS_FIRST = {
     "1d": (layers.ConvLSTM1D, {"return_sequences": True}, (3, 2, 4)),
     "2d": (
@@ -336,13 +319,3 @@ def _of_step(model, x, cell, monkeypatch):
 
 def _all_squares(model, x, y, y_pred, sample_weight, training):
     return tf.add_n([tf.reduce_sum(tf.square(t)) for t in y_pred])
-
-
-def test_mixed_precision_gives_the_layers_output():
-    keras.config.set_dtype_policy("mixed_float16")
-    model = stack((3, 4, 2), layers.ConvLSTM1D(2, 2, return_sequences=True))
-    x = tf.constant(normal(3, 3, 4, 2))
-    with TracedStep(model, (x, None, None)) as tape:
-        found = tape.forward(x)
-    assert found.dtype == tf.float16
-    np.testing.assert_allclose(found, model(x), rtol=1e-2, atol=1e-2)

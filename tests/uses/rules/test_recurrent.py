@@ -222,12 +222,20 @@ def test_dropout_outside_training_keeps_the_rule():
     assert_exact(stack((4, 2), layer), normal(3, 4, 2))
 
 
+#: A recurrent layer and one whose products are convolutions, and a sample.
+BOTH = {
+    "lstm": (lambda **how: layers.LSTM(3, **how), (4, 2)),
+    "conv": (lambda **how: layers.ConvLSTM1D(2, 2, **how), (3, 4, 2)),
+}
+
+
 @pytest.mark.usefixtures("float64")
-def test_a_stateful_layer_keeps_its_states():
-    inputs = keras.Input((4, 2), batch_size=3)
-    layer = layers.LSTM(3, stateful=True)
+@pytest.mark.parametrize("name", BOTH)
+def test_a_stateful_layer_keeps_its_states(name):
+    make, shape = BOTH[name]
+    inputs, layer = keras.Input(shape, batch_size=3), make(stateful=True)
     model = randomized(keras.Model(inputs, layer(inputs)))
-    x = tf.constant(normal(3, 4, 2))
+    x = tf.constant(normal(3, *shape))
     before = [s.numpy() for s in layer.states]
     with TracedStep(model, (x, None, None)) as tape:
         found = tape.forward(x)
@@ -239,10 +247,12 @@ def test_a_stateful_layer_keeps_its_states():
         np.testing.assert_allclose(state, value, rtol=1e-12)
 
 
-def test_mixed_precision_gives_the_layers_output():
+@pytest.mark.parametrize("name", BOTH)
+def test_mixed_precision_gives_the_layers_output(name):
     keras.config.set_dtype_policy("mixed_float16")
-    model = stack((4, 2), layers.LSTM(3, return_sequences=True))
-    x = tf.constant(normal(3, 4, 2))
+    make, shape = BOTH[name]
+    model = stack(shape, make(return_sequences=True))
+    x = tf.constant(normal(3, *shape))
     with TracedStep(model, (x, None, None)) as tape:
         found = tape.forward(x)
     assert found.dtype == tf.float16
