@@ -470,7 +470,7 @@ SECTIONS = {
     ),
     "rule": (
         "A rule of the layer",
-        "Fast; their weights are used in a loop:",
+        "Fast; their weights are used in a loop, or by cuDNN (LSTM and GRU):",
     ),
     "one by one": (
         "One sample after the other",

@@ -362,3 +362,27 @@ def batch_norm_gradient(op, types):
 def kernel_gradient(op, types):
     """Find a kernel's gradient, a sum over the samples."""
     return Total(_image_type(op, types, {0, 2}).flags)
+
+
+@type_rule("CudnnRNNV3", "CudnnRNNBackpropV3")
+def recurrent_steps(op, types):
+    """Each sequence by itself; the sum of its weights' gradients."""
+    weights, lengths = 3, 4
+    if not isinstance(types[weights], Free):
+        raise Mixes("takes samples for its weights")
+    axis = 1 if op.attribute("time_major") else 0
+    places = set()
+    for k, input_type in enumerate(types):
+        if isinstance(input_type, Free):
+            continue
+        if not isinstance(input_type, At):
+            raise Mixes("takes sums over the samples for sequences")
+        if input_type.axis != (0 if k == lengths else axis):
+            raise Mixes("takes the samples for steps or features")
+        places.add((axis, input_type.rows, input_type.lead))
+    if len(places) != 1:
+        raise Mixes("brings samples together that lie differently")
+    output_type = At.placed(places.pop(), flags_of(types))
+    if op.type == "CudnnRNNV3":
+        return output_type
+    return [output_type, output_type, output_type, Total(output_type.flags)]

@@ -158,10 +158,11 @@ class Forward:
                 # XLA has no gradient for the call of a function.
                 stack.enter_context(inline_functions())
             layers = layers_of(self.model)
-            stack.enter_context(loops_instead(layers))
             for layer in layers:
                 rule = find_rule(layer) if layer.trainable_variables else None
-                if rule is not None:
+                if rule is None:
+                    stack.enter_context(loops_instead([layer]))
+                else:
                     call = self._wrap_call(layer, rule)
                     stack.enter_context(patched_attribute(layer, "call", call))
             if takes_training(self.model):
@@ -179,11 +180,14 @@ class Forward:
             in_inner_graph = tf.compat.v1.get_default_graph() is not self.graph
             # Inside another rule's call, or in the body of a loop, the ops are
             # served by that rule, or one by one.
-            if self._in_rule_call or in_inner_graph:
-                return original(*args, **kwargs)
-            args, kwargs = _first_positional(original, args, kwargs)
-            if rule.reason_against(layer, *args, **kwargs) is not None:
-                return original(*args, **kwargs)
+            is_served = not (self._in_rule_call or in_inner_graph)
+            if is_served:
+                args, kwargs = _first_positional(original, args, kwargs)
+                reason = rule.reason_against(layer, *args, **kwargs)
+                is_served = reason is None
+            if not is_served:
+                with loops_instead([layer]):
+                    return original(*args, **kwargs)
             return self._record_call(layer, rule, original, args, kwargs)
 
         call.rule = rule

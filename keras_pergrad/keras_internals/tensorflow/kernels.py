@@ -6,7 +6,8 @@ process. So the traced step is searched for this shape, and such a product is
 tried in a separate process.
 
 Private names in use: `FuncGraph._functions`;
-`keras.src.backend.tensorflow.rnn.cudnn_ok`.
+`keras.src.backend.tensorflow.rnn.cudnn_ok`,
+`keras.src.backend.tensorflow.rnn.gru`, `keras.src.backend.tensorflow.rnn.lstm`.
 """
 
 import contextlib
@@ -18,10 +19,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.rnn import cudnn_ok
+from keras.src.backend.tensorflow.rnn import cudnn_ok, gru, lstm
 
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import layers_of
+from keras_pergrad.keras_internals.tensorflow.settings import (
+    current_device,
+    in_xla,
+)
 
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
@@ -117,6 +122,9 @@ class LoopsWhereMasked:
         following: Any = super()
         with contextlib.ExitStack() as stack:
             for layer in filter(_uses_cudnn, layers_of(model)):
+                if hasattr(layer.call, "rule"):
+                    # In a traced step a rule serves it, with its masks.
+                    continue
                 patch = patched_attribute(
                     layer, "inner_loop", _mask_aware_loop(layer)
                 )
@@ -150,3 +158,68 @@ def _uses_cudnn(layer):
     if isinstance(layer, keras.layers.GRU):
         arguments["reset_after"] = layer.reset_after
     return cudnn_ok(**arguments)
+
+
+# The steps of LSTM and GRU by cuDNN, in a rule that projects their inputs.
+#
+# Keras's own functions call the op: they know in which order cuDNN has the
+# gates and where their weights and biases lie.
+
+
+def runs_on_cudnn(layer):
+    """Whether cuDNN can run the steps of a layer in the graph being traced.
+
+    Not where Keras would not call it, under XLA, on a CPU, or on the card of
+    a plugin, which may have another op under the same name.
+    """
+    if not _uses_cudnn(layer) or in_xla() or "CPU" in current_device().upper():
+        return False
+    return _has_cuda_card()
+
+
+def _has_cuda_card():
+    details = map(
+        tf.config.experimental.get_device_details,
+        tf.config.get_visible_devices("GPU"),
+    )
+    return any("compute_capability" in d for d in details)
+
+
+def cudnn_steps(cell, z, states, recurrent_kernel, state_bias, lengths=None):
+    """Return h after each step, (n, t, u), and the last states.
+
+    The input kernel is the identity, so that the gradient of z is that of the
+    gates before their activations. Weights get no gradient.
+
+    Args:
+        cell: an `LSTMCell`, or a `GRUCell` that has `reset_after`.
+        z: x·kernel + bias of all gates, (n, t, gates), ordered as Keras does.
+        states: h, (n, u), and c for an LSTM.
+        recurrent_kernel: (u, gates).
+        state_bias: what a GRU adds to h·recurrent kernel, (gates,).
+        lengths: (n,), at least 1: how many steps of each sample count, which
+            must be its first ones. None: all.
+    """
+    mask = None
+    if lengths is not None:
+        mask = tf.sequence_mask(lengths, tf.shape(z)[1])
+    function, options = lstm, {}
+    bias = tf.zeros([z.shape[-1]], z.dtype)
+    if isinstance(cell, keras.layers.GRUCell):
+        function, options = gru, {"reset_after": cell.reset_after}
+        bias = tf.stack([bias, state_bias])
+    weights = {
+        "kernel": tf.eye(z.shape[-1], dtype=z.dtype),
+        "recurrent_kernel": tf.stop_gradient(recurrent_kernel),
+        "bias": tf.stop_gradient(bias),
+    }
+    call: Any = functools.partial(function, **weights, **options)
+    _, hidden, *last = call(
+        z,
+        *states,
+        mask,
+        activation=cell.activation,
+        recurrent_activation=cell.recurrent_activation,
+        return_sequences=True,
+    )
+    return hidden, tf.nest.flatten(last)

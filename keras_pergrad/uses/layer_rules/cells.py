@@ -48,7 +48,10 @@ class Cell:
 
     Attributes:
         input_masks, state_masks: lists of them, or None: nothing is dropped.
+        state_bias: what is added to the state's product, or None.
     """
+
+    state_bias = None
 
     def __init__(self, cell, training=False):
         self.cell = cell
@@ -135,6 +138,11 @@ class Cell:
     def backward(self, saved, d_states):
         """Return dz and the gradients of the states before the step."""
         raise NotImplementedError
+
+    def extras(self, z, hidden):
+        """Return the extras of all steps from Z and h before each step."""
+        del z, hidden
+        return []
 
     def gradients(self, inputs, hidden, extras, dz):
         """Yield (variable, factor); `hidden` is h before each step, (n,t,u).
@@ -224,9 +232,8 @@ class Gru(Cell):
 
     def __init__(self, cell, training=False):
         super().__init__(cell, training)
-        self.bias = None
         if cell.use_bias:
-            self.bias = self._value(cell.bias)[1]
+            self.state_bias = self._value(cell.bias)[1]
 
     def input_bias(self):
         return self.cell.bias[0] if self.cell.use_bias else None
@@ -236,8 +243,8 @@ class Gru(Cell):
         main, gate = self.activations()
         x_z, x_r, x_h = tf.split(z, 3, 1)
         inner = self.state_product(h)
-        if self.bias is not None:
-            inner += self.bias
+        if self.state_bias is not None:
+            inner += self.state_bias
         h_z, h_r, h_h = tf.split(inner, 3, 1)
         update, d_update = _activate(gate, x_z + h_z)
         reset, d_reset = _activate(gate, x_r + h_r)
@@ -259,6 +266,13 @@ class Gru(Cell):
         inner = tf.concat([*d_gates, d_new * reset], 1)
         d_state = dh * update + self.state_gradient(inner)
         return tf.concat([*d_gates, d_new], 1), [d_state]
+
+    def extras(self, z, hidden):
+        reset = slice(self.cell.units, 2 * self.cell.units)
+        inner = tf.tensordot(hidden, self.kernel[:, reset], 1)
+        if self.state_bias is not None:
+            inner += self.state_bias[reset]
+        return [self.cell.recurrent_activation(z[..., reset] + inner)]
 
     def gradients(self, inputs, hidden, extras, dz):
         units = self.cell.units

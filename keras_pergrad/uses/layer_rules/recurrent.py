@@ -1,4 +1,4 @@
-"""The layer rule of recurrent layers, and their steps as a scan.
+"""The layer rule of recurrent layers, their steps as a scan or by cuDNN.
 
 The layer's own `call` runs, but with an equivalent inner loop that projects
 the whole input at once. The gradient of that projection Z is the gate gradient
@@ -14,6 +14,10 @@ import tensorflow as tf
 
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import ConvLSTMCell
+from keras_pergrad.keras_internals.tensorflow.kernels import (
+    cudnn_steps,
+    runs_on_cudnn,
+)
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.uses.layer_rules import cells
 from keras_pergrad.uses.layer_rules.cells import ConvLstm
@@ -188,7 +192,8 @@ def _forward(layer, call, watch, *args, **kwargs):
             mask = None if mask is None else tf.reverse(mask, [1])
         z = watch(cell.project(inputs))
         initial = [cell.to_channels_last(state) for state in initial_state]
-        sequence, states, (hidden, *extras) = _recurrence(
+        run = _run_cudnn if runs_on_cudnn(layer) else _run_scan
+        sequence, states, (hidden, *extras) = run(
             cell, z, initial, mask, layer.return_sequences
         )
         recorded["inputs"] = (*cell.kernel_inputs(inputs, hidden), *extras)
@@ -236,7 +241,7 @@ def _expand_mask(mask, tensor):
     return mask[(..., *new_axes)]
 
 
-def _recurrence(cell, z, initial_state, mask, return_sequence):
+def _run_scan(cell, z, initial_state, mask, return_sequence):
     """Run all steps, with gradients only for `z` and the initial state.
 
     Return three things: h of all steps, (n, t, ..., u), if `return_sequence`,
@@ -297,6 +302,37 @@ def _recurrence(cell, z, initial_state, mask, return_sequence):
     if return_sequence:
         return outputs[0], list(outputs[1:]), intermediates
     return None, list(outputs), intermediates
+
+
+def _run_cudnn(cell, z, initial_state, mask, return_sequence):
+    """Do by one call of cuDNN what `_run_scan` does."""
+    steps, lengths, places = z, None, None
+    if mask is not None:
+        z = _zeros_unless(mask, z)
+        # cuDNN takes sequences that are padded behind and have a step: those
+        # that count go to the front, and how many there were tells their
+        # place.
+        marks = tf.cast(mask, tf.int32)
+        counts = tf.cumsum(marks, 1)
+        places = counts, counts - marks
+        order = tf.argsort(1 - marks, stable=True)
+        steps = tf.gather(z, order, batch_dims=1)
+        lengths = tf.maximum(counts[:, -1], 1)
+    outputs, states = cudnn_steps(
+        cell.cell, steps, initial_state, cell.kernel, cell.state_bias, lengths
+    )
+    all_states = tf.concat([initial_state[0][:, None], outputs], 1)
+    hidden = all_states[:, :-1]
+    if places is not None:
+        after, before = places
+        outputs = tf.gather(all_states, after, batch_dims=1)
+        hidden = tf.gather(all_states, before, batch_dims=1)
+        pairs = zip(states, initial_state)
+        has_steps = after[:, -1:] > 0
+        states = [tf.where(has_steps, last, first) for last, first in pairs]
+    hidden = tf.stop_gradient(hidden)
+    intermediates = [hidden, *cell.extras(tf.stop_gradient(z), hidden)]
+    return outputs if return_sequence else None, states, intermediates
 
 
 def _gradients(layer, inputs, dz):
