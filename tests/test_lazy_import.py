@@ -58,6 +58,25 @@ def test_reports_callbacks_and_private_training_come_when_asked_for():
 @pytest.mark.parametrize(
     "name",
     [
+        "aggregations",
+        "callbacks",
+        "diagnose",
+        "extending",
+        "influence",
+        "modes",
+        "privacy",
+        "runs",
+        "trackers",
+    ],
+)
+def test_a_prompt_completes_public_names_alone(name):
+    module = getattr(kpg, name)
+    assert dir(module) == sorted(module.__all__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
         "keras_pergrad",
         "callbacks",
         "diagnose",
