@@ -474,10 +474,7 @@ def advise(
     """
     if not readings or not fit.losses or fit.first_loss is None:
         return []
-    causes = [
-        *summed_loss(fit),
-        *unnormalised_inputs(readings, fit),
-    ]
+    causes = [*summed_loss(fit), *unnormalised_inputs(readings, fit)]
     rate = [] if causes else wrong_rate(readings, fit)
     if rate or not fit.learned:
         causes += unscaled_targets(fit)

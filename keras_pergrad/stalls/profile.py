@@ -240,7 +240,7 @@ def profile_pipeline(
         )
         # Again: the machine may be quieter now, and repeats show the noise.
         repeats = [[together, _measure(data, batches, step, stopwatch)]]
-        if cached is not None:
+        if cached is not None and model_alone is not None:
             again = _measure(cached, batches, step, stopwatch)
             repeats.append([model_alone, again])
             model_rate = max(map(_rate, repeats[-1]))
