@@ -1,4 +1,20 @@
-"""Gradients under your control for Keras 3 on TensorFlow."""
+"""Gradients under your control for Keras 3 on TensorFlow.
+
+    import keras_pergrad as kpg
+
+Train: `PerGradModel` is a `keras.Model` with `compile(..., gradient_mode=)`:
+`Batch`, `Vectorized`, `PerSample`, `Accumulated` or `ByTask`, with a
+`ClippedMean` or another aggregation. `PrivateTraining` gives differential
+privacy, and `replace_batch_norm` a model without BatchNormalization.
+
+Ask, of any compiled `keras.Model`: `per_sample_gradients`, `per_sample_norms`,
+`per_sample_dots`, `gradient_statistics`, `input_gradients`, `explain` and
+`check_gradients`.
+
+More stands in `aggregations`, `callbacks`, `diagnose`, `extending`,
+`influence`, `modes`, `privacy`, `runs` and `trackers`. `dir()` of each lists
+its names. All other folders below are inner workings.
+"""
 
 import os as _os
 import sys as _sys

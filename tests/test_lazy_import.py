@@ -55,6 +55,30 @@ def test_reports_callbacks_and_private_training_come_when_asked_for():
         assert set(module.__all__) <= set(dir(module))
 
 
+def test_help_begins_with_all_names():
+    missing = [name for name in kpg.__all__ if f"`{name}`" not in kpg.__doc__]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aggregations",
+        "callbacks",
+        "diagnose",
+        "extending",
+        "influence",
+        "modes",
+        "privacy",
+        "runs",
+        "trackers",
+    ],
+)
+def test_a_prompt_completes_public_names_alone(name):
+    module = getattr(kpg, name)
+    assert dir(module) == sorted(module.__all__)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -31,3 +31,7 @@ __all__ = [
     "UPGrad",
     "register_aggregation",
 ]
+
+
+def __dir__():
+    return __all__

@@ -164,9 +164,16 @@ def check_gradients(
     ]
     with ModelState(model) as state, OverwrittenVariables(model) as apart:
         check = _Check(model, data, batch, samples, repeats, state)
+        if verbose:
+            print(
+                "Gradients of single samples in float64, then in "
+                f"{len(combinations)} ways (mode, device, setting)",
+                flush=True,
+            )
         bar = keras.utils.Progbar(
             1 + len(combinations), verbose=verbose, unit_name="way"
         )
+        bar.update(0)
         check.find_reference(modes)
         bar.update(1)
         rows = []

@@ -112,6 +112,12 @@ def add_to(subcommands):
 
 def run(arguments):
     """Run the doctor; return 0 when all is well, 1 with errors."""
+    if sys.stderr.isatty():  # who waits there; files hold the report alone
+        print(
+            "Trying TensorFlow in processes of its own: some 20 seconds.",
+            file=sys.stderr,
+            flush=True,
+        )
     report = examine()
     print(json.dumps(report, indent=1) if arguments.json else text(report))
     return 1 if report["errors"] else 0

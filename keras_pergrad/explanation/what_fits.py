@@ -41,7 +41,7 @@ class MemoryFit:
         step: the `StepMemory` for that size; where nothing fits, for one
             sample.
         at_most: the size up to which was looked.
-        limit: what limits the size.
+        limit: what limits the size, such as "the memory of the step".
     """
 
     size: int | None
@@ -139,8 +139,10 @@ def what_fits(
         mode_of(model) if gradient_mode is None else gradient_mode
     )
     microbatch = isinstance(mode, Accumulated)
-    if microbatch:
-        at_most = min(at_most, batch_size)
+    largest_limit = f"at_most={at_most}, beyond which none was tried"
+    if microbatch and batch_size <= at_most:
+        at_most = batch_size
+        largest_limit = f"batch_size={batch_size}, which is all samples"
     build_on_zeros(model, input_specs(model, 1, x))
     rows = batch_size if microbatch else at_most
     with SavedModel(model, x, y, rows) as saved:
@@ -169,7 +171,7 @@ def what_fits(
             limit = f"what is free on this machine, {as_text(available)}"
         size, step = _largest(measure_size, single_step, available, at_most)
         if size == at_most:
-            limit = f"at_most={at_most}: larger ones were not tried"
+            limit = largest_limit
     return MemoryFit(size, microbatch, memory, step, at_most, limit)
 
 

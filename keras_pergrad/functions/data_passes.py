@@ -86,10 +86,12 @@ def pass_size(model, x, y, sample_weight):
     return PASS_SIZE if is_mean_over_samples(model, batch) else None
 
 
-def with_progress(batches, verbose):
-    """Yield batches, with a progress bar for several."""
+def with_progress(batches, verbose, name=None):
+    """Yield batches, with a progress bar for several, below its name."""
     count = batches.count
     verbose = 0 if count == 1 else verbose
+    if verbose and name:
+        print(name, flush=True)
     bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
     number = 0
     for number, batch in enumerate(batches, 1):
@@ -125,9 +127,14 @@ def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
 def build_for_gradients(model, batch, build=build_symbolically):
     """Build a model and its loss; refuse it if it has nothing to train."""
     if not model.built or not model.trainable_variables:
+        needs_numbers = False
         try:
             build(model, batch)
-        except RuntimeError:  # its call needs numbers
+        except ValueError:
+            raise
+        except Exception:  # of its call: it works with numbers, or says why
+            needs_numbers = True
+        if needs_numbers:
             model(batch[0])
     if not model.trainable_variables:
         raise ValueError(

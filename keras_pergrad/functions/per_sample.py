@@ -56,8 +56,9 @@ def per_sample_gradients(
             then has no effect, and BatchNormalization, which mixes the samples
             in training, is supported.
         batch_size: how many samples go through the model at a time; batches
-            are independent, as in `fit`. None: all of x, or the dataset's own
-            batches.
+            are independent, as in `fit`. None: 256 of arrays, the dataset's
+            own batches; all of x where a batch's loss depends on more than its
+            samples' own (masks or weights that are counted, `add_loss`, a sum).
         verbose: whether to show a progress bar for several batches.
 
     Returns:
@@ -80,6 +81,8 @@ def per_sample_gradients(
     >>> [g.shape for g in kpg.per_sample_gradients(model, x, y)]
     [TensorShape([5, 4, 3]), TensorShape([5, 3])]
     """
+    if batch_size is None:
+        batch_size = pass_size(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     gradients = concatenate_results(
         list(run_passes("gradients", model, data, method, training))
@@ -113,12 +116,8 @@ def per_sample_norms(
     The vectorized method need not hold the per-sample gradients in memory.
 
     Args:
-        model, x, y, sample_weight, method, training, verbose: as for
-            `per_sample_gradients`.
-        batch_size: how many samples go through the model at a time. None: 256
-            of arrays, the dataset's own batches; all of x where a batch's loss
-            depends on more than its samples' own (masks or weights that are
-            counted, `add_loss`, a sum).
+        model, x, y, sample_weight, method, training, batch_size, verbose: as
+            for `per_sample_gradients`.
         per_variable: whether to return the norms variable by variable.
 
     Returns:
@@ -169,7 +168,7 @@ def gradient_statistics(
 
     Args:
         model, x, y, sample_weight, method, training, batch_size, verbose: as
-            for `per_sample_norms`. The mean is over all samples.
+            for `per_sample_gradients`. The mean is over all samples.
         per_variable: whether to measure each variable separately.
 
     Returns:
@@ -264,6 +263,8 @@ def per_sample_dots(
     """
     require_compiled(model)
     tensors = _check_direction(model, direction)
+    if batch_size is None:
+        batch_size = pass_size(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     dots = concatenate_results(
         list(run_passes(DOT_PRODUCTS, model, data, method, training, tensors))

@@ -24,6 +24,9 @@ class FitRecord:
         first_loss: the probe's loss before the first update.
         half_losses: the same of its first and of its second half.
         input_scale: the largest root mean square of a float input.
+        target_moments: the mean and the standard deviation of the targets, of
+            the output whose targets are largest; only of float targets that
+            have an entry for each of the output's.
         shapes: the shape of each trainable variable, in their order.
         weight_norms: ‖w‖ of each before the first update.
         frozen_norm: that of all weights that are not trained.
@@ -43,6 +46,7 @@ class FitRecord:
     first_loss: float | None = None
     half_losses: tuple[float, ...] = ()
     input_scale: float | None = None
+    target_moments: tuple[float, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     weight_norms: tuple[float, ...] = ()
     frozen_norm: float = 0.0
@@ -183,6 +187,7 @@ class FitRecorder:
             first_loss=first_loss,
             half_losses=tuple(half_losses),
             input_scale=_largest_scale(batch[0]),
+            target_moments=_target_moments(model, batch),
             shapes=tuple(tuple(v.shape) for v in variables),
             weight_norms=tuple(map(_norm, variables)),
             frozen_norm=math.hypot(*map(_norm, model.non_trainable_variables)),
@@ -231,3 +236,23 @@ def _largest_scale(x):
         if t.dtype.is_floating
     ]
     return max(scales, default=None)
+
+
+def _target_moments(model, batch):
+    """Return (mean, standard deviation) of the largest targets, or ()."""
+    x, y, _ = batch
+    with unchanged(model):
+        outputs = tf.nest.flatten(call_model(model, x, training=False))
+    targets = tf.nest.flatten(y)
+    if len(targets) != len(outputs):
+        return ()
+    moments = [
+        (float(np.mean(values)), float(np.std(values)))
+        for target, output in zip(targets, outputs)
+        # Numbers of classes are fewer than the output's entries.
+        if isinstance(target, tf.Tensor)
+        and (target.dtype.is_floating or target.dtype.is_integer)
+        and tf.size(target) == tf.size(output)
+        for values in [np.asarray(target, "float64")]
+    ]
+    return max(moments, key=lambda pair: math.hypot(*pair), default=())

@@ -105,6 +105,26 @@ def unnormalised_inputs(readings, fit):
     return []
 
 
+def unscaled_targets(fit, is_fault=True):
+    """Name targets of a large scale, which the loss and its gradients have."""
+    if not math.hypot(*fit.target_moments) > LARGE_SCALE:
+        return []
+    mean, deviation = fit.target_moments
+    return [
+        HealthAdvice(
+            "targets_not_scaled",
+            f"The targets have the mean {mean:.3g} and the standard deviation "
+            f"{deviation:.3g}, while a new model's outputs are near 1 or less: "
+            "the gradients grow with the targets, and so does the way that "
+            "the weights have to go. Train on (y - mean) / deviation and "
+            "scale predictions back, or begin with the mean as the last "
+            "layer's bias.",
+            {"target_mean": mean, "target_deviation": deviation},
+            is_fault=is_fault,
+        )
+    ]
+
+
 def unrelated_labels(readings, fit):
     """Accuse labels that training has not tied to the inputs."""
     if len(fit.label_losses) < 2 or fit.learned or _is_early(readings, fit):
@@ -449,15 +469,16 @@ def advise(
     """Return the advice on a training, faults first.
 
     A cause is named instead of what follows from it: where the loss sums over
-    the batch, nothing is said of the rate, which it multiplies.
+    the batch, nothing is said of the rate, which it multiplies; where the
+    targets are not scaled, nothing of the rate and the batch.
     """
     if not readings or not fit.losses or fit.first_loss is None:
         return []
-    causes = [
-        *summed_loss(fit),
-        *unnormalised_inputs(readings, fit),
-    ]
+    causes = [*summed_loss(fit), *unnormalised_inputs(readings, fit)]
     rate = [] if causes else wrong_rate(readings, fit)
+    if rate or not fit.learned:
+        causes += unscaled_targets(fit)
+    rate = [] if causes else rate
     layers = [] if causes or rate else not_learning(readings, fit)
     wrong_layers = wrongly_trained(readings, fit)
     faults = [*causes, *rate, *layers, *wrong_layers]
@@ -465,7 +486,8 @@ def advise(
         faults = unrelated_labels(readings, fit)
     if faults:
         return faults
+    size = batch_size(readings, fit)
     return [
-        *batch_size(readings, fit),
+        *((size and unscaled_targets(fit, is_fault=False)) or size),
         *stop(readings, fit),
     ]

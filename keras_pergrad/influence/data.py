@@ -204,7 +204,9 @@ def dots(model, batches, directions, verbose=0):
         if not is_overwritten(v)
     ]
     blocks, first_row = [], 0
-    for batch in with_progress(batches, verbose):
+    for batch in with_progress(
+        batches, verbose, "Scores of the training samples"
+    ):
         data = (*batch, None, 0)
         (parts,) = run_passes(
             _DOT_PRODUCTS, model, data, "vectorized", False, used_directions

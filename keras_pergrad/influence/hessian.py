@@ -136,7 +136,7 @@ class Hessian:
         """Return H v for vectors v, (m, size), in float64."""
         total, samples = np.zeros(rows.shape), 0
         directions = unflatten_gradients(rows, self._templates)
-        for batch in with_progress(self._batches, verbose):
+        for batch in with_progress(self._batches, verbose, "Hessian"):
             n = int(sample_count(batch[0]))
             for begin in range(0, len(rows), _DIRECTIONS_AT_ONCE):
                 part = slice(begin, begin + _DIRECTIONS_AT_ONCE)

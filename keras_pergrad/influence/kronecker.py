@@ -250,14 +250,14 @@ class KroneckerCurvature:
         except NoLikelihood as error:
             raise _no_likelihood_error(self._model, error) from None
 
-    def _sums_by_batch(self, statistic_class, *more):
+    def _sums_by_batch(self, name, statistic_class, *more):
         """Yield the number of samples and the sums of each batch."""
         statistic = statistic_class(
             "kfac", self._likelihoods, True, False, True
         )
         first_row = 0
         for number, batch in enumerate(
-            with_progress(self._batches, self._verbose)
+            with_progress(self._batches, self._verbose, name)
         ):
             x, _, weight = batch
             _require_nonnegative_weights(weight, first_row)
@@ -278,7 +278,9 @@ class KroneckerCurvature:
 
     def _make_blocks(self, damping, penalties):
         totals, layouts, samples = None, None, 0
-        for n, parts in self._sums_by_batch(KroneckerSums):
+        for n, parts in self._sums_by_batch(
+            "Kronecker factors of the curvature", KroneckerSums
+        ):
             layouts = [p and [t.numpy() for t in p[4:]] for p in parts]
             # Sums over many batches, so in float64.
             parts = [
@@ -318,7 +320,9 @@ class KroneckerCurvature:
             variable = self._variables[block.indices[0]]
             sides = block.inputs, block.outputs
             bases[block.indices[0]] = [_basis(side, variable) for side in sides]
-        for _, parts in self._sums_by_batch(EigenvalueSums, bases):
+        for _, parts in self._sums_by_batch(
+            "Eigenvalues of the curvature", EigenvalueSums, bases
+        ):
             for block in self._blocks:
                 squares = parts[block.indices[0]][0].numpy()
                 block.add(squares.astype("float64"))
@@ -415,7 +419,9 @@ class WeightSpaceInfluence:
         """Return the same of each training sample with itself, (n,)."""
         curvature = self._fit()
         scores, first_row = [], 0
-        for batch in with_progress(self._batches, self._verbose):
+        for batch in with_progress(
+            self._batches, self._verbose, "Self-influence"
+        ):
             gradients = data.gradients_of(self._model, batch, first_row)
             solved = curvature.solve(gradients)
             rows = (

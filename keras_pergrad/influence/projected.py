@@ -120,6 +120,7 @@ def _gram(blocks):
 #: The default damping, as a share of the mean eigenvalue of the curvature.
 _DAMPING_SHARE = 0.1
 _TEST_BATCH_SIZE = 256
+_PASS_NAME = "Projected gradients"
 
 
 class ProjectedInfluence:
@@ -178,7 +179,7 @@ class ProjectedInfluence:
         if missing:
             batches = _BatchRange(self._batches, min(missing), max(missing) + 1)
             for number, batch in enumerate(
-                with_progress(batches, self._verbose), min(missing)
+                with_progress(batches, self._verbose, _PASS_NAME), min(missing)
             ):
                 if number in missing:
                     store.write(
@@ -205,7 +206,9 @@ class ProjectedInfluence:
     def _fit(self):
         if self._rows is None:
             blocks, first_row = [], 0
-            for batch in with_progress(self._batches, self._verbose):
+            for batch in with_progress(
+                self._batches, self._verbose, _PASS_NAME
+            ):
                 blocks.append(self.project(batch, first_row))
                 first_row += len(blocks[-1])
             self._rows = RowsInMemory(np.concatenate(blocks))

@@ -65,3 +65,7 @@ __all__ = [
     "register_gradient_mode",
     "sample_gradients",
 ]
+
+
+def __dir__():
+    return __all__

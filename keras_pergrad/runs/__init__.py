@@ -22,3 +22,7 @@ __all__ = [
     "list_runs",
     "read_run",
 ]
+
+
+def __dir__():
+    return __all__

@@ -6,16 +6,13 @@ import pathlib
 
 import numpy as np
 
+from keras_pergrad.stalls import verdicts
+
 #: Why fetches can be missing from the log.
 TOO_MANY_FETCHES = (
     "a call of its train function fetched more batches than "
     "`steps_per_execution` says. Compile it with at least as many."
 )
-#: A stall with a smaller share of the time is no bottleneck.
-SMALL_SHARE = 0.05
-# Handing a batch over takes a tenth of a millisecond (measured): a wait of
-# this length leaves nothing to gain, whatever share of a short step it is.
-SMALL_WAIT_MS = 0.2
 # The bins of waits: each a per cent wider than the one before.
 SHORTEST_WAIT, BIN_RATIO = 1e-6, 1.01
 BINS = 2400  # up to about 2e4 seconds
@@ -114,14 +111,13 @@ class StallReport:
         rest = stall - longest
         return max(rest, 0.0) / total if total > 0 else 0.0
 
-    def stalls(self, above=SMALL_SHARE):
+    def stalls(self, above=verdicts.SMALL_SHARE):
         """Whether waits for data take more than this share of the time."""
-        stall_share, wait = self.data_stall_fraction, self.wait_ms
-        if stall_share is None or wait is None or stall_share <= above:
-            return False
-        # A machine that pauses makes one long wait: it takes two for a stall.
-        return not above or (
-            wait >= SMALL_WAIT_MS and self.fraction_without_longest > above
+        return verdicts.stalls(
+            self.data_stall_fraction,
+            self.wait_ms,
+            self.fraction_without_longest,
+            above,
         )
 
     def hide_batches(self):

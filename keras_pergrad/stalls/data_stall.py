@@ -14,9 +14,10 @@ from keras_pergrad.keras_internals.fit.callback_list import (
 )
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
+from keras_pergrad.stalls import verdicts
 from keras_pergrad.stalls.accounting import EpochTimer, StallReport
 from keras_pergrad.stalls.advice import Advice
-from keras_pergrad.stalls.diagnosis import diagnose, verdict
+from keras_pergrad.stalls.diagnosis import diagnose, verdict, verdict_label
 from keras_pergrad.stalls.facts import facts_of
 from keras_pergrad.stalls.running import PipelineSamples
 from keras_pergrad.stalls.stages import (
@@ -335,7 +336,11 @@ class DataStall(keras.callbacks.Callback):
 
     def _set_stages(self, report, facts):
         self.stages = stage_rows(
-            facts.data, facts.kind, facts.stages, facts.running, report.stalls()
+            facts.data,
+            facts.kind,
+            facts.stages,
+            facts.running,
+            verdict_label(report, facts) == verdicts.BOTTLENECK,
         )
         shares = work_shares(self.stages)
         if shares is not None and report.data_stall_fraction is not None:

@@ -3,11 +3,8 @@
 import textwrap
 
 from keras_pergrad.common.text import WIDTH
-from keras_pergrad.stalls.accounting import (
-    SMALL_SHARE,
-    SMALL_WAIT_MS,
-    TOO_MANY_FETCHES,
-)
+from keras_pergrad.stalls import verdicts
+from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
 from keras_pergrad.stalls.advice import advise
 from keras_pergrad.stalls.stages import slowest, stage_rows
 
@@ -25,47 +22,53 @@ def short_number(number):
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
+def verdict_label(report, facts):
+    """Return the words of `verdicts` for an epoch; None: not known."""
+    if report.data_stall_fraction is None or not report.step_ms:
+        return None
+    return verdicts.label_of(
+        report.stalls(),
+        report.data_stall_fraction,
+        facts.wait_ms,
+        report.step_ms,
+    )
+
+
 def verdict(report, facts):
     """Say in one line whether the data is the bottleneck."""
-    stall_share, step, wait = (
-        report.data_stall_fraction,
-        report.step_ms,
-        facts.wait_ms,
-    )
     if report.not_recorded:
         return f"unknown, since {report.not_recorded} fetches were not recorded"
-    if stall_share is None or not step:
+    label = verdict_label(report, facts)
+    if label is None:
         return "unknown: it takes two batches, and a step that is not traced"
-    if not report.stalls():
-        if stall_share > SMALL_SHARE and facts.wait_ms >= SMALL_WAIT_MS:
-            longest, step_number = (
-                report.wait_longest_ms,
-                report.wait_longest_step,
-            )
+    stall_share, wait = report.data_stall_fraction, facts.wait_ms
+    waits = f"{stall_share:.0%} of the time goes by waiting for data"
+    if label == verdicts.FAST_ENOUGH:
+        if (
+            stall_share > verdicts.SMALL_SHARE
+            and wait >= verdicts.SMALL_WAIT_MS
+        ):
             return (
-                "not the bottleneck, but for one wait of "
-                f"{short_number(longest)} ms "
-                f"(step {step_number}): {report.fraction_without_longest:.1%} "
-                "without it"
+                f"{label}, but for one wait of "
+                f"{short_number(report.wait_longest_ms)} ms "
+                f"(step {report.wait_longest_step}): "
+                f"{report.fraction_without_longest:.1%} without it"
             )
         return (
-            f"not the bottleneck: {stall_share:.1%} of the time goes by "
-            f"waiting for data, {wait:.2g} ms a batch"
+            f"{label}: {stall_share:.1%} of the time goes by waiting for "
+            f"data, {wait:.2g} ms a batch"
         )
-    pipeline_ms = facts.pipeline_ms
-    # Two times that differ by less are equal, as far as was measured.
-    if pipeline_ms > 1.1 * step:
-        return (
-            "the bottleneck: the pipeline must give "
-            f"{short_number(1e3 / step)} "
-            f"batches/s, it gives {short_number(1e3 / pipeline_ms)}"
-        )
-    if not facts.overlaps:
-        return "the bottleneck: the model and the pipeline wait for each other"
-    return (
-        f"nearly fast enough: {stall_share:.0%} of the time goes by waiting "
-        "for data"
+    if label == verdicts.NEARLY_FAST_ENOUGH:
+        return f"{label}: {waits}"
+    needed = (
+        f"the pipeline must give {short_number(1e3 / report.step_ms)} "
+        f"batches/s, it gives {short_number(1e3 / facts.pipeline_ms)}"
     )
+    if label == verdicts.BOTTLENECK:
+        return f"{label}: {needed}"
+    if facts.overlaps:
+        return f"{label}: {waits}; {needed} while the model computes"
+    return f"{label}: {waits}, since the pipeline and the model take turns"
 
 
 def diagnose(report, facts, warn_above, with_advice=True):

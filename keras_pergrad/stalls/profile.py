@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +17,8 @@ from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,
 )
-from keras_pergrad.stalls.accounting import (
-    SMALL_SHARE,
-    SMALL_WAIT_MS,
-    TOO_MANY_FETCHES,
-)
+from keras_pergrad.stalls import verdicts
+from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
 from keras_pergrad.stalls.diagnosis import short_number
 from keras_pergrad.stalls.facts import kind_of
 from keras_pergrad.stalls.measuring import (
@@ -47,8 +45,6 @@ from keras_pergrad.stalls.stopwatch import (
 
 WARM_UP = 10  # batches
 NEAR_THE_BEST = 0.9
-# Two measurements of the same rate differ by less, even on a busy machine.
-NOISE = 0.1
 
 
 @dataclasses.dataclass
@@ -61,6 +57,11 @@ class PipelineProfile:
         together_batches_per_s: The rate of `fit` with this pipeline.
         wait_ms: Wait per batch when both run together (alone without a model).
         stall_fraction: This wait as a share of the time.
+        fraction_without_longest: The same without the longest wait, which a
+            machine that pauses makes.
+        spread: By what share two measurements of the same rate differed, of
+            the model alone and of both together. Smaller differences mean
+            nothing.
         copy_ms: Time to copy a batch to an accelerator, part of the step; None
             without an accelerator, or if it was not timed.
         slowest_stage: Name and share of the work, or None if unknown.
@@ -84,6 +85,8 @@ class PipelineProfile:
     cpu_budget: int | None = None
     ram_budget: int | None = None
     copy_ms: float | None = None
+    fraction_without_longest: float | None = None
+    spread: float = 0.0
 
     @property
     def knee(self):
@@ -206,7 +209,7 @@ def profile_pipeline(
         data = (*data, None, None)[:3]
     pipeline_alone = _measure(data, batches)
     with contextlib.ExitStack() as undo:
-        model_rate = cached = None
+        model_rate = model_alone = cached = None
         step, stopwatch = FETCH_CALL, Stopwatch()
         together = pipeline_alone
         if model is not None:
@@ -218,7 +221,6 @@ def profile_pipeline(
             # A model's first steps take longer than all later ones.
             _measure(cached, min(batches, WARM_UP), step, stopwatch)
             model_alone = _measure(cached, batches, step, stopwatch)
-            model_rate = model_alone.batches_per_s or 0.0
             together = _measure(data, batches, step, stopwatch)
         what_if = {}
         for name, changed in _changed_pipelines(data, batches, model):
@@ -236,29 +238,44 @@ def profile_pipeline(
             counts,
             lambda changed: _measure(changed, batches, step, stopwatch),
         )
-        if cached is not None:  # again: the machine may be quieter now
-            model_alone = _measure(cached, batches, step, stopwatch)
-            model_rate = max(
-                model_rate or 0.0, model_alone.batches_per_s or 0.0
-            )
+        # Again: the machine may be quieter now, and repeats show the noise.
+        repeats = [[together, _measure(data, batches, step, stopwatch)]]
+        if cached is not None and model_alone is not None:
+            again = _measure(cached, batches, step, stopwatch)
+            repeats.append([model_alone, again])
+            model_rate = max(map(_rate, repeats[-1]))
+        together = max(repeats[0], key=_rate)
     written = written_stages(data) if kind == "dataset" else []
     running = pipeline_alone.running
-    is_bottleneck = model is not None and together.report.stalls()
-    rows = stage_rows(data, kind, written, running, is_bottleneck)
-    return PipelineProfile(
-        pipeline_batches_per_s=pipeline_alone.batches_per_s or 0.0,
+    profile = PipelineProfile(
+        pipeline_batches_per_s=_rate(pipeline_alone),
         model_batches_per_s=model_rate,
-        together_batches_per_s=together.batches_per_s or 0.0,
+        together_batches_per_s=_rate(together),
         wait_ms=together.report.wait_ms,
         stall_fraction=together.report.data_stall_fraction,
-        slowest_stage=slowest(rows),
+        slowest_stage=None,
         what_if=what_if,
-        stages=rows,
         workers=worker_trials,
         cpu_budget=getattr(running, "cpu_budget", None),
         ram_budget=getattr(running, "ram_budget", None),
         copy_ms=together.report.copy_ms,
+        fraction_without_longest=together.report.fraction_without_longest,
+        spread=max(_difference(*map(_rate, pair)) for pair in repeats),
     )
+    is_bottleneck = _label(profile) == verdicts.BOTTLENECK
+    profile.stages = stage_rows(data, kind, written, running, is_bottleneck)
+    profile.slowest_stage = slowest(profile.stages)
+    return profile
+
+
+def _rate(measurement):
+    return measurement.batches_per_s or 0.0
+
+
+def _difference(one, other):
+    """Return by what share the larger of two rates exceeds the other."""
+    least = min(one, other)
+    return max(one, other) / least - 1 if least > 0 else 0.0
 
 
 def _require_trainable(model, batch):
@@ -330,28 +347,42 @@ def _trial_cells(trial, knee):
     )
 
 
+def _label(profile):
+    """Return the words of `verdicts` for a profile; None without a model."""
+    pipeline = profile.pipeline_batches_per_s
+    model = profile.model_batches_per_s
+    if not model:
+        return None
+    stall_share, wait = profile.stall_fraction, profile.wait_ms
+    without_longest = profile.fraction_without_longest
+    if without_longest is None:
+        without_longest = stall_share
+    return verdicts.label_of(
+        verdicts.stalls(stall_share, wait, without_longest),
+        stall_share,
+        1e3 / pipeline if pipeline else math.inf,
+        1e3 / model,
+    )
+
+
 def _verdict(profile):
     """Say in one line whether the pipeline of a profile is the bottleneck."""
     pipeline = profile.pipeline_batches_per_s
-    model = profile.model_batches_per_s
-    if model is None:
+    label = _label(profile)
+    if label is None:
         return (
             "none without a model: the pipeline gives "
             f"{short_number(pipeline)} "
             f"batches/s{_best_change(profile)}"
         )
-    ratio = pipeline / model
-    stall_share, wait = profile.stall_fraction or 0.0, profile.wait_ms or 0.0
-    if stall_share <= SMALL_SHARE or wait < SMALL_WAIT_MS:
-        return (
-            f"not the bottleneck: the pipeline gives {_ratio_text(ratio)} "
-            "what the model takes"
-        )
-    otherwise = f", the pipeline gives {_ratio_text(ratio)} what it takes"
-    return (
-        f"the bottleneck: the model waits {stall_share:.0%} of the time"
-        f"{_best_change(profile) or otherwise}"
-    )
+    ratio = _ratio_text(pipeline / profile.model_batches_per_s)
+    if label == verdicts.FAST_ENOUGH:
+        return f"{label}: the pipeline gives {ratio} what the model takes"
+    waits = f"{label}: the model waits {profile.stall_fraction:.0%} of the time"
+    best = _best_change(profile)
+    if label == verdicts.BOTTLENECK:
+        return waits + (best or f", the pipeline gives {ratio} what it takes")
+    return f"{waits}; alone the pipeline gives {ratio} what it takes{best}"
 
 
 def _ratio_text(ratio):
@@ -365,28 +396,36 @@ def _best_change(profile):
     now = profile.together_batches_per_s
     rates = {name: rate for name, (rate, _) in profile.what_if.items()}
     best = max(rates, key=lambda name: rates[name], default=None)
-    if best is None or rates[best] < (1 + NOISE) * now:
+    noise = max(
+        verdicts.NOISE,
+        profile.spread,
+        *(_difference(rate, limit) for *_, rate, limit in _excesses(profile)),
+    )
+    if best is None or rates[best] <= (1 + noise) * now:
         return ""
     return f"; best of the changes: {best}, {_ratio_text(rates[best] / now)}"
 
 
 def _contradictions(profile):
     """Return a sentence for each limit that a measured rate exceeds."""
+    return [
+        f"`{name}` gives {short_number(rate)} batches/s, more than {part} "
+        f"({short_number(limit)}), which cannot be. Differences of "
+        f"{rate / limit - 1:.0%} mean nothing here: measure again on a quiet "
+        "machine, with more `batches`."
+        for name, part, rate, limit in _excesses(profile)
+    ]
+
+
+def _excesses(profile):
+    """Yield (name, part, rate, limit) where a rate exceeds that of a part."""
     rates = {name: rate for name, (rate, _) in profile.what_if.items()}
     together = {"together": profile.together_batches_per_s}
     limits = {
         "the model alone": (profile.model_batches_per_s, together | rates),
         "the pipeline alone": (profile.pipeline_batches_per_s, together),
     }
-    sentences = []
     for part, (limit, faster) in limits.items():
         name = max(faster, key=lambda name: faster[name])
-        if limit and faster[name] > (1 + NOISE) * limit:
-            sentences.append(
-                f"`{name}` gives {short_number(faster[name])} batches/s, more "
-                f"than {part} ({short_number(limit)}), which cannot be. "
-                "Differences of "
-                f"{faster[name] / limit - 1:.0%} mean nothing here: measure "
-                "again on a quiet machine, with more `batches`."
-            )
-    return sentences
+        if limit and faster[name] > (1 + verdicts.NOISE) * limit:
+            yield name, part, faster[name], limit

@@ -132,8 +132,8 @@ class StageRow:
         buffer_size: Elements that its buffer may hold, or None.
         buffered: Elements in its buffer when it was looked at.
         autotuned: Whether TensorFlow chose these numbers.
-        is_bottleneck: Whether it does most of the work of a pipeline that
-            keeps the model waiting.
+        is_bottleneck: Whether it does most of the work of a pipeline that is
+            the bottleneck.
         loads: Whether it brings data in (a source, a reader, a generator),
             and does not only transform it.
     """
@@ -149,11 +149,11 @@ class StageRow:
     loads: bool = False
 
 
-def stage_rows(data, kind, written, running, stalls=False):
+def stage_rows(data, kind, written, running, is_bottleneck=False):
     """Return a `StageRow` for each stage that runs, the source first.
 
     Kinds are those of `Facts`; `written` and `running` are last first, empty
-    or None where unknown; `stalls`: whether the pipeline is a bottleneck.
+    or None where unknown; `is_bottleneck`: whether the pipeline is one.
     """
     if not running:
         return []
@@ -180,7 +180,7 @@ def stage_rows(data, kind, written, running, stalls=False):
                 or stage.name in _LOADING_STAGES,
             )
         )
-    if stalls and slowest(rows) is not None:
+    if is_bottleneck and slowest(rows) is not None:
         max(rows, key=_SHARE).is_bottleneck = True
     return rows[::-1]
 

@@ -113,6 +113,15 @@ def test_a_gradient_that_is_wrong_on_one_batch_size_is_found():
     assert kpg.check_gradients(model, x[:7], y[:7], **QUICK).ok
 
 
+def test_what_takes_long_is_said_before_the_bar(capsys):
+    model, x, y = made()
+    kpg.check_gradients(model, x, y, gradient_modes=["batch"], **QUICK)
+    first, bar = capsys.readouterr().out.split("\n", 1)
+    assert first.startswith("Gradients of single samples in float64, then in 1")
+    assert "0/2" in bar
+    assert "2/2" in bar
+
+
 def test_batch_normalization_is_judged_by_the_batch():
     model, x, y = made(layers.Dense(4), layers.BatchNormalization())
     before = numbers(model)

@@ -1,5 +1,6 @@
 """The doctor in environments that are right, wrong and empty."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import venv
 import pytest
 
 import keras_pergrad
+from keras_pergrad.doctor import command
 from tests.metal_stub import build, session
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -156,6 +158,17 @@ def test_the_command_does_not_load_tensorflow_for(option, printed):
     said = subprocess.run(run, capture_output=True, text=True).stdout
     assert said.startswith(printed)
     assert said.endswith("False\n")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_who_waits_at_a_terminal_is_told(is_terminal, monkeypatch, capsys):
+    report = {"system": "Linux", "findings": [], "errors": 0}
+    monkeypatch.setattr(command, "examine", lambda: report)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert command.run(argparse.Namespace(json=False)) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("Trying TensorFlow") == is_terminal
+    assert printed.out == command.text(report) + "\n"
 
 
 def test_the_command_is_declared():

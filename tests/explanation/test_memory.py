@@ -219,7 +219,7 @@ def test_a_size_that_fits_is_found(counter):
         _net(), memory="8GB", gradient_mode="batch", at_most=9
     )
     assert (found.size, found.step.batch_size) == (9, 9)
-    assert "at_most=9" in str(found)
+    assert "limited by at_most=9, beyond which none was tried." in str(found)
 
 
 def test_a_size_of_microbatches_is_found(counter):
@@ -230,6 +230,7 @@ def test_a_size_of_microbatches_is_found(counter):
     assert (found.size, found.step.batch_size) == (16, 16)
     assert found.microbatch
     assert str(found).startswith("A microbatch of 16 fits")
+    assert "limited by batch_size=16, which is all samples." in str(found)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "ragged", "dict"])

@@ -451,6 +451,23 @@ def test_weights_of_two_types_have_norms_in_the_wider_one(method):
     )
 
 
+def test_gradients_and_products_of_many_samples_go_in_passes(capsys):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 3)), rng.normal(size=(300, 1))
+    gradients = kpg.per_sample_gradients(model, x, y)
+    assert "2/2" in capsys.readouterr().out
+    whole = kpg.per_sample_gradients(model, x, y, batch_size=300)
+    assert not capsys.readouterr().out
+    oracle.assert_agree(gradients, whole)
+    direction = [np.ones(v.shape) for v in model.trainable_variables]
+    dots = kpg.per_sample_dots(model, x, y, direction=direction)
+    assert "2/2" in capsys.readouterr().out
+    products = [np.reshape(g, (300, -1)).sum(1) for g in whole]
+    np.testing.assert_allclose(dots, sum(products), rtol=1e-4, atol=1e-5)
+
+
 def test_norms_of_many_samples_go_in_passes(monkeypatch):
     seen = []
 

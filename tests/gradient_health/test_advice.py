@@ -143,6 +143,27 @@ def test_no_batch_is_advised_where_all_samples_agree():
     assert "atches" not in one.text
 
 
+@pytest.mark.parametrize(
+    "fault", ["rate_too_high", "rate_too_low", "labels_unrelated"]
+)
+def test_unscaled_targets_are_named_instead_of_what_follows(fault):
+    readings, fit = recorded("mlp", fault)
+    fit = dataclasses.replace(fit, target_moments=(-391.0, 43.0))
+    (one,) = advise(readings, fit)
+    assert one.name == "targets_not_scaled"
+    assert one.is_fault
+    assert "mean -391 and the standard deviation 43" in one.text
+
+
+@pytest.mark.parametrize("snr", [100.0, 4.0])
+def test_no_batch_is_advised_while_targets_are_not_scaled(snr):
+    far = sound(batch_size=1024, target_moments=(-391.0, 43.0))
+    (one,) = advise(made(snr), far)
+    assert (one.name, one.is_fault) == ("targets_not_scaled", False)
+    near = sound(batch_size=1024, target_moments=(0.0, 1.0))
+    assert "targets_not_scaled" not in names(advise(made(snr), near))
+
+
 def test_the_rate_of_adam_goes_with_the_root():
     (one,) = advise(made(1.0), sound(batch_size=256, optimizer="Adam"))
     assert "rate by 0.25." in one.text
@@ -189,6 +210,16 @@ def record(model, x, y, sample_weight=None):
     recorder = FitRecorder(model, batch, 8)
     recorder.record_reading(1.0)
     return recorder.record()
+
+
+def test_targets_are_measured_where_they_are_what_the_output_is():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    y = np.array([100.0, 300.0, 100.0, 300.0])
+    assert record(model, np.eye(4), y).target_moments == (200.0, 100.0)
+    classes = keras.Sequential([keras.Input((4,)), layers.Dense(900)])
+    classes.compile("sgd", "sparse_categorical_crossentropy")
+    assert record(classes, np.eye(4), y).target_moments == ()
 
 
 def classifier(**loss):

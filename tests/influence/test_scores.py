@@ -1,5 +1,7 @@
 """Scores against matrices that are written out, in float64."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -184,6 +186,34 @@ def test_the_model_is_left_as_it_is_and_checkpoints_add_up(curvature, tmp_path):
     np.testing.assert_allclose(found, sum(parts), 1e-4, 1e-7)
     for a, b in zip(before, model.get_weights()):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("curvature", "passes"),
+    [
+        ("exact", ["Hessian"]),
+        (
+            "ekfac",
+            [
+                "Kronecker factors of the curvature",
+                "Eigenvalues of the curvature",
+            ],
+        ),
+        ("projected", ["Projected gradients"]),
+    ],
+)
+def test_each_pass_over_the_data_has_a_name(curvature, passes, capsys):
+    x, y = _data()
+    influence = kpg.influence.Influence(
+        _model(), x, y, curvature=curvature, damping=1.0, batch_size=6
+    )
+    influence.scores(x[:2], y[:2])
+    printed = capsys.readouterr().out
+    names = re.findall(r"^[A-Z][a-z A-Z]+$", printed, re.MULTILINE)
+    scores = (
+        [] if curvature == "projected" else ["Scores of the training samples"]
+    )
+    assert names == passes + scores
 
 
 def test_top_is_sorted_both_ways():

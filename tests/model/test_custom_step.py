@@ -348,3 +348,37 @@ def test_the_functions_say_what_to_use_inside_a_tf_function():
     ):
         with pytest.raises(ValueError, match="compute_gradients"):
             tf.function(lambda x, y, f=function: f(model, x, y))(x, y)
+
+
+# Mistakes in the user's own code.
+
+
+class Mistaken(layers.Layer):
+    """Names an attribute that it has not."""
+
+    def call(self, x):
+        return x * self.missing
+
+
+class Calling(kpg.PerGradModel):
+    """A model that is built by its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.mistaken = Mistaken()
+
+    def call(self, x):
+        return self.mistaken(x)
+
+
+@pytest.mark.parametrize("mode", ["batch", "vectorized", "per_sample"])
+def test_the_users_own_line_comes_last(mode):
+    """Not Keras's error about a model that cannot be built."""
+    model = Calling()
+    model.compile("sgd", "mse", gradient_mode=mode)
+    with pytest.raises(AttributeError, match="no attribute 'missing'") as info:
+        model.fit(X, X, verbose=0)
+    assert (
+        str(info.traceback[-1].statement).strip() == "return x * self.missing"
+    )
+    assert info.value.__cause__ is None

@@ -134,6 +134,58 @@ def test_how_many_times_the_pipeline_suffices():
 
 
 @pytest.mark.parametrize(
+    ("wait_ms", "words"),
+    [(0.7, "nearly fast enough"), (1.3, "not fast enough beside the model")],
+)
+def test_a_fit_and_a_profile_of_one_pipeline_agree(wait_ms, words):
+    """Alone it gives 6.1 times what the model takes: no bottleneck."""
+    share = wait_ms / (wait_ms + 10)
+    profile = measured(
+        pipeline_batches_per_s=610.0,
+        together_batches_per_s=100 * (1 - share),
+        wait_ms=wait_ms,
+        stall_fraction=share,
+        what_if={"prefetch": (96.0, 0.4)},
+    )
+    assert profile.verdict == (
+        f"{words}: the model waits {share:.0%} of the time; alone the pipeline "
+        "gives 6.1 times what it takes"
+    )
+    report = StallReport(
+        steps=101,
+        data_stall_s=wait_ms / 10,
+        data_stall_fraction=share,
+        step_ms=10.0,
+    )
+    said = verdict(report, facts_of(report, (BATCH[0] for _ in range(16))))
+    assert said.startswith(f"{words}: {share:.0%} of the time")
+
+
+def test_a_change_within_the_spread_of_repeats_is_not_named():
+    slow = {"stall_fraction": 0.3, "wait_ms": 4.0}
+    figures = {"together_batches_per_s": 70.0, "what_if": {"cache": (95.0, 0)}}
+    named = measured(**slow, **figures, spread=0.2)
+    assert named.verdict.endswith("; best of the changes: cache, 1.4 times")
+    unclear = measured(**slow, **figures, spread=0.4)
+    assert "cache" not in unclear.verdict
+
+
+def test_the_spread_is_that_of_two_measurements(monkeypatch):
+    waits = iter([16.0, 8.0])
+
+    def figures(data, with_model):
+        if with_model and "Prefetch" not in type(data).__name__:
+            cached = "Cache" in type(data).__name__
+            return {"wait_ms": 16.0 if cached else next(waits), "step_ms": 1.0}
+        return slow(data, with_model)
+
+    recorded_stalls.say_in_profile(monkeypatch, figures)
+    profile = profile_pipeline(serial_map(), model(0), batches=N - 2)
+    assert profile.spread == pytest.approx(17 / 9 - 1)
+    assert profile.together_batches_per_s == pytest.approx(1e3 / 9)
+
+
+@pytest.mark.parametrize(
     ("figures", "words"),
     [
         (
@@ -217,7 +269,8 @@ def test_a_model_and_a_pipeline_that_wait_for_each_other(monkeypatch):
     figures = {"wait_ms": 20.0, "step_ms": 40.0}
     recorded_stalls.say(monkeypatch, figures, work={"FlatMap": 1.0})
     stall = fit(no_hidden_prefetch(generated()), DataStall(), verbose=0)
-    assert "wait for each other" in last_line(stall.message)
+    assert "take turns" in last_line(stall.message)
+    assert "the bottleneck" not in last_line(stall.message)
 
 
 def test_without_its_advice_a_message_has_its_verdict(monkeypatch):

@@ -172,9 +172,24 @@ def require_inputs(model, x):
             )
 
 
+_NOT_BUILT = "Unable to automatically build"
+
+
 def build_symbolically(model, batch):
-    """Build a compiled model, its loss and its metrics without running it."""
-    model._symbolic_build(data_batch=batch)
+    """Build a compiled model, its loss and its metrics without running it.
+
+    What the model's own code raises reaches the caller as it is.
+    """
+    try:
+        model._symbolic_build(data_batch=batch)
+    except RuntimeError as error:
+        # Keras raises its own error instead, without the user's line.
+        if error.__context__ is None or not str(error).startswith(_NOT_BUILT):
+            raise
+        own_error = error.__context__
+    else:
+        return
+    raise own_error
 
 
 def trace_symbolically(function, *args, **kwargs):
