@@ -177,7 +177,7 @@ def test_commands_exist(page):
     assert commands
     for target in re.findall(r"make (\w+)", commands):
         assert re.search(rf"^{target}:", make, re.MULTILINE), target
-    for names in re.findall(r"\[([\w,]+)\]", commands):
+    for names in re.findall(r"\[([\w,-]+)\]", commands):
         assert set(names.split(",")) <= set(extras), names
 
 
