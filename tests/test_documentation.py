@@ -40,6 +40,7 @@ PAGES = {
     "docs/guides/your_own_model.md": 10,
     "docs/private_training.md": 30,
     "docs/sample_values.md": 10,
+    "docs/trust.md": 10,
 }
 #: The README is always run; the longest of the others are exhaustive.
 QUICK = [page for page, seconds in PAGES.items() if seconds < 10]
@@ -99,7 +100,7 @@ def _stem(page):
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_code_runs(page, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
-    if "private" in page:
+    if "private" in page or "trust" in page:
         pytest.importorskip("dp_accounting")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -156,6 +157,7 @@ def test_every_page_with_code_is_run():
         "docs/gradient_modes.md",
         "docs/private_training.md",
         "docs/sample_values.md",
+        "docs/trust.md",
     }
     assert with_code == set(PAGES) - others
 
