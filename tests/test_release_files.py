@@ -1,4 +1,4 @@
-"""What a release takes along: the recipe, the citation, the paper, the gallery."""
+"""What a release takes along: recipe, citation, paper, gallery."""
 
 import pathlib
 import re
