@@ -12,7 +12,7 @@ TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-rest test-slow test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
-	test-nightly hunt hunt-proof mutants lint format docs notebooks figures outputs bench bench-gpu bench-venvs clean
+	test-nightly hunt hunt-proof mutants lint format docs versions notebooks figures outputs bench bench-gpu bench-venvs clean
 
 setup: $(READY)
 
@@ -171,6 +171,14 @@ docs: $(DOCS_VENV)/.ready
 	$(DOCS_VENV)/bin/python docs/make_notebooks.py --check
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 	$(DOCS_VENV)/bin/python -m pytest -c docs/site_tests/pytest.ini docs/site_tests
+
+# The pages of this version, beside those of others, into the branch gh-pages:
+# `make versions VERSION=1.0`; then push that branch. `mike serve` shows it.
+VERSION ?= dev
+versions: $(DOCS_VENV)/.ready
+	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 \
+		mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" mike set-default latest
 
 # The notebooks of the first guides, from their pages.
 notebooks: $(DOCS_VENV)/.ready

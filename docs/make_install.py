@@ -17,7 +17,7 @@ from docs.addresses import COLAB, PUBLISHED  # noqa: E402
 
 PIP = re.compile(
     r"pip install (?P<quote>[\"']?)(?:keras-pergrad|\.)"
-    r"(?P<extras>\[[\w,]+\])?(?P=quote)(?=[\s`]|$)"
+    r"(?P<extras>\[[\w,-]+\])?(?P=quote)(?=[\s`]|$)"
 )
 #: What is said before and after publication, word for word.
 SAID = [

@@ -7,6 +7,7 @@ without a docstring or a place in the reference fails the build.
 """
 
 import ast
+import os
 import pathlib
 import posixpath
 import re
@@ -60,6 +61,9 @@ NAMELESS = re.compile(r'(<li class="doc-section-item field-body">)\s*–')
 
 def on_config(config):
     """Refuse to build where the reference is not complete."""
+    # Only the pages of several versions have a list to choose from.
+    if "MIKE_DOCS_VERSION" in os.environ:
+        config.extra["version"] = {"provider": "mike", "default": "latest"}
     names = [
         name
         for page in sorted(ROOT.glob("docs/reference/*.md"))
@@ -142,6 +146,34 @@ def on_page_markdown(markdown, page, config, files):
         return PAPER.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
     return outside_of_code(linked, markdown)
+
+
+def on_nav(nav, config, files):
+    """Keep the titles and addresses of all pages for `llms.txt`."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for item in nav.items:
+        if item.is_section:
+            lines += ["", f"## {item.title}", ""]
+        else:
+            lines += [""] if lines[-1].startswith(">") else []
+        lines += [
+            f"- [{page.title or item.title}]({page.canonical_url})"
+            for page in _pages_of(item)
+        ]
+    config.extra["llms"] = "\n".join([*lines, ""])
+    return nav
+
+
+def _pages_of(item):
+    if item.is_page:
+        return [item]
+    return [page for child in item.children for page in _pages_of(child)]
+
+
+def on_post_build(config):
+    """Write what the site has, for programs that read."""
+    path = pathlib.Path(config.site_dir, "llms.txt")
+    path.write_text(config.extra["llms"], encoding="utf-8")
 
 
 def on_page_content(html, page, config, files):

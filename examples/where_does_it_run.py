@@ -1,14 +1,16 @@
 """Which ops of a training step run on the accelerator, and are they right?
 
 Trains two small models on random numbers and prints, for each, where its
-ops ran, whether each device computes what the CPU computes, and where the
-ops would run on a Mac with tensorflow-metal.
+ops ran, whether each device computes what the CPU computes, whether the same
+fit gives the same weights again, and where the ops would run on a Mac, by
+Apple's plugin and by the community's.
 
     python examples/where_does_it_run.py
     python examples/where_does_it_run.py --save placement.json
 
 The second writes all of it, with what the doctor says, into one file
-without personal paths, to send to the project from a Mac.
+without personal paths, to send to the project from a Mac. `try_metal.py`
+beside this file does it for both plugins, each in an environment of its own.
 """
 
 import argparse
@@ -23,7 +25,8 @@ from keras import layers
 
 import keras_pergrad as kpg
 
-SAMPLES = 64
+SAMPLES, FITS = 64, 3
+PLATFORMS = ("metal", "metal-community")
 
 
 def image_model():
@@ -40,25 +43,62 @@ def sequence_model():
     return (10, 4), [layers.LSTM(8, use_cudnn=False), layers.Dense(3)]
 
 
-def look_at(name, make):
-    """Trains, compares and predicts; returns what was found."""
+def make_model(name, make):
+    """Makes a model, the same each time, and random numbers for it."""
     keras.utils.set_random_seed(0)
     shape, stack = make()
     model = keras.Sequential([keras.Input(shape), *stack], name=name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # tensorflow-metal brings no XLA compiler.
+    # No plugin for Metal brings an XLA compiler.
     model.compile("adam", loss, jit_compile=False)
     random = np.random.default_rng(0)
     x = random.normal(size=(SAMPLES, *shape)).astype("float32")
-    y = random.integers(0, 3, SAMPLES)
+    return model, x, random.integers(0, 3, SAMPLES)
 
+
+def repeat(name, make):
+    """Fits from the same seed again and again; returns how far they differ."""
+    fits = []
+    for _ in range(FITS):
+        model, x, y = make_model(name, make)
+        model.fit(x, y, epochs=2, batch_size=16, verbose=0, shuffle=False)
+        weights = [np.ravel(weight) for weight in model.get_weights()]
+        fits.append(np.concatenate(weights))
+    largest = max(float(np.abs(fit - fits[0]).max()) for fit in fits)
+    finite = bool(np.isfinite(fits).all())
+    print(f"\n{FITS} fits from one seed: weights differ by {largest:.1g}")
+    if not finite:
+        print("weights are NaN or infinite")
+    return {"finite": finite, "largest_difference": str(largest)}
+
+
+def look_at(name, make):
+    """Trains, compares and predicts; returns what was found."""
     print(f"\n=== {name}")
+    model, x, y = make_model(name, make)
     placement = kpg.callbacks.DevicePlacement(deep=True, warn=False)
     model.fit(x, y, epochs=2, batch_size=16, verbose=0, callbacks=[placement])
     comparison = kpg.diagnose.compare_devices(model, x, y)
     print(f"\n{comparison}")
-    prediction = kpg.diagnose.predict_placement(model, x[:16], y[:16])
-    print(f"\n{prediction}")
+    check = kpg.check_gradients(
+        model,
+        x,
+        y,
+        gradient_modes=["batch", "vectorized"],
+        settings=["graph"],
+        repeats=10,
+        verbose=0,
+    )
+    print(f"\n{check}")
+    repeats = repeat(name, make)
+    predictions = {
+        platform: kpg.diagnose.predict_placement(
+            model, x[:16], y[:16], platform=platform
+        )
+        for platform in PLATFORMS
+    }
+    for prediction in predictions.values():
+        print(f"\n{prediction}")
     return {
         "report": str(placement.report),
         "kernels": {
@@ -66,11 +106,17 @@ def look_at(name, make):
             for kind in ("device", "generic", "cpu")
         },
         "predicted": {
-            kind: prediction.executions(kind)
-            for kind in ("device", "generic", "cpu")
+            platform: {
+                kind: prediction.executions(kind)
+                for kind in ("device", "generic", "cpu")
+            }
+            for platform, prediction in predictions.items()
         },
         "agrees": comparison.ok,
         "comparison": str(comparison),
+        "gradients_agree": check.ok,
+        "gradients": str(check),
+        "repeats": repeats,
     }
 
 

@@ -53,8 +53,8 @@ EXHAUSTIVE = {
     "multi_worker",
     "private_lora",
 }
-# Run with its options by test_where_does_it_run.py.
-ELSEWHERE = {"where_does_it_run"}
+# Run by test_try_metal.py, and with its options by test_where_does_it_run.py.
+ELSEWHERE = {"try_metal", "where_does_it_run"}
 
 
 def test_every_example_is_run():

@@ -22,14 +22,24 @@ def test_it_prints_and_saves_everything_without_paths(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    for part in ("images", "sequences", "the CPU only", "predicted for Metal"):
+    for part in (
+        "images",
+        "sequences",
+        "the CPU only",
+        "predicted for Metal",
+        "fits from",
+    ):
         assert part in done.stdout
     text = saved.read_text()
     found = json.loads(text)
     assert set(found) == {"images", "sequences", "doctor"}
     assert found["images"]["agrees"]
     assert found["images"]["kernels"]["cpu"]["IteratorGetNext"] == 1
-    assert found["images"]["predicted"]["device"]["BiasAdd"] == 3
+    assert found["images"]["gradients_agree"]
+    assert found["images"]["repeats"]["finite"]
+    predicted = found["images"]["predicted"]
+    for platform in ("metal", "metal-community"):
+        assert predicted[platform]["device"]["BiasAdd"] == 3
     assert found["doctor"]["errors"] == 0
     assert str(ROOT) not in text
     assert str(tmp_path) not in text

@@ -92,6 +92,17 @@ def test_nothing_is_loaded_from_elsewhere():
     assert PICTURE not in (FOLDER / "index.html").read_text()
 
 
+def test_programs_find_every_page_of_the_menu():
+    """In llms.txt, whose addresses are those of pages that are there."""
+    text = (FOLDER / "llms.txt").read_text(encoding="utf-8")
+    addresses = re.findall(r"^- \[.+\]\((.+)\)$", text, re.MULTILINE)
+    there = [_inside(FOLDER / "llms.txt", address) for address in addresses]
+    assert all(file.is_file() for file, _ in there)
+    assert {file for file, _ in there} == {
+        path.resolve() for path in PAGES if path.name != "404.html"
+    }
+
+
 def test_links_lead_somewhere():
     """To pages and headings that are there; other sites are not asked."""
     wrong = []

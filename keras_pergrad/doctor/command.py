@@ -39,8 +39,8 @@ _KNOWN_FAILURES = (
     ),
     (
         r"libmetal_plugin|tensorflow-plugins",
-        "tensorflow-metal does not fit this TensorFlow: it is loaded inside "
-        "`import tensorflow`, which fails with it",
+        "the plugin for Metal does not fit this TensorFlow: it is loaded "
+        "inside `import tensorflow`, which fails with it",
         METAL_FIX,
     ),
     (

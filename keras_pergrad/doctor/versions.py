@@ -5,6 +5,7 @@ All is read from the packages' metadata; nothing is imported.
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -15,7 +16,12 @@ METAL_FIX = (
     "(Python 3.12 at most), or, to train on the CPU, "
     "pip uninstall tensorflow-metal"
 )
-PACKAGES = ("tensorflow", "keras", "numpy", "tensorflow-metal")
+COMMUNITY = "tensorflow-metal-plugin"
+COMMUNITY_FIX = (
+    'pip install "tensorflow==2.21.*", then, once that is done, '
+    "pip install --force-reinstall --no-deps tensorflow-metal-plugin==0.4.1"
+)
+PACKAGES = ("tensorflow", "keras", "numpy", "tensorflow-metal", COMMUNITY)
 _WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos")
 # tensorflow-metal → the first TensorFlow it loads with, and the first that it
 # does not. Its own metadata names none, so pip lets every pair pass.
@@ -105,9 +111,47 @@ def _minimum_finding(name, version, least):
     return Finding(ERROR, name, message, f"pip install --upgrade {requirement}")
 
 
+def _community_findings(plugin, tensorflow):
+    """Yield what is to say of the community's plugin."""
+    message = f"{COMMUNITY} {plugin} with TensorFlow {tensorflow}"
+    if numbers(plugin)[:2] != (0, 4):
+        message = f"{COMMUNITY} {plugin} is not known here; 0.4.1 is"
+        yield Finding(WARNING, "Metal", message, COMMUNITY_FIX)
+    elif numbers(tensorflow)[:2] != (2, 21):
+        message += " offers no GPU: it needs TensorFlow 2.21"
+        yield Finding(ERROR, "Metal", message, COMMUNITY_FIX)
+    else:
+        message += (
+            " (not Apple's): TensorFlow writes variables from the host beside "
+            "the GPU's work, and weights became NaN until each kernel waited "
+            "for the GPU"
+        )
+        fix = (
+            "keras_pergrad.check_gradients on your model, and the same fit "
+            "twice from one seed: both must give the same numbers"
+        )
+        yield Finding(WARNING, "Metal", message, fix)
+    if os.environ.get("TF_METAL_SYNCHRONOUS") == "0":
+        message = "TF_METAL_SYNCHRONOUS=0: kernels do not wait for the GPU"
+        fix = "unset TF_METAL_SYNCHRONOUS"
+        yield Finding(ERROR, "Metal", message, fix)
+
+
 def _metal_findings(versions, system):
-    """Yield what is to say of tensorflow-metal, if it concerns this system."""
+    """Yield what is to say of plugins for Metal, if it concerns this system."""
     metal, tensorflow = versions["tensorflow-metal"], versions["tensorflow"]
+    community = versions[COMMUNITY]
+    if metal is not None and community is not None:
+        message = (
+            f"tensorflow-metal and {COMMUNITY} are both installed: both "
+            "register the platform METAL, and `import tensorflow` aborts"
+        )
+        fix = f"pip uninstall tensorflow-metal, or pip uninstall {COMMUNITY}"
+        yield Finding(ERROR, "Metal", message, fix)
+        return
+    if community is not None:
+        yield from _community_findings(community, tensorflow)
+        return
     if metal is None:
         message = "tensorflow-metal is not installed: training uses the CPU"
         fix = 'pip install "keras-pergrad[metal]" (Python 3.12 at most)'

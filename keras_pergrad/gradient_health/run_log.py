@@ -277,9 +277,9 @@ def _config_or_none(thing):
 def _versions():
     packages = tf, keras, np, sys.modules["keras_pergrad"]
     versions = {package.__name__: package.__version__ for package in packages}
-    metal = "tensorflow-metal"
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions[metal] = importlib.metadata.version(metal)
+    for metal in ("tensorflow-metal", "tensorflow-metal-plugin"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[metal] = importlib.metadata.version(metal)
     return {"python": platform.python_version(), **versions}
 
 

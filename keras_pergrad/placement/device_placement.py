@@ -15,7 +15,7 @@ from keras_pergrad.keras_internals.fit.callback_list import (
     running_fit,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import placed_graphs
-from keras_pergrad.placement import graph, operations
+from keras_pergrad.placement import graph, kernels, operations
 from keras_pergrad.placement.prediction import (
     hazards_of_fusion,
     hazards_of_operations,
@@ -138,8 +138,10 @@ class DevicePlacement(keras.callbacks.Callback):
             self._train_function.restore()
 
     def _setting_hazards(self):
-        metal = self._device is not None and self._device.is_metal
-        return hazards_of_settings(self.model.jit_compile) if metal else []
+        if self._device is None or not self._device.is_metal:
+            return []
+        platform = kernels.installed_platform()
+        return hazards_of_settings(self.model.jit_compile, platform)
 
     def _first_step(self, function, iterator):
         """Run the first step, and the second if the first shows nothing."""
@@ -192,10 +194,14 @@ class DevicePlacement(keras.callbacks.Callback):
             self._setting_hazards(),
         )
         if device is not None and device.is_metal:
-            report.hazards += hazards_of_operations(placed_step.operations)
-            report.hazards += hazards_of_fusion(
-                placed_step.nodes, placed_step.layer_of
+            platform = kernels.installed_platform()
+            report.hazards += hazards_of_operations(
+                placed_step.operations, platform
             )
+            if platform == kernels.METAL:
+                report.hazards += hazards_of_fusion(
+                    placed_step.nodes, placed_step.layer_of
+                )
         if not placed_step.nodes:
             report.notes.append(
                 "TensorFlow handed over no graph for this step: the train "

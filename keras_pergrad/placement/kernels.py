@@ -1,15 +1,18 @@
 """The kernel that runs a node on a device, or the reason why none does.
 
 The kernels of this process are in TensorFlow's registry, those of a Mac in
-tables that ship with the package. `tensorflow_metal_1_2_0_kernels.json` was
-extracted from the plugin's binary: op → types (`"from->to"` for Cast, `"any"`
-where nothing is constrained). `tensorflow_generic_kernels.json` holds what
+tables that ship with the package: op → types (`"from->to"` for Cast, `"any"`
+where nothing is constrained). `tensorflow_metal_1_2_0_kernels.json` was
+extracted from the binary of Apple's plugin. That of the community's plugin,
+which ships as source, is what its own registration code registers with
+TensorFlow 2.21. `tensorflow_generic_kernels.json` holds what
 TensorFlow registers by itself for any pluggable device, in a wheel without
 CUDA: op → a list of type constraints. Its kernels are host code.
 """
 
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.resources
 import json
 
@@ -49,7 +52,18 @@ _HOST_PREFIXES = tuple(
 )
 _HOST_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4", "Summary")
 _HOST_TYPES = {"string"}
+METAL, COMMUNITY = "metal", "metal-community"
 METAL_VERSION = "tensorflow-metal 1.2.0"
+COMMUNITY_PLUGIN = "tensorflow-metal-plugin"
+# Platform of a prediction → the release that its table describes, the table.
+_TABLES = {
+    METAL: (METAL_VERSION, "tensorflow_metal_1_2_0_kernels.json"),
+    COMMUNITY: (
+        f"{COMMUNITY_PLUGIN} 0.4.1",
+        "tensorflow_metal_plugin_0_4_1_kernels.json",
+    ),
+}
+PLATFORMS = tuple(_TABLES)
 USER_TABLE = "a table of your own"
 #: What to use on a Mac → in place of which ops.
 _HINTS = {
@@ -204,14 +218,26 @@ class Table:
         return sorted(types)
 
 
-def metal(kernels=None):
-    """Return the table of tensorflow-metal 1.2.0, or of the user's kernels."""
+def metal(kernels=None, platform=METAL):
+    """Return the table of a plugin for Metal, or of the user's kernels."""
     generic = _load_table("tensorflow_generic_kernels.json")
     if kernels is not None:
         return Table(USER_TABLE, kernels, generic)
-    kernels = _load_table("tensorflow_metal_1_2_0_kernels.json")
-    # Which data the plugin's Tile takes cannot be read from its binary.
-    return Table(METAL_VERSION, {**kernels, "Tile": ["any"]}, generic)
+    version, file = _TABLES[platform]
+    kernels = _load_table(file)
+    if platform == METAL:
+        # Which data its Tile takes cannot be read from its binary.
+        kernels = {**kernels, "Tile": ["any"]}
+    return Table(version, kernels, generic)
+
+
+def installed_platform():
+    """Return which plugin drives Metal here: the community's, if installed."""
+    try:
+        importlib.metadata.version(COMMUNITY_PLUGIN)
+    except importlib.metadata.PackageNotFoundError:
+        return METAL
+    return COMMUNITY
 
 
 def _type_name(definition, key):

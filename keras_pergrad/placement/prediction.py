@@ -29,8 +29,7 @@ from keras_pergrad.placement import graph, kernels
 from keras_pergrad.placement.operations import Operation
 from keras_pergrad.placement.report import PlacementReport
 
-_PLATFORMS = ("metal",)
-# tensorflow-metal switches TensorFlow's own remapping and layout passes off,
+# Both plugins switch TensorFlow's own remapping and layout passes off,
 # so the graph to judge is the one without them. (2 is RewriterConfig.OFF.)
 _REWRITES = {"remapping": 2, "layout_optimizer": 2}
 # On x86, oneDNN rewrites a CPU graph last and merges pairs of ops that stay
@@ -71,9 +70,19 @@ class Hazard:
 _XLA_HAZARD = Hazard(
     "xla",
     "error",
-    "jit_compile=True: tensorflow-metal brings no XLA compiler, and "
+    "jit_compile=True: no plugin for Metal brings an XLA compiler, and "
     "TensorFlow stops with 'could not find registered compiler'. "
     "Pass jit_compile=False to compile().",
+)
+_RACE_HAZARD = Hazard(
+    "variable_race",
+    "wrong",
+    "tensorflow-metal-plugin: TensorFlow's host code writes variables beside "
+    "the GPU's work, since TensorFlow 2.20 and 2.21 give a plugin no way to "
+    "do it. Weights became NaN without an error until each kernel waited for "
+    "the GPU. Leave TF_METAL_SYNCHRONOUS unset, run "
+    "keras_pergrad.check_gradients, and repeat a fit from the same seed: it "
+    "must give the same weights.",
 )
 _FUSION_HAZARD = Hazard(
     "fused_activation",
@@ -124,23 +133,24 @@ def predict_placement(
     x: Any,
     y: Any = None,
     *,
-    platform: Literal["metal"] = "metal",
+    platform: Literal["metal", "metal-community"] = "metal",
     kernels_table: Mapping[str, list[str]] | None = None,
 ) -> PlacementReport:
     """Predict where a training step would run on a Mac with Metal.
 
     The step is traced and optimised as in TensorFlow. Each op is then looked
-    up in the table of kernels that tensorflow-metal 1.2.0 registers. This
-    works on any machine; no result comes from a run on a Mac.
+    up in the table of kernels that a plugin for Metal registers. This works
+    on any machine; no result comes from a run on a Mac.
 
     Args:
         model: a compiled and built `keras.Model` or `PerGradModel`; it is
             left as it is.
         x: one batch of inputs.
         y: its targets.
-        platform: `"metal"`, the only one with a table.
+        platform: `"metal"` for Apple's tensorflow-metal 1.2.0,
+            `"metal-community"` for tensorflow-metal-plugin 0.4.1.
         kernels_table: op → list of type names, for another release of the
-            plugin; by default the table of 1.2.0.
+            plugin; by default the table of that one.
 
     Returns:
         A `PlacementReport` whose `prediction` names the plugin's version,
@@ -164,14 +174,15 @@ def predict_placement(
     >>> [op for op, reason, number, layers in report.fallbacks()]
     ['AddV2']
     """
-    if platform not in _PLATFORMS:
+    if platform not in kernels.PLATFORMS:
+        names = ", ".join(map(repr, kernels.PLATFORMS))
         raise ValueError(
-            f"`platform` expected one of {', '.join(map(repr, _PLATFORMS))}. "
+            f"`platform` expected one of {names}. "
             f"Received: platform={platform!r}"
         )
     check_trainable(model)
     require_one_batch(model, x, y)
-    table = kernels.metal(kernels_table)
+    table = kernels.metal(kernels_table, platform)
     nodes = optimised_nodes(model, as_in_fit((x, y)))
     layer_of = graph.Layers(model, [node.name for node in nodes])
     run_counts = graph.RunCounts(nodes)
@@ -195,9 +206,10 @@ def predict_placement(
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
     # that the user wrote counts, and compile() keeps that.
     xla = compile_arguments(model).get("jit_compile") is True
-    report.hazards += hazards_of_settings(xla)
-    report.hazards += hazards_of_operations(report.operations)
-    report.hazards += hazards_of_fusion(nodes, layer_of, on_device)
+    report.hazards += hazards_of_settings(xla, platform)
+    report.hazards += hazards_of_operations(report.operations, platform)
+    if platform == kernels.METAL:
+        report.hazards += hazards_of_fusion(nodes, layer_of, on_device)
     report.notes += _notes(model, report, table)
     return report
 
@@ -268,26 +280,32 @@ def _notes(model, report, table):
         if getattr(layer, "use_cudnn", False) in (True, "auto")
     ]
     if cudnn_layers:
-        has = "has" if "CudnnRNNV3" in table.kernels else "lacks"
+        has = "CudnnRNNV3" in table.kernels
+        known = "has; reported slow or failing" if has else "lacks: it stops"
         notes.append(
             f"{', '.join(cudnn_layers)}: where a GPU is listed, Keras calls "
-            f"one CudnnRNNV3 op (which {table.version} {has}; reported slow or "
-            f"failing) instead of the loop that was judged here. "
+            f"one CudnnRNNV3 op (which {table.version} {known}) instead of the "
+            f"loop that was judged here. "
             f"use_cudnn=False keeps the loop."
         )
     return notes
 
 
-def hazards_of_settings(jit_compile):
-    """Return hazards of how the model was compiled."""
-    return [_XLA_HAZARD] if jit_compile else []
+def hazards_of_settings(jit_compile, platform=kernels.METAL):
+    """Return hazards of how the model was compiled, and of the plugin."""
+    hazards = [_XLA_HAZARD] if jit_compile else []
+    if platform == kernels.COMMUNITY:
+        hazards.append(_RACE_HAZARD)
+    return hazards
 
 
-def hazards_of_operations(operations):
+def hazards_of_operations(operations, platform=kernels.METAL):
     """Return hazards of the ops of a step."""
     return [
         Hazard(code, severity, message, _layer_names(layers))
         for code, severity, message, applies in _OP_HAZARDS
+        # Reports of repeated random numbers are about Apple's plugin.
+        if platform == kernels.METAL or code != "random"
         if (layers := [o.layer for o in operations if applies(o)])
     ]
 

@@ -7,7 +7,9 @@ GOOD = {
     "keras": "3.10.0",
     "numpy": "2.1.3",
     "tensorflow-metal": "1.2.0",
+    "tensorflow-metal-plugin": None,
 }
+COMMUNITY = {"tensorflow-metal": None, "tensorflow-metal-plugin": "0.4.1"}
 MAC = ("Darwin", "arm64")
 
 
@@ -51,6 +53,40 @@ def test_a_mac_without_metal_is_told_how_to_get_it():
 def test_an_unknown_plugin_is_a_warning():
     found = check({**GOOD, "tensorflow-metal": "9.0"}, (3, 12), MAC)
     assert [f.level for f in found if f.subject == "Metal"] == ["warning"]
+
+
+def metal(**versions):
+    found = check({**GOOD, **versions}, (3, 13), MAC)
+    return [f for f in found if f.subject == "Metal"]
+
+
+def test_the_communitys_plugin_comes_with_a_warning():
+    [found] = metal(**COMMUNITY, tensorflow="2.21.0")
+    assert found.level == "warning"
+    assert "NaN" in found.message
+    assert "check_gradients" in found.fix
+
+
+def test_the_communitys_plugin_fits_one_tensorflow():
+    [found] = metal(**COMMUNITY, tensorflow="2.20.0")
+    assert found.level == "error"
+    assert "tensorflow==2.21" in found.fix
+    [older] = metal(**{**COMMUNITY, "tensorflow-metal-plugin": "0.2.0"})
+    assert older.level == "warning"
+    assert "0.4.1" in older.fix
+
+
+def test_kernels_that_do_not_wait_are_an_error(monkeypatch):
+    monkeypatch.setenv("TF_METAL_SYNCHRONOUS", "0")
+    found = metal(**COMMUNITY, tensorflow="2.21.0")
+    assert [f.level for f in found] == ["warning", "error"]
+    assert "unset" in found[1].fix
+
+
+def test_two_plugins_for_metal_are_an_error():
+    [found] = metal(**{"tensorflow-metal-plugin": "0.4.1"})
+    assert found.level == "error"
+    assert "both" in found.message
 
 
 def test_old_packages_are_errors():

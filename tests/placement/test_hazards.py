@@ -76,6 +76,15 @@ def test_ordinary_ops_are_no_hazard():
     assert prediction.hazards_of_operations(harmless) == []
 
 
+def test_the_communitys_plugin_has_its_own_hazards():
+    [race] = prediction.hazards_of_settings(False, "metal-community")
+    assert (race.code, race.severity) == ("variable_race", "wrong")
+    assert "check_gradients" in race.message
+    draw = operation("RandomUniform", "float32", kind="device")
+    find = prediction.hazards_of_operations
+    assert find([draw], "metal-community") == []
+
+
 def test_only_a_forced_compiler_is_a_hazard():
     assert prediction.hazards_of_settings(False) == []
     assert (

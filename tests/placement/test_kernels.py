@@ -53,6 +53,25 @@ def test_metals_table():
     assert len(table.kernels) == 184
 
 
+def test_the_table_of_the_communitys_plugin():
+    table = kernels.metal(platform="metal-community")
+    assert table.version == "tensorflow-metal-plugin 0.4.1"
+    assert len(table.kernels) == 268
+    assert table.serving(node("MatMul", T=tf.float16)) == "device"
+    assert table.serving(node("MatMul", T=tf.bfloat16)) == "none"
+    assert table.serving(node("Conv3D", T=tf.float32)) == "device"
+    assert table.serving(node("BatchMatMulV3", Ta=tf.float32)) == "device"
+    # TensorFlow 2.21 gives a plugin no way to a variable.
+    assign = node("AssignSubVariableOp", dtype=tf.float32)
+    assert table.serving(assign) == "generic"
+
+
+def test_the_plugin_that_drives_metal_is_the_installed_one(monkeypatch):
+    assert kernels.installed_platform() == "metal"
+    monkeypatch.setattr(kernels.importlib.metadata, "version", str)
+    assert kernels.installed_platform() == "metal-community"
+
+
 def test_the_table_of_generic_kernels_is_tensorflows():
     """In the wheel without CUDA it is exact; others have some more."""
     table = kernels.metal().generic

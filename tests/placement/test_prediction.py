@@ -158,6 +158,23 @@ def test_hazards_of_the_step():
     assert found["fused_activation"].layers == ("hidden",)
 
 
+def test_the_communitys_plugin_has_other_kernels():
+    stack = [keras.layers.Dense(8, "elu"), keras.layers.Dense(1, "relu")]
+    model = keras.Sequential([keras.Input((4,)), *stack])
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    reports = [
+        predict_placement(model, x, y, platform=platform)
+        for platform in ("metal", "metal-community")
+    ]
+    elu = [[o.kind for o in r.operations if o.op == "Elu"] for r in reports]
+    assert elu == [["cpu"], ["device"]]
+    apple, community = [{h.code for h in r.hazards} for r in reports]
+    assert apple - community == {"fused_activation"}
+    assert community - apple == {"variable_race"}
+    assert reports[1].prediction == "tensorflow-metal-plugin 0.4.1"
+
+
 def test_a_forced_compiler_is_a_hazard():
     model, x, y = models.make("dense", jit_compile=True)
     report = predict_placement(model, x, y)
