@@ -1,7 +1,7 @@
-"""How long each device takes for what factors do, to choose their methods.
+"""The rates of devices, by which factors choose between their methods.
 
-Every method of a factor is exact; these figures decide which one is fast. They
-were measured by `python -m benchmarks.rates`, which prints a device's row.
+Every method is exact; the rates tell which one is fast. They were measured by
+`python -m benchmarks.rates`, which prints the row of a device.
 """
 
 from typing import NamedTuple
