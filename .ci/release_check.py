@@ -1,4 +1,4 @@
-"""What must hold of a release before anybody uploads it.
+"""The check of a release, before anybody uploads it.
 
     make release-check
     python .ci/release_check.py notes 1.0.0
