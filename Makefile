@@ -234,5 +234,26 @@ bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
 	       || .bench-venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-$*-no-deps.txt; } \
 	  && touch $@ || rm -rf .bench-venvs/$*
 
+# What must hold before anybody uploads: both archives, built twice to the same
+# bits, tried where nothing else of the package is, with each of PYTHONS that is
+# here; the types of public names; what the wheel holds and needs.
+RELEASE_VENV := .venv-release
+PYTHONS ?= python3.11 python3.12 python3.13
+release-check: $(RELEASE_VENV)/.ready
+	$(RELEASE_VENV)/bin/python .ci/release_check.py check $(PYTHONS)
+
+# Known holes in what the tests run with, and in the workflows.
+audit: $(RELEASE_VENV)/.ready
+	for file in newest release; do \
+		$(RELEASE_VENV)/bin/pip-audit --no-deps --disable-pip \
+			-r constraints/$$file.txt || exit 1; done
+	$(RELEASE_VENV)/bin/zizmor --offline .github
+
+$(RELEASE_VENV)/.ready: constraints/release.txt
+	test -x $(RELEASE_VENV)/bin/python || $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-r constraints/release.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-oldest .venv-cpu .venv-nightly .venv-docs .bench-venvs build .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-release .venv-cpu .venv-nightly .venv-docs .bench-venvs build dist .pytest_cache .ruff_cache

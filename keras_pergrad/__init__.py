@@ -21,7 +21,7 @@ import sys as _sys
 
 from keras_pergrad.common.lazy_names import lazy as _lazy
 
-__version__ = "0.2.0"
+__version__ = "1.0.0rc1"
 
 
 def _is_command():

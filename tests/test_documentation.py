@@ -354,11 +354,13 @@ def test_changelog_is_grouped():
     """The groups of Keep a Changelog, each once, in the same order."""
     order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert versions[0].startswith("[Unreleased]\n")
+    versions = re.split(r"^## (?=\[)", text, flags=re.MULTILINE)[1:]
+    versions[-1] = versions[-1].partition("\n## ")[0]
     # Those that existed, each with its day.
     days = [
-        re.match(r"\[[\d.]+\] - (\d{4}-\d\d-\d\d)\n", v) for v in versions[1:]
+        re.match(r"\[[\d.]+(?:rc\d+)?\] - (\d{4}-\d\d-\d\d)\n", version)
+        for version in versions
+        if not version.startswith("[Unreleased]\n")
     ]
     assert all(days)
     assert [d[1] for d in days] == sorted((d[1] for d in days), reverse=True)
@@ -386,3 +388,18 @@ def test_github_file_is_well_formed(path):
         assert True in found
         for job in found["jobs"].values():
             assert {"steps", "runs-on"} <= set(job)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob(".github/workflows/*.yml")), ids=lambda p: p.stem
+)
+def test_workflow_trusts_little(path):
+    """Actions are named by commit; what a job may do, it says itself."""
+    text = path.read_text()
+    used = re.findall(r"uses: (.+)", text)
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", action), action
+    assert "\npermissions:\n    contents: read\n" in text
+    kept = text.count("uses: actions/checkout@")
+    assert text.count("persist-credentials: false") == kept
