@@ -312,6 +312,7 @@ class Instruments:
             self._paths,
             self._histograms_of(measurement) if self._histograms else {},
             layers,
+            float(measurement.loss),
         )
 
     def _observation(

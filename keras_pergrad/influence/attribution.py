@@ -414,7 +414,8 @@ class Influence:
         tests = samples_by_row(tests(None), range(len(scores)))
         rows = np.union1d(best.samples, worst.samples)
         train = samples_by_row(self._batches, rows)
-        text = render_page(tests, train, best, worst, class_names, show)
+        curved = self._curvature != "none"
+        text = render_page(tests, train, best, worst, class_names, show, curved)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 

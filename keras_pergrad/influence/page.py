@@ -11,8 +11,20 @@ import tensorflow as tf
 from keras_pergrad.runs.page import main, whole
 
 _MAX_NUMBERS, _MAX_LETTERS = 12, 400
+_LEGEND = (
+    ("row", "The sample's position in its data, counted from 0."),
+    ("label", "The sample's target, by the name of its class if names exist."),
+)
+_SCORE = {
+    True: "How much the test sample's loss rises if the training sample is "
+    "left out, to first order, in the unit of the loss.",
+    False: "By how much a step of rate 1 lowers the test sample's loss by way "
+    "of the training sample, to first order. No curvature was used: read the "
+    "score as a rank of influence, not as a promised change of the loss.",
+}
 _STYLE = """<style>.kpg .test{display:flex;flex-wrap:wrap;gap:1rem;
 border-top:1px solid var(--rule);padding:1rem 0}
+.kpg .test-sample{flex-basis:100%}
 .kpg .group{display:flex;flex-wrap:wrap;gap:.6rem;align-content:flex-start}
 .kpg .group h2{flex-basis:100%;font-size:.9rem;margin:0}
 .kpg .test figure{max-width:16rem;padding:.5rem;border-radius:6px;
@@ -23,28 +35,36 @@ font-size:.85rem;overflow-wrap:anywhere}
 .kpg .test img{width:5rem;image-rendering:pixelated;display:block}</style>"""
 
 
-def render_page(tests, train, best, worst, class_names=None, show=None):
+def render_page(
+    tests, train, best, worst, class_names=None, show=None, curved=True
+):
     """Return the HTML of a page.
 
-    `tests` and `train` are (x, y) by row, `best` and `worst` two `Top`s.
+    `tests` and `train` are (x, y) by row, `best` and `worst` two `Top`s;
+    `curved`: whether their scores rest on a curvature.
     """
     count = len(best.samples)
+    legend = (*_LEGEND, ("score", _SCORE[curved]))
     parts = [
         "<h1>Which samples matter</h1>",
-        f'<p class="muted">{count} test samples, each with the training '
-        "samples whose absence would raise its loss most (helpful), and lower "
-        "it most (harmful). The number is by how much, to first order.</p>",
+        f'<p class="muted">{count} test sample{"s" * (count > 1)}, each with '
+        "the training samples that helped it most (positive scores) and "
+        "harmed it most (negative scores).</p>",
+        "<dl>",
+        *[f"<dt>{k}</dt><dd>{escape(text)}</dd>" for k, text in legend],
+        "</dl>",
     ]
     for t in range(count):
-        groups = [
-            ("test sample", "", [_figure_html(tests, t, "", class_names, show)])
-        ]
+        test = _figure_html(tests, t, "", class_names, show)
+        groups = [("test sample", "test-sample", [test])]
         for title, top, sign in (
             ("helpful", best, 1),
             ("harmful", worst, -1),
         ):
             figures = [
-                _figure_html(train, j, f" · {score:+.2g}", class_names, show)
+                _figure_html(
+                    train, j, f" · score {score:+.2g}", class_names, show
+                )
                 for j, score in zip(top.samples[t], top.scores[t])
                 if sign * score > 0
             ]
@@ -63,7 +83,7 @@ def _group_html(group):
 
 def _figure_html(data, row, note, class_names, show):
     x, y = data[row]
-    target = "" if y is None else f" · {_target_html(y, class_names)}"
+    target = "" if y is None else f" · label {_target_html(y, class_names)}"
     return (
         f"<figure>{sample_html(x, show)}"
         f'<p class="muted">row {row}{target}{escape(note)}</p></figure>'

@@ -1,8 +1,15 @@
 """The statement of what a training spent, in figures and in words."""
 
+import datetime
+import hashlib
+import importlib.metadata
 import json
 import textwrap
 
+import keras
+import tensorflow as tf
+
+import keras_pergrad
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.mechanism import (
     ADD_OR_REMOVE,
@@ -102,7 +109,8 @@ _NOT_COVERED = (
     "figures in the logs, such as the loss, clipped_fraction and "
     "nonfinite_samples, and whatever is evaluated on these examples: they "
     "are computed without noise",
-    "preprocessing that saw these examples, such as a vocabulary or a mean",
+    "preprocessing that saw these examples, such as a vocabulary, a mean, or "
+    "class weights computed from their labels",
     "the number of examples, which is taken to be public",
     "checkpoints, which hold the seeds: publish the weights of a plain "
     "keras.Model alone",
@@ -148,6 +156,7 @@ class Statement(dict):
         outside=False,
         proof=None,
         vouched=(),
+        weights_file=None,
     ):
         """Make the statement for phases, (`Mechanism`, steps) each."""
         started = [(m, steps) for m, steps in phases if steps]
@@ -171,6 +180,11 @@ class Statement(dict):
             phases=[_phase_entry(m, steps) for m, steps in started or phases],
             assumptions=list(_assumptions(started or phases, names)),
             not_covered=list(_NOT_COVERED),
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            versions=_versions(),
+            weights_sha256=None
+            if weights_file is None
+            else _sha256(weights_file),
         )
 
     def __str__(self):
@@ -199,6 +213,15 @@ class Statement(dict):
         lines += [f"- {text};" for text in self["assumptions"]]
         lines.append("Not covered:")
         lines += [f"- {text};" for text in self["not_covered"]]
+        if "date" in self:  # absent from those saved before it was noted
+            versions = ", ".join(
+                f"{k} {v}" for k, v in self["versions"].items()
+            )
+            lines.append(f"Made on {self['date']} (UTC) with {versions}.")
+        if self.get("weights_sha256"):
+            lines.append(
+                f"SHA-256 of the weights file: {self['weights_sha256']}"
+            )
         return "\n".join(
             textwrap.fill(
                 line, 80, subsequent_indent="  ", break_on_hyphens=False
@@ -207,6 +230,21 @@ class Statement(dict):
         )
 
     __repr__ = __str__
+
+
+def _versions():
+    """Return package → version, of those that the guarantee rests on."""
+    return {
+        "keras_pergrad": keras_pergrad.__version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "dp-accounting": importlib.metadata.version("dp-accounting"),
+    }
+
+
+def _sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _accountant_or_default(started):

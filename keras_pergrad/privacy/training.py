@@ -314,12 +314,14 @@ class PrivateTraining:
         phases = (*self._earlier_phases, (self.mechanism, check_steps(steps)))
         return accounting.compute_epsilon(phases, self.delta)
 
-    def statement(self, model=None):
+    def statement(self, model=None, weights_file=None):
         """Return what is guaranteed for a model, a `Statement`.
 
         Args:
             model: one that was trained with this object; by default the only
                 one. Before training, the statement describes the plan.
+            weights_file: the path of the file that is published; the
+                statement then has its SHA-256.
 
         Raises:
             ValueError: it is not known which model is meant.
@@ -341,6 +343,7 @@ class PrivateTraining:
                 self,
                 planned=True,
                 vouched=earlier_proof.get("names", ()),
+                weights_file=weights_file,
             )
         ledger = getattr(model, "aggregation_state", None)
         if not isinstance(ledger, Ledger):
@@ -356,6 +359,7 @@ class PrivateTraining:
             outside=outside,
             proof=ledger.proof,
             vouched=getattr(model, "vouched", ()),
+            weights_file=weights_file,
         )
 
     def __str__(self):

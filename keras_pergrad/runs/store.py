@@ -96,6 +96,7 @@ class HealthReading:
             gradients.
         layers: by instrument the paths of the layers that it names:
             "dead", "vanishing", "exploding".
+        loss: the compiled loss of the measured batch, or None: not known.
     """
 
     step: int
@@ -109,6 +110,7 @@ class HealthReading:
     layers: Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=dict
     )
+    loss: float | None = None
 
 
 class RunRecordWarning(UserWarning):

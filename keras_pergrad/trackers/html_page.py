@@ -21,6 +21,18 @@ _REFRESH_SECONDS = 5
 # Times that it took to write the page until it is written again.
 _PAUSE = 20
 _NAN = float("nan")
+# A count for who compares repetitions bit by bit: the logs have it.
+_NOT_DRAWN = ("bitwise_equal_variables",)
+_CAPTIONS = {
+    "loss": "The compiled loss of the measured batch, over the updates.",
+    "gradient_norm": "Norm of the mean gradient, in loss per unit of weight.",
+    "gradient_variance": "Trace of the covariance of the samples' gradients, "
+    "in the unit of the squared norm.",
+    "gradient_noise_scale": "Variance over the squared norm, in samples.",
+    "gradient_snr": "Signal over noise of the batch, without unit.",
+    "gradient_repeat_deviation": "Largest distance of a repeated gradient, "
+    "as a share of the norm.",
+}
 _FACT_FIELDS = (
     "seed",
     "device",
@@ -31,7 +43,7 @@ _FACT_FIELDS = (
 
 
 class Page(Tracker):
-    """Writes one page that shows all figures over the steps.
+    """Writes one page that shows the loss and the figures over the steps.
 
     It is for light and dark, needs no network, and is rewritten at the
     measurements, in one move: a browser that has it open loads it again every
@@ -137,9 +149,13 @@ def _page_content(run, readings, state, advice):
             ],
             *_advice_html(advice),
             '<div class="charts">',
+            _loss_figure(shown),
             *[
-                _chart_figure(name, shown)
+                _chart_figure(
+                    name, [r.figures.get(name, _NAN) for r in shown], shown
+                )
                 for name in _field_names(shown, "figures")
+                if name not in _NOT_DRAWN
             ],
             _norm_figure(norms) if norms is not None else "",
             "</div>",
@@ -161,10 +177,19 @@ def _field_names(readings, field):
     return dict.fromkeys(name for r in readings for name in getattr(r, field))
 
 
-def _chart_figure(name, readings):
+def _loss_figure(readings):
+    values = [_NAN if r.loss is None else r.loss for r in readings]
+    if all(map(math.isnan, values)):
+        return ""
+    return _chart_figure("loss", values, readings)
+
+
+def _chart_figure(name, values, readings):
     steps = [r.step for r in readings]
-    values = [float(r.figures.get(name, _NAN)) for r in readings]
+    values = [float(value) for value in values]
     note = f"last: {format_number(values[-1])}"
+    if name in _CAPTIONS:
+        note = f"{_CAPTIONS[name]} {note}"
     infinite = [s for s, v in zip(steps, values) if math.isinf(v)]
     if infinite:
         note += f"; infinite at step {', '.join(map(str, infinite[:5]))}"

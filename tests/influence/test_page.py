@@ -29,7 +29,7 @@ def test_images_are_shown_with_the_rows_of_top(tmp_path):
     assert "http" not in text
     assert "prefers-color-scheme:dark" in text
     best = influence.top(x[:2], y[:2], 2)
-    rows = re.findall(r"row (\d+) · [^ ]+ · \+", text)
+    rows = re.findall(r"row (\d+) · label [^ ]+ · score \+", text)
     shown = [
         str(j)
         for samples, scores in zip(*best)
@@ -38,6 +38,9 @@ def test_images_are_shown_with_the_rows_of_top(tmp_path):
     ]
     assert rows == shown
     assert text.count("data:image/png") >= 2 + len(shown)
+    for word in ("row", "label", "score"):
+        assert f"<dt>{word}</dt>" in text
+    assert "a rank of influence, not as a promised change" in text
 
 
 def test_a_picture_is_that_of_the_array():

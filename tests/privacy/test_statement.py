@@ -1,5 +1,6 @@
 """The statement says what holds, on what assumptions, and what does not."""
 
+import hashlib
 import json
 
 import keras
@@ -59,6 +60,35 @@ def test_it_is_a_dict():
     assert statement["phases"][0]["noise_multiplier"] == (2.0, 2.0)
     assert statement["accountant"] == "PLD"
     assert dict(statement)["unit"] == "example"
+
+
+def test_it_has_a_date_versions_and_the_hash_of_what_is_published(tmp_path):
+    path = tmp_path / "published.weights.h5"
+    path.write_bytes(b"weights")
+    statement = private(steps=4).statement(weights_file=path)
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    assert statement["weights_sha256"] == sha256
+    assert list(statement["versions"]) == [
+        "keras_pergrad",
+        "tensorflow",
+        "keras",
+        "dp-accounting",
+    ]
+    text = " ".join(str(statement).split())
+    for words in (
+        sha256,
+        f"Made on {statement['date']} (UTC)",
+        f"keras_pergrad {kpg.__version__}",
+        f"tensorflow {tf.__version__}",
+        f"keras {keras.__version__}",
+        "class weights computed from their labels",
+    ):
+        assert words in text
+    assert "SHA-256" not in str(private(steps=4).statement())
+    older = dict(statement)
+    for name in ("date", "versions", "weights_sha256"):
+        del older[name]
+    assert "Made on" not in str(Statement(older))
 
 
 def test_one_that_was_saved_is_read():

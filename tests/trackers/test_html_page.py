@@ -1,5 +1,6 @@
 """The page of a run: what it shows, and that it stands alone."""
 
+import dataclasses
 import math
 import re
 
@@ -49,6 +50,20 @@ def test_it_shows_all_figures_variables_and_layers(page):
         assert words in shown, words
     assert "<title>step 3: 5</title>" in shown
     assert "<title>0 to 0.25: 3</title>" in shown
+
+
+def test_the_loss_is_first_and_charts_have_captions(tmp_path):
+    page = kpg.trackers.Page(tmp_path / "page.html")
+    page.begin(INFO)
+    figures = reading(3, bitwise_equal_variables=2)
+    page.write(dataclasses.replace(figures, loss=0.25))
+    shown = text(page)
+    titles = re.findall("<figcaption>(.*?)</figcaption>", shown)
+    assert titles[:2] == ["loss", "gradient_norm"]
+    assert "The compiled loss of the measured batch" in shown
+    assert "last: 0.25" in shown
+    assert "in loss per unit of weight" in shown
+    assert "bitwise_equal_variables" not in shown
 
 
 def test_it_stands_alone_for_light_and_dark(page):
