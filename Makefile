@@ -245,7 +245,7 @@ release-check: $(RELEASE_VENV)/.ready
 # Known holes in what the tests run with, and in the workflows.
 audit: $(RELEASE_VENV)/.ready
 	for file in newest release; do \
-		$(RELEASE_VENV)/bin/pip-audit --no-deps --disable-pip \
+		$(RELEASE_VENV)/bin/pip-audit --strict --no-deps --disable-pip \
 			-r constraints/$$file.txt || exit 1; done
 	$(RELEASE_VENV)/bin/zizmor --offline .github
 

@@ -190,6 +190,20 @@ def check_types(inside):
         sys.exit(f"fewer than {TYPED} %: annotate what is new")
 
 
+def strip_local(bill):
+    """Take out of an SBOM where on this machine things came from."""
+    document = json.loads(bill.read_text("utf-8"))
+    for component in document["components"]:
+        references = component.get("externalReferences", [])
+        component["externalReferences"] = [
+            r for r in references if r["type"] != "distribution"
+        ]
+    text = json.dumps(document, indent=2) + "\n"
+    if "file:" in text or str(ROOT) in text:
+        sys.exit(f"{bill} names a path of this machine")
+    bill.write_text(text, "utf-8")
+
+
 def check(names):
     """Build, look, install, use, and list what is needed."""
     notes(version())
@@ -213,6 +227,7 @@ def check(names):
         *(sys.executable, "-m", "cyclonedx_py", "environment", inside),
         *("--output-reproducible", "--of", "JSON", "-o", bill),
     )
+    strip_local(bill)
     print(f"  {bill.relative_to(ROOT)}: what the environment holds")
     print(f"{version()} can be released")
 
