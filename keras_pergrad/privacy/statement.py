@@ -2,6 +2,8 @@
 
 import json
 import textwrap
+from collections.abc import Sequence
+from typing import Any
 
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.mechanism import (
@@ -10,6 +12,7 @@ from keras_pergrad.privacy.mechanism import (
     EXAMPLE,
     REPLACE,
     USER,
+    Mechanism,
 )
 from keras_pergrad.privacy.model_check import ProofRecord
 
@@ -113,7 +116,7 @@ _NOT_COVERED = (
 )
 
 
-class Statement(dict):
+class Statement(dict[str, Any]):
     """The guarantee: to whom, on what assumptions, and what it leaves out.
 
     As a dict it has the entries of `of`, for machines: the `clipping` of each
@@ -141,14 +144,14 @@ class Statement(dict):
     @classmethod
     def of(
         cls,
-        phases,
-        delta,
-        private,
-        planned=False,
-        outside=False,
-        proof=None,
-        vouched=(),
-    ):
+        phases: Sequence[tuple[Mechanism, int]],
+        delta: float,
+        private: Any,
+        planned: bool = False,
+        outside: bool = False,
+        proof: ProofRecord | None = None,
+        vouched: Sequence[str] = (),
+    ) -> "Statement":
         """Make the statement for phases, (`Mechanism`, steps) each."""
         started = [(m, steps) for m, steps in phases if steps]
         relation = accounting.neighboring_relation(started or phases)
@@ -173,7 +176,7 @@ class Statement(dict):
             not_covered=list(_NOT_COVERED),
         )
 
-    def __str__(self):
+    def __str__(self) -> str:
         verb = "will be" if self["planned"] else "is"
         lines = [
             f"The weights {'would be' if self['planned'] else 'are'} "
