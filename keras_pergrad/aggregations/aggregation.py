@@ -6,11 +6,13 @@ ordinary gradient; all norms are of these.
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
+import keras
 import tensorflow as tf
 
-from keras_pergrad.common.registry import Configured, Registry
+from keras_pergrad.common.registry import Class, Configured, Registry
 
 
 class Aggregation(Configured):
@@ -47,7 +49,7 @@ class Aggregation(Configured):
     #: Whether it adds noise, so that no two steps have the same result.
     adds_noise = False
 
-    def groups(self, variables):
+    def groups(self, variables: Sequence[keras.Variable]) -> list[int] | None:
         """Say which variables share a norm, and so a weight.
 
         Args:
@@ -60,7 +62,7 @@ class Aggregation(Configured):
         del variables
         return None
 
-    def at(self, state):
+    def at(self, state: Any) -> "Aggregation":
         """Return this aggregation as it is at the next step.
 
         Args:
@@ -72,7 +74,7 @@ class Aggregation(Configured):
         del state
         return self
 
-    def weights(self, norms):
+    def weights(self, norms: tf.Tensor) -> tf.Tensor:
         """Return each sample's weight in the mean, in the shape of `norms`.
 
         Each weight may depend on its own sample's norms only. A norm may be
@@ -87,7 +89,9 @@ class Aggregation(Configured):
             f"{type(self).__name__} must define weights(norms)."
         )
 
-    def finish(self, gradients, n, state=None):
+    def finish(
+        self, gradients: list[Any], n: Any, state: Any = None
+    ) -> list[Any]:
         """Return the aggregated gradients in the form to be applied.
 
         Args:
@@ -99,12 +103,12 @@ class Aggregation(Configured):
         del n, state
         return gradients
 
-    def statistics(self, norms):
+    def statistics(self, norms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return scalars to log, by name."""
         del norms
         return {}
 
-    def observe(self, norms, state):
+    def observe(self, norms: tf.Tensor, state: Any) -> None:
         """Take in the norms of a batch, before its update is finished.
 
         Args:
@@ -112,7 +116,9 @@ class Aggregation(Configured):
             state: what `make_state` gave for the model that is trained.
         """
 
-    def prepare_fit(self, model, arguments):
+    def prepare_fit(
+        self, model: keras.Model, arguments: dict[str, Any]
+    ) -> None:
         """Check and change the arguments of a `fit` before it begins.
 
         Args:
@@ -120,7 +126,9 @@ class Aggregation(Configured):
             arguments: the given arguments, name to value.
         """
 
-    def require_fit(self, model, received, is_step=False):
+    def require_fit(
+        self, model: keras.Model, received: str, is_step: bool = False
+    ) -> None:
         """Refuse training that no `fit` has asked for, if need be.
 
         Args:
@@ -129,7 +137,7 @@ class Aggregation(Configured):
             is_step: whether it is what a running `fit` asks for.
         """
 
-    def make_state(self, before=None):
+    def make_state(self, before: Any = None) -> Any:
         """Make the state that one model keeps from step to step, or None.
 
         It becomes the `aggregation_state` of a model at compile() and is
@@ -145,7 +153,7 @@ class Aggregation(Configured):
         return None
 
     @property
-    def log_metrics(self):
+    def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         """How each of the `statistics` is logged: name to metric class."""
         return {}
 
@@ -162,9 +170,9 @@ class Mean(Aggregation):
     Vectorized(aggregation=Mean())
     """
 
-    needs = "nothing"
+    needs: Literal["nothing", "norms", "gramian"] = "nothing"
 
-    def weights(self, norms):
+    def weights(self, norms: tf.Tensor) -> tf.Tensor:
         return tf.ones_like(norms)
 
 
@@ -197,7 +205,7 @@ aggregations = Registry("aggregation", Aggregation)
 aggregations.register("mean", Mean)
 
 
-def register_aggregation(name):
+def register_aggregation(name: str) -> Callable[[Class], Class]:
     """Register an `Aggregation` subclass under `name`; a class decorator.
 
     Args:
@@ -303,9 +311,12 @@ class GradientStatistics:
     noise_scale: float | None
 
     @classmethod
-    def of(cls, squared_norms, squared_mean):
+    def of(
+        cls, squared_norms: tf.Tensor, squared_mean: tf.Tensor
+    ) -> "GradientStatistics":
         """Make the statistics from ‖g_i‖², (n,), and ‖ḡ‖²."""
-        n = int(squared_norms.shape[0])
+        size: Any = squared_norms.shape[0]
+        n = int(size)
         norm = float(tf.sqrt(squared_mean))
         mean_squared = float(tf.reduce_mean(squared_norms))
         if n < 2:

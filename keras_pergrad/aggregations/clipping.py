@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -87,10 +88,10 @@ class ClippedMean(Aggregation):
         per: Literal["model", "layer", "variable"] = "model",
         expected_batch_size: float | None = None,
     ):
-        self.clip_norm = _schedule(clip_norm) or positive_number(
+        self.clip_norm: Any = _schedule(clip_norm) or positive_number(
             "clip_norm", clip_norm, " or a schedule", infinite=True
         )
-        self.noise_multiplier = _schedule(
+        self.noise_multiplier: Any = _schedule(
             noise_multiplier
         ) or number_at_least_zero(
             "noise_multiplier", noise_multiplier, " or a schedule"
@@ -101,27 +102,27 @@ class ClippedMean(Aggregation):
                 f"finite then. Received: clip_norm={clip_norm!r}, "
                 f"noise_multiplier={noise_multiplier!r}"
             )
-        self.seed = seed_or_none(seed)
+        self.seed: int | None = seed_or_none(seed)
         if per not in PER:
             raise ValueError(
                 f"`per` must be one of {PER}. Received: per={per!r}"
             )
-        self.per = per
+        self.per: Literal["model", "layer", "variable"] = per
         if expected_batch_size is not None:
             size = positive_number(
                 "expected_batch_size", expected_batch_size, " or None"
             )
             expected_batch_size = int(size) if size.is_integer() else size
-        self.expected_batch_size = expected_batch_size
+        self.expected_batch_size: float | None = expected_batch_size
         # A schedule counts as true, even where its value is 0 at times.
         #: Whether noise is added at some step.
-        self.adds_noise = bool(self.noise_multiplier)
+        self.adds_noise: bool = bool(self.noise_multiplier)
         #: Whether the numbers of a step depend on the steps before.
-        self.changes = is_schedule(self.clip_norm) or is_schedule(
+        self.changes: bool = is_schedule(self.clip_norm) or is_schedule(
             self.noise_multiplier
         )
 
-    def groups(self, variables):
+    def groups(self, variables: Sequence[keras.Variable]) -> list[int] | None:
         if self.per == "model":
             return None
         if self.per == "variable":
@@ -130,7 +131,7 @@ class ClippedMean(Aggregation):
         unique_names = list(dict.fromkeys(names))
         return [unique_names.index(name) for name in names]
 
-    def at(self, state):
+    def at(self, state: Any) -> "ClippedMean":
         if not self.changes:
             return self
         current = copy.copy(self)
@@ -139,7 +140,7 @@ class ClippedMean(Aggregation):
         current.noise_multiplier = _at_step(self.noise_multiplier, steps)
         return current
 
-    def weights(self, norms):
+    def weights(self, norms: tf.Tensor) -> tf.Tensor:
         weights = self._scales(norms, self._limit(norms))
         finite = is_finite(of_samples(norms))
         if norms.shape.rank > 1:
@@ -161,7 +162,7 @@ class ClippedMean(Aggregation):
             limit *= tf.math.rsqrt(tf.cast(tf.shape(norms)[1], norms.dtype))
         return limit
 
-    def make_state(self, before=None):
+    def make_state(self, before: Any = None) -> Any:
         if not self.adds_noise and not self.changes:
             return None
         state = AggregationState(self.seed, **self.kept())
@@ -169,7 +170,7 @@ class ClippedMean(Aggregation):
             state.resume_from(before)
         return state
 
-    def kept(self):
+    def kept(self) -> dict[str, float]:
         """Return a model's state other than the noise, values by name."""
         return {"steps": 0} if self.changes else {}
 
@@ -182,7 +183,9 @@ class ClippedMean(Aggregation):
             f"make_state() returned. Received: state={state!r}"
         )
 
-    def finish(self, gradients, n, state=None):
+    def finish(
+        self, gradients: list[Any], n: Any, state: Any = None
+    ) -> list[Any]:
         if self.changes:
             self._own(state).advance("steps")
         size = self.expected_batch_size
@@ -208,13 +211,13 @@ class ClippedMean(Aggregation):
         return noisy
 
     @property
-    def log_metrics(self):
+    def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         return {
             "clipped_fraction": DefinedMean,
             "nonfinite_samples": keras.metrics.Sum,
         }
 
-    def statistics(self, norms):
+    def statistics(self, norms: tf.Tensor) -> dict[str, tf.Tensor]:
         finite = is_finite(of_samples(norms))
         clipped = norms > self._limit(norms)
         if norms.shape.rank > 1:
@@ -228,7 +231,7 @@ class ClippedMean(Aggregation):
             ),
         }
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "clip_norm": _schedule_config(self.clip_norm),
             "noise_multiplier": _schedule_config(self.noise_multiplier),
@@ -238,7 +241,7 @@ class ClippedMean(Aggregation):
         }
 
 
-def is_schedule(value):
+def is_schedule(value: Any) -> bool:
     """Whether it is a function of the number of updates so far."""
     return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -52,13 +52,15 @@ class GramianAggregation(Aggregation):
     array([0. , 0.5, 0.5], dtype=float32)
     """
 
-    needs = "gramian"
+    needs: Literal["nothing", "norms", "gramian"] = "gramian"
 
     #: Whether rows that nothing changes get the weight 1 and not 1 / m.
-    adds_up = False
+    adds_up: bool = False
 
     @abc.abstractmethod
-    def gramian_weights(self, gramian, present=None) -> Any:
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Return the weight of each row in the aggregated gradient, (m,).
 
         Args:
@@ -70,7 +72,7 @@ class GramianAggregation(Aggregation):
                 be as without that row. None: all are there.
         """
 
-    def weights(self, norms):
+    def weights(self, norms: tf.Tensor) -> tf.Tensor:
         raise ValueError(
             f"{type(self).__name__} weighs gradients by the inner products of "
             "all of them, which norms do not tell. Use gramian_weights("
@@ -78,7 +80,7 @@ class GramianAggregation(Aggregation):
             "aggregation. Received: norms"
         )
 
-    def mean_weights(self, gramian):
+    def mean_weights(self, gramian: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return each row's weight in the mean, and which rows are finite.
 
         Args:
@@ -106,13 +108,13 @@ class GramianAggregation(Aggregation):
         return weights * rows, finite
 
     @property
-    def log_metrics(self):
+    def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         return {
             "conflict_share": DefinedMean,
             "nonfinite_samples": keras.metrics.Sum,
         }
 
-    def gramian_statistics(self, gramian):
+    def gramian_statistics(self, gramian: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return what is logged of a Gramian: scalars by name.
 
         `conflict_share` is the share of pairs of rows whose inner product is

@@ -83,11 +83,13 @@ class UPGrad(GramianAggregation):
         norm_eps: float = 0.0,
         reg_eps: float = 1e-4,
     ):
-        self.preference = checked_preference(preference)
-        self.norm_eps = number_at_least_zero("norm_eps", norm_eps)
-        self.reg_eps = positive_number("reg_eps", reg_eps)
+        self.preference: list[float] | None = checked_preference(preference)
+        self.norm_eps: float = number_at_least_zero("norm_eps", norm_eps)
+        self.reg_eps: float = positive_number("reg_eps", reg_eps)
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         preference = row_weights(self.preference, gramian, present)
         normed = normalized(tf.cast(gramian, tf.float64), self.norm_eps)
         diagonal = tf.linalg.diag_part(normed)
@@ -103,7 +105,7 @@ class UPGrad(GramianAggregation):
         )
         return require_solved(self, solved, weights)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "preference": self.preference,
             "norm_eps": self.norm_eps,
@@ -162,7 +164,7 @@ class PCGrad(GramianAggregation):
     adds_up = True
 
     def __init__(self, seed: int = 0):
-        self.seed = seed_or_none(seed)
+        self.seed: int | None = seed_or_none(seed)
         if self.seed is None:
             raise ValueError(
                 "`seed` must be an integer, from which the orders are drawn. "
@@ -170,25 +172,27 @@ class PCGrad(GramianAggregation):
             )
         self._step = 0
 
-    def make_state(self, before=None):
+    def make_state(self, before: Any = None) -> Any:
         state = AggregationState(self.seed, **{STEP_COUNT: 0})
         if isinstance(before, AggregationState):
             state.resume_from(before)
         return state
 
-    def at(self, state):
+    def at(self, state: Any) -> "PCGrad":
         if state is None:
             return self
         current = copy.copy(self)
         current._step = tf.convert_to_tensor(getattr(state, STEP_COUNT))
         return current
 
-    def finish(self, gradients, n, state=None):
+    def finish(
+        self, gradients: list[Any], n: Any, state: Any = None
+    ) -> list[Any]:
         if state is not None:
             state.advance(STEP_COUNT)
         return gradients
 
-    def order(self, m):
+    def order(self, m: Any) -> tf.Tensor:
         """Return for each row the order of all rows, (m, m) of int32."""
         # XLA draws other numbers than TensorFlow does; these are the same.
         bits = tf.cast(tf.range(m * m), tf.uint64)
@@ -199,7 +203,9 @@ class PCGrad(GramianAggregation):
         bits = tf.cast(tf.bitwise.right_shift(bits, _uint64(11)), tf.int64)
         return tf.argsort(tf.reshape(bits, [m, m]), stable=True)
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         gramian = tf.cast(gramian, tf.float64)
         m = tf.shape(gramian)[0]
         rows = tf.range(m)
@@ -230,7 +236,7 @@ class PCGrad(GramianAggregation):
             return total
         return tf.where(present, total, tf.zeros_like(total))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"seed": self.seed}
 
 
@@ -289,7 +295,9 @@ class IMTLG(GramianAggregation):
     array([0.667, 0.333])
     """
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         lengths, _ = lengths_and_cosines(gramian)
         solution, is_known = Spectrum(gramian).solve(lengths)
         # In units of 1 / length: without any, no direction has equal parts.

@@ -1,7 +1,7 @@
 """Aggregations whose weights solve a program: MGDA, CAGrad, AlignedMTL."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -73,11 +73,15 @@ class MGDA(GramianAggregation):
         epsilon: float = 1e-3,
         max_iterations: int = 100,
     ):
-        self.exact = bool(exact)
-        self.epsilon = positive_number("epsilon", epsilon)
-        self.max_iterations = positive_integer("max_iterations", max_iterations)
+        self.exact: bool = bool(exact)
+        self.epsilon: float = positive_number("epsilon", epsilon)
+        self.max_iterations: int = positive_integer(
+            "max_iterations", max_iterations
+        )
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         if self.exact:
             return self._exact_weights(gramian, present)
         gramian = tf.cast(gramian, tf.float64)
@@ -136,7 +140,7 @@ class MGDA(GramianAggregation):
         weights = tf.math.divide_no_nan(solution[0], total)
         return require_solved(self, solved, weights)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "exact": self.exact,
             "epsilon": self.epsilon,
@@ -196,10 +200,12 @@ class CAGrad(GramianAggregation):
     """
 
     def __init__(self, c: float = 0.5, *, norm_eps: float = 1e-4):
-        self.c = number_at_least_zero("c", c)
-        self.norm_eps = number_at_least_zero("norm_eps", norm_eps)
+        self.c: float = number_at_least_zero("c", c)
+        self.norm_eps: float = number_at_least_zero("norm_eps", norm_eps)
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         mean = row_weights(None, gramian, present)
         if not self.c:
             return mean
@@ -225,7 +231,7 @@ class CAGrad(GramianAggregation):
         weights = tf.where(mean_is_zero, mean, weights)
         return require_solved(self, solved | mean_is_zero, weights)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"c": self.c, "norm_eps": self.norm_eps}
 
 
@@ -346,15 +352,17 @@ class AlignedMTL(GramianAggregation):
         preference: list[float] | None = None,
         scale_mode: Literal["min", "median", "rmse"] = "min",
     ):
-        self.preference = checked_preference(preference)
+        self.preference: list[float] | None = checked_preference(preference)
         if scale_mode not in SCALES:
             raise ValueError(
                 f"`scale_mode` must be one of {SCALES}. Received: "
                 f"scale_mode={scale_mode!r}"
             )
-        self.scale_mode = scale_mode
+        self.scale_mode: Literal["min", "median", "rmse"] = scale_mode
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         preference = row_weights(self.preference, gramian, present)
         spectrum = Spectrum(gramian)
         aligned = spectrum.times(preference, -0.5) * tf.sqrt(
@@ -380,7 +388,7 @@ class AlignedMTL(GramianAggregation):
             tf.maximum(count, 1), values.dtype
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "preference": self.preference,
             "scale_mode": self.scale_mode,

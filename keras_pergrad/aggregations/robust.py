@@ -1,6 +1,7 @@
 """Aggregations that outliers do not move: Krum, the geometric median."""
 
 import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -62,15 +63,17 @@ class Krum(GramianAggregation):
         is_zero = type(n_byzantine) is int and n_byzantine == 0
         if not is_zero:
             n_byzantine = positive_integer("n_byzantine", n_byzantine)
-        self.n_byzantine = n_byzantine
-        self.n_selected = positive_integer("n_selected", n_selected)
+        self.n_byzantine: int = n_byzantine
+        self.n_selected: int = positive_integer("n_selected", n_selected)
 
     @property
-    def fewest(self):
+    def fewest(self) -> int:
         """How many gradients there must be."""
         return max(self.n_byzantine + 3, self.n_selected)
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         gramian = tf.cast(gramian, tf.float64)
         m = tf.shape(gramian)[0]
         present_count = m
@@ -97,7 +100,7 @@ class Krum(GramianAggregation):
         chosen = enough & (ranks < self.n_selected)
         return tf.cast(chosen, gramian.dtype) / self.n_selected
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "n_byzantine": self.n_byzantine,
             "n_selected": self.n_selected,
@@ -155,10 +158,14 @@ class GeometricMedian(GramianAggregation):
     """
 
     def __init__(self, smoothing: float = 1e-3, *, max_iterations: int = 100):
-        self.smoothing = positive_number("smoothing", smoothing)
-        self.max_iterations = positive_integer("max_iterations", max_iterations)
+        self.smoothing: float = positive_number("smoothing", smoothing)
+        self.max_iterations: int = positive_integer(
+            "max_iterations", max_iterations
+        )
 
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(
+        self, gramian: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
         start = row_weights(None, gramian, present)
         gramian = tf.cast(gramian, tf.float64)
         squares = tf.linalg.diag_part(gramian)
@@ -195,7 +202,7 @@ class GeometricMedian(GramianAggregation):
             should_continue, step, state, parallel_iterations=1
         )[1]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "smoothing": self.smoothing,
             "max_iterations": self.max_iterations,

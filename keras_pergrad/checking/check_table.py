@@ -7,6 +7,7 @@ from keras_pergrad.checking.numerics import (
     ROUNDING,
     TENSOR_FLOAT_32,
     WRONG,
+    Verdict,
 )
 from keras_pergrad.common.text import WIDTH, first_few, html_page, text_page
 
@@ -50,14 +51,14 @@ class CheckRow:
     device: str
     setting: str
     verdict: str
-    verdicts: dict = dataclasses.field(default_factory=dict)
+    verdicts: dict[str, Verdict] = dataclasses.field(default_factory=dict)
     between_repeats: float | None = None
     step_ms: float | None = None
     reason: str = ""
     dtype: str = ""
 
     @property
-    def worst(self):
+    def worst(self) -> tuple[str, Verdict] | None:
         """`(path, Verdict)` of the variable worst relative to its limit."""
         if not self.verdicts:
             return None
@@ -67,17 +68,17 @@ class CheckRow:
         )
 
     @property
-    def error(self):
+    def error(self) -> float | None:
         """The largest absolute difference, `None` if refused."""
         return max((v.error for v in self.verdicts.values()), default=None)
 
     @property
-    def relative(self):
+    def relative(self) -> float | None:
         """The largest relative difference, `None` if refused."""
         return max((v.relative for v in self.verdicts.values()), default=None)
 
     @property
-    def wrong(self):
+    def wrong(self) -> list[str]:
         """The paths whose difference rounding does not explain."""
         return [path for path, v in self.verdicts.items() if not v.ok]
 
@@ -97,27 +98,27 @@ class GradientCheck:
     model: str
     samples: int
     reference: str
-    rows: list
-    notes: list
+    rows: list[CheckRow]
+    notes: list[str]
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether at least one row was compared and none is wrong."""
         verdicts = {row.verdict for row in self.rows}
         return WRONG not in verdicts and bool(verdicts & {EXACT, ROUNDING})
 
     @property
-    def wrong(self):
+    def wrong(self) -> list[CheckRow]:
         """The rows that rounding does not explain."""
         return [row for row in self.rows if row.verdict == WRONG]
 
     @property
-    def refused(self):
+    def refused(self) -> list[CheckRow]:
         """The rows that could not be compared."""
         return [row for row in self.rows if row.verdict == REFUSED]
 
     @property
-    def answer(self):
+    def answer(self) -> str:
         """A few plain sentences on whether the gradients are consistent."""
         compared = [row for row in self.rows if row.verdict != REFUSED]
         if not compared:
@@ -132,7 +133,7 @@ class GradientCheck:
 
     def _lines(self):
         for row in self.wrong:
-            if row.verdicts:
+            if row.worst is not None:
                 path, verdict = row.worst
                 more = len(row.wrong) - 1
                 others = f" (and {more} more)" if more else ""
@@ -154,7 +155,7 @@ class GradientCheck:
             f"against {self.reference}"
         )
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows, notes = map(_row_cells, self.rows), [*self._lines(), self.answer]
         return text_page(
             self._title(), COLUMNS, rows, notes, COLUMNS[:4], WIDTH

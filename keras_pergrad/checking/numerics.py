@@ -48,11 +48,11 @@ class Verdict:
     index: tuple[int, ...] | None
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether rounding explains the difference."""
         return self.verdict != WRONG
 
-    def sentence(self, name):
+    def sentence(self, name: str) -> str:
         """Return a sentence on `name`, whose difference is not rounding."""
         return (
             f"{name} differs by {self.error:.3g} (relative "

@@ -1,21 +1,26 @@
 """Names for classes, resolved as `keras.optimizers.get` resolves them."""
 
 import inspect
+from collections.abc import ItemsView
+from typing import Any, Self, TypeVar
 
 import keras
 
 PACKAGE = "keras_pergrad"
 
+#: The class that a decorator gets and returns.
+Class = TypeVar("Class", bound=type)
+
 
 class Registry:
     """The named classes of one kind; `kind` is the word that errors use."""
 
-    def __init__(self, kind, base):
+    def __init__(self, kind: str, base: type):
         self.kind = kind
         self.base = base
         self._classes = {}
 
-    def register(self, name, cls=None):
+    def register(self, name: str, cls: Any = None) -> Any:
         """Register `cls` under an own name; without `cls`, a decorator."""
         if cls is None:
             return lambda decorated: self.register(name, decorated)
@@ -39,15 +44,15 @@ class Registry:
             keras.saving.register_keras_serializable("custom")(cls)
         return cls
 
-    def names(self):
+    def names(self) -> list[str]:
         """Return the registered names, in order of registration."""
         return list(self._classes)
 
-    def items(self):
+    def items(self) -> ItemsView[str, Any]:
         """Return the names and their classes."""
         return self._classes.items()
 
-    def get(self, identifier):
+    def get(self, identifier: Any) -> Any:
         """Return an object for a name, a config dict or an object."""
         if isinstance(identifier, self.base):
             return identifier
@@ -101,18 +106,18 @@ class Configured:
     """Something with a config, which its `repr` shows."""
 
     #: Arguments that are shown even where they are the default.
-    always_shown = ()
+    always_shown: tuple[str, ...] = ()
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Return the arguments that make another one like it."""
         return {}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """Return an object made from what `get_config` returns."""
         return cls(**config)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         """Show a call that makes an equal one, without most defaults."""
         parameters = inspect.signature(type(self).__init__).parameters
         arguments = []
@@ -126,6 +131,6 @@ class Configured:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
-def serialize(instance):
+def serialize(instance: Any) -> Any:
     """Return the config dict that `Registry.get` turns back into `instance`."""
     return keras.saving.serialize_keras_object(instance)

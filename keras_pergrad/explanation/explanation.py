@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from keras_pergrad.common.machine import as_text
@@ -37,13 +38,13 @@ class VariableRow:
     """
 
     path: str
-    shape: tuple
+    shape: tuple[int, ...]
     norms: str
     sum: str
     materialized_bytes: int
     held_bytes: int | None
     shared: bool = False
-    ops: tuple = ()
+    ops: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +94,9 @@ class LayerRow:
     served_by: str
     reason: str | None
     calls: int
-    variables: tuple = ()
+    variables: tuple[VariableRow, ...] = ()
     verdict: str = "open"
-    vouched: tuple = ()
+    vouched: tuple[VouchedOp, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +119,10 @@ class Explanation:
     model: str
     batch_size: int
     jit_compile: bool
-    rows: tuple
+    rows: tuple[LayerRow, ...]
     split: str | None = None
     ops: int = 0
-    vouched: tuple = ()
+    vouched: tuple[VouchedOp, ...] = ()
     products: str | None = None
     _measure: Any = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -143,26 +144,26 @@ class Explanation:
         """
         return self._measure()
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[LayerRow]:
         return iter(self.rows)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def refused(self):
+    def refused(self) -> list[LayerRow]:
         """The rows of layers that a per-sample mode refuses."""
         return [row for row in self.rows if row.served_by == "refused"]
 
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         """What is known of the model: "proved", "vouched" or "refused"."""
         if self.refused:
             return "refused"
         return "vouched" if self.vouched else "proved"
 
     @property
-    def summary(self):
+    def summary(self) -> str:
         """One line on whether the samples are kept apart."""
         if self.refused:
             rows = zip(self.rows, _unique_labels(self.rows))
@@ -181,16 +182,16 @@ class Explanation:
         )
 
     @property
-    def materialized_bytes(self):
+    def materialized_bytes(self) -> int:
         """What all per-sample gradients would take, written out."""
         return sum(v.materialized_bytes for v in self._variables())
 
     @property
-    def held_bytes(self):
+    def held_bytes(self) -> int:
         """What the norms hold in total, where the shapes tell."""
         return sum(v.held_bytes or 0 for v in self._variables())
 
-    def as_dicts(self):
+    def as_dicts(self) -> list[dict[str, Any]]:
         """Return the rows as plain dicts, for JSON or a data frame."""
         return [dataclasses.asdict(row) for row in self.rows]
 
@@ -228,7 +229,7 @@ class Explanation:
         for (served_by, reason), labels in labels_by_reason.items():
             yield f"{first_few(labels)}: {served_by}: {reason}"
 
-    def __str__(self):
+    def __str__(self) -> str:
         notes = [self._total(), self.summary, *self._notes()]
         rows = _row_cells(self.rows)
         return text_page(self._title(), COLUMNS, rows, notes, COLUMNS[:6])

@@ -71,7 +71,7 @@ class StepMemory:
         """The peak of the process that asked, if it ran such steps."""
         return self.rise + (self.process or 0)
 
-    def __str__(self):
+    def __str__(self) -> str:
         total = ""
         if self.process is not None:
             total = f"; with what it holds now: {as_text(self.peak)}"

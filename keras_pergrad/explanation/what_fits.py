@@ -51,7 +51,7 @@ class MemoryFit:
     at_most: int
     limit: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         peak, memory = as_text(self.step.peak), as_text(self.memory)
         what = "microbatch" if self.microbatch else "batch"
         if self.size is None:

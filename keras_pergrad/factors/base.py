@@ -4,7 +4,7 @@ import abc
 import contextlib
 import math
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import tensorflow as tf
 
@@ -164,7 +164,7 @@ class Kronecker(NamedTuple):
     axes: tuple[int, ...]
 
     @classmethod
-    def of_entries(cls, outputs):
+    def of_entries(cls, outputs: tf.Tensor) -> "Kronecker":
         """Return an exact Σ g gᵀ of all entries, or its diagonal, as one."""
         identity = tf.ones([1, 1], outputs.dtype)
         return cls(identity, outputs, identity[0, 0], ())
@@ -235,11 +235,11 @@ class SampleGradients(abc.ABC):
     array([3., 6.], dtype=float32)
     """
 
-    rows = ()
+    rows: tuple[str, ...] = ()
     # Which samples `select` kept, where it blanked the gradients alone.
     _keep = None
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A class that materialises other gradients than its base must not
         # inherit what its base answers about them.
@@ -249,11 +249,11 @@ class SampleGradients(abc.ABC):
                 setattr(cls, name, vars(SampleGradients)[name])
 
     @abc.abstractmethod
-    def squared_norms(self):
+    def squared_norms(self) -> tf.Tensor:
         """Return the squared Euclidean norm of each contribution, (n,)."""
 
     @abc.abstractmethod
-    def weighted_sum(self, weights) -> Any:
+    def weighted_sum(self, weights: tf.Tensor | None) -> Any:
         """Return the sum of all contributions, each times its weight.
 
         Args:
@@ -264,10 +264,10 @@ class SampleGradients(abc.ABC):
         """
 
     @abc.abstractmethod
-    def materialize(self):
+    def materialize(self) -> tf.Tensor:
         """Return all contributions, (n, *shape of the variable)."""
 
-    def dot(self, direction):
+    def dot(self, direction: Any) -> tf.Tensor:
         """Return the inner product of each contribution with a gradient, (n,).
 
         Call it after `squared_norms`, if you need both: it reuses what they
@@ -309,7 +309,7 @@ class SampleGradients(abc.ABC):
         """
         return squares(self.materialize())
 
-    def gram(self, other=None):
+    def gram(self, other: "SampleGradients | None" = None) -> tf.Tensor:
         """Return the inner products of all pairs of contributions, (n, m).
 
         Call it after `squared_norms`, if you need both. In a step half
@@ -336,7 +336,7 @@ class SampleGradients(abc.ABC):
             rows, tf.cast(other_rows, rows.dtype), transpose_b=True
         )
 
-    def project(self, projection):
+    def project(self, projection: Any) -> tf.Tensor:
         """Return a random projection of each contribution, (n, k).
 
         Inner products of projections are those of contributions in the mean.
@@ -357,11 +357,11 @@ class SampleGradients(abc.ABC):
         """
         return projection.of_gradients(self.materialize())
 
-    def dot_is_less(self, projection):
+    def dot_is_less(self, projection: Any) -> bool:
         """Whether `dot` costs no more than `project`, or hardly more."""
         return True
 
-    def kronecker(self):
+    def kronecker(self) -> Kronecker:
         """Return a Kronecker product that stands for Σ g gᵀ: a `Kronecker`.
 
         For outer products Σ_t a_t ⊗ b_t of one use they are the sums of a aᵀ
@@ -388,11 +388,13 @@ class SampleGradients(abc.ABC):
         pairs = tf.matmul(rows, rows, transpose_a=True)
         return Kronecker.of_entries(pairs)
 
-    def axes(self):
+    def axes(self) -> tuple[int, ...]:
         """Return the variable's axes on the left of `kronecker`."""
         return ()
 
-    def rotated(self, inputs=None, outputs=None):
+    def rotated(
+        self, inputs: tf.Tensor | None = None, outputs: tf.Tensor | None = None
+    ) -> "SampleGradients":
         """Return the factor of Uᵀ G V, for gradients G seen as matrices.
 
         With the eigenvectors of `kronecker`, its `sum_of_squares` are the
@@ -417,7 +419,7 @@ class SampleGradients(abc.ABC):
         matrices = as_matrices(gradients, self.axes())
         return Full(rotated(matrices, inputs, outputs))
 
-    def squared_norm_of_sum(self):
+    def squared_norm_of_sum(self) -> tf.Tensor:
         """Return the squared norm of the sum of all contributions, a scalar.
 
         Call it after `squared_norms`, whose held tensors it reuses.
@@ -431,29 +433,29 @@ class SampleGradients(abc.ABC):
             return tensors
         return blank(self._keep, tensors)
 
-    def chosen_method(self):
+    def chosen_method(self) -> str:
         """How the norms are computed, in a word."""
         return "full"
 
-    def sum_method(self):
+    def sum_method(self) -> str:
         """How the weighted sum is computed after the norms, in a word.
 
         "held": from gradients that the norms have materialised.
         """
         return "held"
 
-    def norm_bytes(self, n):
+    def norm_bytes(self, n: int) -> int | None:
         """Return the bytes that norms of n samples hold besides given tensors.
 
         None if the shapes are not known.
         """
         return None
 
-    def holders(self):
+    def holders(self) -> "list[SampleGradients]":
         """Return the factors in it that hold tensors, itself first."""
         return [self]
 
-    def select(self, keep):
+    def select(self, keep: tf.Tensor) -> Self:
         """Blank the samples for which `keep`, (n,) booleans, is false.
 
         A weight of zero is not enough: zero times NaN is NaN. Large tensors
@@ -652,23 +654,23 @@ class Full(SampleGradients):
     array([9., 9.], dtype=float32)
     """
 
-    rows = ("gradients",)
+    rows: tuple[str, ...] = ("gradients",)
 
-    def __init__(self, gradients):
+    def __init__(self, gradients: tf.Tensor):
         self.gradients = gradients
 
-    def squared_norms(self):
+    def squared_norms(self) -> tf.Tensor:
         return squares_by_sample(self.gradients)
 
-    def weighted_sum(self, weights):
+    def weighted_sum(self, weights: tf.Tensor | None) -> tf.Tensor:
         if weights is None:
             return tf.reduce_sum(self.gradients, 0)
         return weighted_total(self.gradients, weights)
 
-    def materialize(self):
+    def materialize(self) -> tf.Tensor:
         return self.gradients
 
-    def norm_bytes(self, n):
+    def norm_bytes(self, n: int) -> int | None:
         return held_bytes(self.gradients, n)
 
 

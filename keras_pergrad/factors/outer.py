@@ -1,6 +1,7 @@
 """Factors of products: an input and an output gradient for each sample."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -200,19 +201,30 @@ class Outer(SampleGradients):
     [3, 4]
     """
 
-    rows = ("x", "dz", "_gradients")
+    rows: tuple[str, ...] = ("x", "dz", "_gradients")
+    x: tf.Tensor
+    dz: tf.Tensor
+    #: How many positions a sample has; None where the shapes do not tell.
+    positions: int | None
 
     def __init__(
-        self, x, dz, shape=None, perm=None, unpermuted=None, method=None
+        self,
+        x: tf.Tensor,
+        dz: tf.Tensor,
+        shape: Sequence[int] | None = None,
+        perm: Sequence[int] | None = None,
+        unpermuted: Sequence[int] | None = None,
+        method: str | None = None,
     ):
         self.x, self.positions = _positions(x)
         self.dz, _ = _positions(dz)
-        self.shape = shape or [x.shape[-1], dz.shape[-1]]
-        self.perm, self.unpermuted = perm, unpermuted
-        self.method = method
+        self.shape: Sequence[int] = shape or [x.shape[-1], dz.shape[-1]]
+        self.perm: Sequence[int] | None = perm
+        self.unpermuted: Sequence[int] | None = unpermuted
+        self.method: str | None = method
         self._gradients = None
 
-    def chosen_method(self):
+    def chosen_method(self) -> str:
         """How the norms are computed: "product", "gram" or "full"."""
         if self.positions == 1:
             return "product"
@@ -226,10 +238,10 @@ class Outer(SampleGradients):
     def _features(self) -> Any:
         return self.x.shape[-1], self.dz.shape[-1]
 
-    def sum_method(self):
+    def sum_method(self) -> str:
         return "held" if self.chosen_method() == "full" else "matmul"
 
-    def norm_bytes(self, n):
+    def norm_bytes(self, n: int) -> int | None:
         i, o = self._features
         numbers = {
             "product": i + o,
@@ -238,7 +250,7 @@ class Outer(SampleGradients):
         }[self.chosen_method()]
         return n * numbers * self.x.dtype.size
 
-    def squared_norms(self):
+    def squared_norms(self) -> tf.Tensor:
         method = self.chosen_method()
         if method == "product":
             return squares_by_sample(self.x) * squares_by_sample(self.dz)
@@ -249,7 +261,7 @@ class Outer(SampleGradients):
         squares = squares_of_products(inputs * outputs, self.x, self.dz)
         return round_up_product_norms(squares, self.x, self.dz)
 
-    def weighted_sum(self, weights):
+    def weighted_sum(self, weights: tf.Tensor | None) -> tf.Tensor:
         if self._gradients is not None:
             matrix_shape = self.shape if self.perm is None else self.unpermuted
             return self._restore_shape(
@@ -267,7 +279,7 @@ class Outer(SampleGradients):
         dz = in_shape(dz, [-1, dz.shape[-1]])
         return self._restore_shape(tf.matmul(x, dz, transpose_a=True))
 
-    def dot(self, direction):
+    def dot(self, direction: Any) -> tf.Tensor:
         matrix = self._as_matrix(in_type(direction, self.x.dtype))
         if self._gradients is not None:
             return inner_products(self._gradients, matrix)
@@ -279,7 +291,7 @@ class Outer(SampleGradients):
             products = tf.matmul(self.dz, matrix, transpose_b=True) * self.x
         return tf.reduce_sum(products, [1, 2])
 
-    def sum_of_squares(self):
+    def sum_of_squares(self) -> tf.Tensor:
         if self._gradients is not None:
             total = squares(self._gradients)
         elif self.positions == 1:
@@ -291,7 +303,7 @@ class Outer(SampleGradients):
             )
         return self._restore_shape(total)
 
-    def gram(self, other=None):
+    def gram(self, other: SampleGradients | None = None) -> tf.Tensor:
         other = self if other is None else other
         if not self._pairs_cost_less(other):
             return super().gram(other)
@@ -316,7 +328,7 @@ class Outer(SampleGradients):
             fn_output_signature=tf.TensorSpec([None], self.x.dtype),
         )
 
-    def project(self, projection):
+    def project(self, projection: Any) -> tf.Tensor:
         matches = self._projects_matrix(projection)
         if self._gradients is not None:
             if matches:
@@ -345,17 +357,17 @@ class Outer(SampleGradients):
         full += CPU.products.hold * (i * o + i * m)
         return cost_of_sides(t, i, o, projection) < full
 
-    def dot_is_less(self, projection):
+    def dot_is_less(self, projection: Any) -> bool:
         if self._gradients is not None:
             return True
         i, o = self._features
         return dot_is_less(self.positions, i, o, projection)
 
-    def axes(self):
+    def axes(self) -> tuple[int, ...]:
         sides = self._axes_of_sides()
         return () if sides is None else tuple(sorted(sides[0]))
 
-    def sides_are_axes(self):
+    def sides_are_axes(self) -> bool:
         """Whether each axis of the variable is on one side."""
         return self._axes_of_sides() is not None
 
@@ -363,7 +375,7 @@ class Outer(SampleGradients):
         inputs = self._features[0]
         return axes_of_sides(self.shape, self.perm, self.unpermuted, inputs)
 
-    def kronecker(self):
+    def kronecker(self) -> Kronecker:
         axes = self._axes_of_sides()
         if axes is None:
             return super().kronecker()
@@ -374,7 +386,7 @@ class Outer(SampleGradients):
         count = tf.cast(tf.reduce_prod(tf.shape(self.x)[:2]), self.x.dtype)
         return Kronecker(sides[0], sides[1], count, self.axes())
 
-    def sides(self):
+    def sides(self) -> list[tf.Tensor]:
         """Return x and dz with the variable's axes in their order."""
         axes = self._axes_of_sides() or ()
         sides = self._without_blank(self.x, self.dz)
@@ -383,7 +395,9 @@ class Outer(SampleGradients):
             for tensor, side_axes in zip(sides, axes)
         ]
 
-    def rotated(self, inputs=None, outputs=None):
+    def rotated(
+        self, inputs: tf.Tensor | None = None, outputs: tf.Tensor | None = None
+    ) -> SampleGradients:
         axes = self._axes_of_sides()
         if axes is None:
             return super().rotated(inputs, outputs)
@@ -412,12 +426,12 @@ class Outer(SampleGradients):
             CPU.products.gram * pairs * (i + o + CPU.products.hold_gram) < i * o
         )
 
-    def layout(self):
+    def layout(self) -> tuple[Any, ...]:
         """Return what factors of one variable must share to meet."""
         axes = [tuple(a or ()) for a in (self.perm, self.unpermuted)]
         return tuple(self.shape), *self._features, *axes, self.x.dtype
 
-    def squared_norm_of_sum(self):
+    def squared_norm_of_sum(self) -> tf.Tensor:
         if self._gradients is not None:
             return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
         # The whole batch as the positions of one sample: for a wide kernel
@@ -426,7 +440,7 @@ class Outer(SampleGradients):
         dz = tf.reshape(self.dz, [1, -1, self.dz.shape[-1]])
         return Outer(x, dz).squared_norms()[0]
 
-    def materialize(self):
+    def materialize(self) -> tf.Tensor:
         matrices = self._matrices()
         if self.perm is None:
             return tf.reshape(matrices, [-1, *self.shape])

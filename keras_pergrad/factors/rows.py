@@ -1,6 +1,8 @@
 """Factors of look-ups: rows of a table for each sample."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -178,10 +180,18 @@ class Rows(SampleGradients):
     array([4., 2.], dtype=float32)
     """
 
-    rows = ("dz",)
+    rows: tuple[str, ...] = ("dz",)
 
-    def __init__(self, ids, dz, shape, method=None, whole=None):
-        self.dz, self.ids = dz, ids
+    def __init__(
+        self,
+        ids: tf.Tensor,
+        dz: tf.Tensor,
+        shape: Sequence[int],
+        method: str | None = None,
+        whole: Sequence[int] | None = None,
+    ):
+        self.dz: tf.Tensor = dz
+        self.ids: tf.Tensor = ids
         if dz.shape.rank != 3 or ids.shape.rank != 2:
             batch = tf.shape(dz)[0]
             positions = tf.reduce_prod(tf.shape(ids)[1:])
@@ -190,11 +200,11 @@ class Rows(SampleGradients):
             static_count = ids.shape[1:].num_elements()
             self.dz.set_shape([None, static_count, shape[-1]])
             self.ids.set_shape([None, static_count])
-        self.shape = list(shape)
-        self.whole = list(whole or shape)
-        self.method = method
+        self.shape: list[int] = list(shape)
+        self.whole: list[int] = list(whole or shape)
+        self.method: str | None = method
 
-    def chosen_method(self):
+    def chosen_method(self) -> str:
         """How equal ids are found."""
         if self.method:
             return self.method
@@ -211,10 +221,10 @@ class Rows(SampleGradients):
         is_few = positions is not None and positions <= MAX_COMPARED
         return "compare" if is_few else "sort"
 
-    def sum_method(self):
+    def sum_method(self) -> str:
         return "slices"
 
-    def norm_bytes(self, n):
+    def norm_bytes(self, n: int) -> int | None:
         # dz in the order of the ids, and the sums of equal ones.
         dz_bytes = held_bytes(self.dz, n)
         if dz_bytes is None:
@@ -223,7 +233,7 @@ class Rows(SampleGradients):
         table_bytes = tf.int32.size * n * self.shape[0] if has_table else 0
         return 2 * dz_bytes + table_bytes
 
-    def squared_norms(self):
+    def squared_norms(self) -> tf.Tensor:
         if self.ids.shape[1] == 1:
             return squares_by_sample(self.dz)
         if self.chosen_method() == "whole":
@@ -236,7 +246,7 @@ class Rows(SampleGradients):
             tf.reshape(tf.square(sums), [n, positions * self.shape[-1]]), 1
         )
 
-    def sum_of_squares(self):
+    def sum_of_squares(self) -> tf.IndexedSlices:
         n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() in ("whole", "unique"):
             ids, sums = self._by_hash(n)
@@ -249,7 +259,7 @@ class Rows(SampleGradients):
             ids = tf.maximum(ids, 0)
         return self.slices(tf.square(sums), ids)
 
-    def dot(self, direction):
+    def dot(self, direction: Any) -> tf.Tensor:
         if isinstance(direction, tf.IndexedSlices):
             direction_rows = self._gather_slices(direction)
         else:
@@ -259,7 +269,7 @@ class Rows(SampleGradients):
             )
         return tf.reduce_sum(direction_rows * self.dz, [1, 2])
 
-    def gram(self, other=None):
+    def gram(self, other: SampleGradients | None = None) -> tf.Tensor:
         if other is None or other is self:
             return products_of_all(self.ids, self.dz)
         if not isinstance(other, Rows) or self.whole != other.whole:
@@ -278,7 +288,7 @@ class Rows(SampleGradients):
         )
         return tf.transpose(products)
 
-    def project(self, projection):
+    def project(self, projection: Any) -> tf.Tensor:
         *middle_sizes, last = self.whole[1:] or [1]
         row_size = math.prod(middle_sizes)
         ids, dz = self.ids, self.dz
@@ -293,10 +303,10 @@ class Rows(SampleGradients):
         sums = projection.inputs.sum_rows(ids, columns)
         return tf.reshape(sums, [-1, projection.size])
 
-    def axes(self):
+    def axes(self) -> tuple[int, ...]:
         return (0,)
 
-    def kronecker(self):
+    def kronecker(self) -> Kronecker:
         dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         ids = tf.reshape(self.ids, [-1])
         counts = tf.math.unsorted_segment_sum(
@@ -306,7 +316,9 @@ class Rows(SampleGradients):
         count = tf.cast(tf.size(ids), dz.dtype)
         return Kronecker(counts, outputs, count, self.axes())
 
-    def rotated(self, inputs=None, outputs=None):
+    def rotated(
+        self, inputs: tf.Tensor | None = None, outputs: tf.Tensor | None = None
+    ) -> SampleGradients:
         if inputs is not None:
             return super().rotated(inputs, outputs)
         if outputs is None:
@@ -316,7 +328,7 @@ class Rows(SampleGradients):
         shape = [self.shape[0], outputs.shape[-1]]
         return Rows(self.ids, dz, shape, self.method)
 
-    def layout(self):
+    def layout(self) -> tuple[Any, ...]:
         """Return what uses of one table must share to be joined."""
         return (tuple(self.whole),)
 
@@ -364,22 +376,22 @@ class Rows(SampleGradients):
             dz, segments, n * positions
         )
 
-    def weighted_sum(self, weights):
+    def weighted_sum(self, weights: tf.Tensor | None) -> tf.IndexedSlices:
         dz = self.dz if weights is None else self.dz * expand(weights, self.dz)
         return self.slices(dz, tf.reshape(self.ids, [-1]))
 
-    def slices(self, values, ids):
+    def slices(self, values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:
         """Return rows of the variable, in its own shape."""
         values = tf.reshape(values, [-1, *self.whole[1:]])
         return tf.IndexedSlices(values, ids, tf.constant(self.whole))
 
-    def squared_norm_of_sum(self):
+    def squared_norm_of_sum(self) -> tf.Tensor:
         total = self.weighted_sum(None)
         values = tf.reshape(total.values, [-1, self.shape[-1]])
         flat = tf.IndexedSlices(values, total.indices, tf.constant(self.shape))
         return squared_norm(flat)
 
-    def materialize(self):
+    def materialize(self) -> tf.Tensor:
         n = tf.shape(self.ids)[0]
         ids = ids_by_sample(self.ids, n, self.shape[0], tf.int32)
         values = tf.reshape(self.dz, [-1, self.shape[-1]])

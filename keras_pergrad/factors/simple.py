@@ -1,6 +1,7 @@
 """Factors that are sums, small, of columns, or other factors changed."""
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,21 +32,26 @@ class Sum(Full):
     array([5., 5., 5.], dtype=float32)
     """
 
-    def __init__(self, dz, shape=None, rank=None):
-        self.dz = dz
-        self.shape = [dz.shape[-1]] if shape is None else list(shape)
-        self.rank = rank
+    def __init__(
+        self,
+        dz: tf.Tensor,
+        shape: Sequence[int] | None = None,
+        rank: int | None = None,
+    ):
+        self.dz: tf.Tensor = dz
+        self.shape: list[int] = [dz.shape[-1]] if shape is None else list(shape)
+        self.rank: int | None = rank
         self._gradients = None
 
     @property
-    def gradients(self):
+    def gradients(self) -> tf.Tensor:
         """(n, *shape), computed on first use."""
         if self._gradients is None:
             self._gradients = self._reduce()
         return self._gradients
 
     @gradients.setter
-    def gradients(self, value):
+    def gradients(self, value: tf.Tensor) -> None:
         self._gradients = value
 
     def _reduce(self):
@@ -75,7 +81,9 @@ class Product(Sum):
     array([20., 20., 20.], dtype=float32)
     """
 
-    def __init__(self, x, dz, shape=None):
+    def __init__(
+        self, x: tf.Tensor, dz: tf.Tensor, shape: Sequence[int] | None = None
+    ):
         super().__init__(x * dz, shape)
 
 

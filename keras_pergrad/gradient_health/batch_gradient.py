@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,31 +35,31 @@ class BatchGradient:
 
     samples: int
     loss: float
-    values: list
+    values: list[Any]
     squared_norms: np.ndarray
     variances: np.ndarray | None
     repeat_deviation: float | None = None
     repeat_deviations: np.ndarray | None = None
     bitwise_equal_variables: int | None = None
-    observed: dict = dataclasses.field(default_factory=dict)
+    observed: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def norms(self):
+    def norms(self) -> np.ndarray:
         """‖ḡ‖ of each variable, (V,)."""
         return np.sqrt(self.squared_norms)
 
     @property
-    def norm(self):
+    def norm(self) -> float:
         """‖ḡ‖ over all variables."""
         return math.sqrt(self.squared_norms.sum())
 
     @property
-    def variance(self):
+    def variance(self) -> float | None:
         """tr Σ over all variables, or None."""
         return None if self.variances is None else float(self.variances.sum())
 
     @property
-    def squared_true_norm(self):
+    def squared_true_norm(self) -> float | None:
         """‖G‖², unbiased: ‖ḡ‖² − tr Σ / n; may be negative. Or None."""
         trace = self.variance
         if trace is None:
@@ -65,7 +67,7 @@ class BatchGradient:
         return float(self.squared_norms.sum()) - trace / self.samples
 
     @property
-    def noise_scale(self):
+    def noise_scale(self) -> float | None:
         """tr Σ / ‖G‖², or None where ‖G‖² is not estimated as positive."""
         trace, true = self.variance, self.squared_true_norm
         if trace is None or true is None or true <= 0:
@@ -73,7 +75,7 @@ class BatchGradient:
         return trace / true
 
     @property
-    def snr(self):
+    def snr(self) -> float | None:
         """‖G‖² over the variance of the mean of n samples, tr Σ / n.
 
         0 or less if no signal stands out; None if undefined.
@@ -84,7 +86,7 @@ class BatchGradient:
         return true / (trace / self.samples)
 
     @property
-    def noise_scales(self):
+    def noise_scales(self) -> np.ndarray:
         """tr Σ / ‖G‖² of each variable by itself, (V,).
 
         NaN where it is undefined: where `noise_scale` of that variable would
@@ -94,7 +96,7 @@ class BatchGradient:
         return _quotients(traces, np.where(true > 0, true, np.nan))
 
     @property
-    def snrs(self):
+    def snrs(self) -> np.ndarray:
         """‖G‖² / (tr Σ / n) of each variable by itself, (V,).
 
         NaN where it is undefined: without variances, or where one is 0.
@@ -104,7 +106,7 @@ class BatchGradient:
             true, np.where(traces > 0, traces, np.nan) / self.samples
         )
 
-    def by_variable(self):
+    def by_variable(self) -> dict[str, np.ndarray]:
         """Return the figures of each variable by itself, as name → (V,)."""
         figures = {"norm": self.norms}
         if self.variances is not None:
@@ -121,7 +123,7 @@ class BatchGradient:
         traces = np.asarray(self.variances, np.float64)
         return traces, self.squared_norms - traces / self.samples
 
-    def compare(self, repetitions):
+    def compare(self, repetitions: Iterable[Sequence[Any]]) -> None:
         """Note how far repetitions, taken one by one, are from `values`."""
         is_equal = np.ones(len(self.values), bool)
         distances = []

@@ -13,6 +13,7 @@ from keras_pergrad.gradient_health import gradient_records
 from keras_pergrad.gradient_health import probe_batch as probes
 from keras_pergrad.gradient_health.batch_gradient import (
     BATCH_FIGURES,
+    BatchGradient,
     is_hidden,
     require_distinct_names,
 )
@@ -29,8 +30,9 @@ from keras_pergrad.gradient_health.instruments import (
     figure_names,
     select_instruments,
 )
+from keras_pergrad.gradient_health.judgements import HealthAdvice
 from keras_pergrad.gradient_health.run_log import require_tags, require_unnamed
-from keras_pergrad.gradient_health.tasks import conflict_table
+from keras_pergrad.gradient_health.tasks import TaskConflicts, conflict_table
 from keras_pergrad.keras_internals.fit import callback_list
 from keras_pergrad.keras_internals.fit import progress_bar as bar
 from keras_pergrad.keras_internals.fit.callback_list import (
@@ -43,6 +45,7 @@ from keras_pergrad.keras_internals.fit.train_function import (
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.runs.sketch import GradientSketch
+from keras_pergrad.runs.store import HealthReading
 from keras_pergrad.trackers.tracker import checked
 
 
@@ -161,7 +164,7 @@ class GradientVariance(keras.callbacks.Callback):
         every: int | Literal["auto", "epoch"] = "auto",
         *,
         repeats: int | None = None,
-        log_dir: str | os.PathLike | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
         run_name: str | None = None,
         tags: Mapping[str, Any] | None = None,
         sketch_size: int = 1024,
@@ -174,40 +177,49 @@ class GradientVariance(keras.callbacks.Callback):
     ):
         super().__init__()
         every = parse_every(every)
-        self.is_in_training = gradient_records.is_training_source(source)
+        self.is_in_training: bool = gradient_records.is_training_source(source)
         if repeats is None:
             repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
-        self.trackers = checked(trackers) if trackers != () else ()
+        self.trackers: tuple[Any, ...] = (
+            checked(trackers) if trackers != () else ()
+        )
         if (run_name, tags) != (None, None):
             if log_dir is None and not self.trackers:
                 require_unnamed(run_name, tags)
             require_tags(tags)
-        self.sketch = GradientSketch(sketch_size)
-        self.instruments = select_instruments(instruments)
+        self.sketch: GradientSketch = GradientSketch(sketch_size)
+        self.instruments: tuple[str, ...] = select_instruments(instruments)
         if self.is_in_training:
             settings = self.instruments, instruments, probe, repeats, log_dir
             self.instruments = gradient_records.training_instruments(
                 *settings, by_task
             )
-        self.progress_bar = select_instruments(
+        self.progress_bar: tuple[str, ...] = select_instruments(
             progress_bar, "progress_bar", self.instruments
         )
-        self.histograms = bool(histograms)
-        self.readings, self.advice, self.conflicts = [], [], []
-        self.by_task = bool(by_task)
+        self.histograms: bool = bool(histograms)
+        self.readings: list[HealthReading] = []
+        self.advice: list[HealthAdvice] = []
+        self.conflicts: list[TaskConflicts] = []
+        self.by_task: bool = bool(by_task)
         self._probe = None if probe is None else probes.as_batch(probe)
-        self.every, self.repeats = every, repeats
-        self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
-        self.measurements, self.steps, self.messages = [], [], []
-        self.run_directory = None
+        self.every: int | str = every
+        self.repeats: int = repeats
+        self.log_dir: str | os.PathLike[str] | None = log_dir
+        self.run_name: str | None = run_name
+        self.tags: Mapping[str, Any] | None = tags
+        self.measurements: list[BatchGradient] = []
+        self.steps: list[int] = []
+        self.messages: list[str] = []
+        self.run_directory: str | None = None
         self._meter = self._instruments = self._reader = None
         self._handlers = []
         self._fit_stack = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         # An interrupted `fit` may have left its contexts open.
         self._fit_stack.close()
         self._fit_stack = contextlib.ExitStack()
@@ -236,16 +248,22 @@ class GradientVariance(keras.callbacks.Callback):
         self._fit_stack.callback(self._train_function.restore)
         self._fit_stack.callback(self._end_run)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._epoch = epoch
         if self._meter is None and self._probe is not None:
             self._begin_measuring(self._probe, epoch)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._batch = batch
         self._train_function.batch_begins()
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._batches_seen += 1
         if self._meter is not None and not self.is_in_training:
             step = self._step()
@@ -253,7 +271,9 @@ class GradientVariance(keras.callbacks.Callback):
                 self._measure(step)
         _rename_training_figures(logs)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         measures = self._meter is not None and not self.is_in_training
         if measures and self.every in INTERVAL_NAMES:
             step = self._step()
@@ -265,7 +285,7 @@ class GradientVariance(keras.callbacks.Callback):
         if self.readings:
             logs.update(self.readings[-1].figures)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         for handler in self._handlers:
             handler.finish()
         self._ended = True
@@ -411,7 +431,7 @@ class GradientVariance(keras.callbacks.Callback):
             handler.close(interrupted=not self._ended)
         self._meter = self._instruments = self._reader = None
 
-    def conflict_table(self):
+    def conflict_table(self) -> str:
         """Return how often tasks had a negative cosine, by layer, as text."""
         return conflict_table(self.conflicts)
 

@@ -40,14 +40,14 @@ class TaskConflicts:
     variable_names: tuple[str, ...]
     products: np.ndarray
 
-    def cosines(self):
+    def cosines(self) -> dict[tuple[str, str], float]:
         """Return the cosine of each pair of tasks over all weights, by pair.
 
         NaN where a gradient is zero.
         """
         return self._cosines(self.products.sum(0))
 
-    def by_layer(self):
+    def by_layer(self) -> dict[str, dict[tuple[str, str], float]]:
         """Return the cosines of each pair by the path of each layer."""
         layers = {}
         for path, product in zip(self.variable_names, self.products):
@@ -55,7 +55,7 @@ class TaskConflicts:
             layers[layer] = layers.get(layer, 0.0) + product
         return {name: self._cosines(total) for name, total in layers.items()}
 
-    def figures(self):
+    def figures(self) -> dict[str, float]:
         """Return what the logs show, by name."""
         cosines = self.cosines()
         defined = [c for c in cosines.values() if not np.isnan(c)]

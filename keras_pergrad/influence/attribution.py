@@ -274,7 +274,7 @@ class Influence:
         *,
         curvature: Curvature = "ekfac",
         damping: float | None = None,
-        checkpoints: Sequence[str | os.PathLike] | None = None,
+        checkpoints: Sequence[str | os.PathLike[str]] | None = None,
         batch_size: int | None = None,
         projection_size: int = 1024,
         seed: int = 0,
@@ -372,7 +372,7 @@ class Influence:
 
     def page(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         x_test: Any,
         y_test: Any = None,
         k: int = 5,
@@ -420,7 +420,7 @@ class Influence:
             file.write(text)
 
     def save(
-        self, path: str | os.PathLike, shard: tuple[int, int] = (0, 1)
+        self, path: str | os.PathLike[str], shard: tuple[int, int] = (0, 1)
     ) -> bool:
         """Build a store of the projected gradients, or what it lacks.
 
@@ -475,11 +475,11 @@ class Influence:
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         model: keras.Model,
         *,
         damping: float | None = None,
-        checkpoints: Sequence[str | os.PathLike] | None = None,
+        checkpoints: Sequence[str | os.PathLike[str]] | None = None,
         verbose: int | bool = 1,
     ) -> "Influence":
         """Open a store that `save` has built; its rows stay on disk.

@@ -187,8 +187,7 @@ def _build(model, batch):
 
 def require_finite(model, sums, first, n):
     """Refuse gradients with NaN or infinity, and name their batch."""
-    variables = model.trainable_variables
-    for variable, variable_sums in zip(variables, sums):
+    for variable, variable_sums in zip(model.trainable_variables, sums):
         parts = tf.nest.flatten(variable_sums)[:2]
         if all(p is None or np.isfinite(np.sum(p)) for p in parts):
             continue
@@ -219,22 +218,24 @@ class Fisher:
 
     kind = ""
 
-    def __init__(self, parts, paths, labels, likelihood, samples):
-        self.parts, self.paths = list(parts), list(paths)
-        self.labels, self.likelihood = labels, likelihood
-        self.samples = samples
+    def __init__(
+        self, parts: Any, paths: Any, labels: str, likelihood: str, samples: int
+    ):
+        self.parts: list[Any] = list(parts)
+        self.paths: list[str] = list(paths)
+        self.labels, self.likelihood, self.samples = labels, likelihood, samples
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"<{type(self).__name__}: {len(self.parts)} variables, "
             f"{self.samples} samples, labels {self.labels!r}, likelihood "
             f"{self.likelihood!r}>"
         )
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.parts)
 
-    def __getitem__(self, key) -> Any:
+    def __getitem__(self, key: str | int) -> Any:
         """Return the part of a variable, by its path or its index."""
         if isinstance(key, str):
             if key not in self.paths:
@@ -244,7 +245,7 @@ class Fisher:
             key = self.paths.index(key)
         return self.parts[key]
 
-    def quadratic(self, differences):
+    def quadratic(self, differences: Any) -> tf.Tensor:
         """Return Σ dᵀ F d over the variables, a scalar.
 
         Args:
@@ -270,7 +271,7 @@ class Fisher:
             [tf.zeros([], dtype)] + [tf.cast(t, dtype) for t in terms]
         )
 
-    def penalty(self, variables, anchors):
+    def penalty(self, variables: Any, anchors: Any) -> tf.Tensor:
         """Return ½ Σ F (w − w₀)², the penalty of EWC, a scalar.
 
         Elastic weight consolidation (Kirkpatrick et al., arXiv 1612.00796)
@@ -297,7 +298,7 @@ class Fisher:
         ]
         return self.quadratic(differences) / 2
 
-    def regularizers(self, anchors, strength=1.0):
+    def regularizers(self, anchors: Any, strength: float = 1.0) -> list[Any]:
         """Return a Keras regularizer for each variable: its part of EWC.
 
         Set them as `variable.regularizer` before `compile`: the penalty is

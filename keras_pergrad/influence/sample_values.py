@@ -5,6 +5,7 @@ import csv
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import keras
 import numpy as np
 
 from keras_pergrad.common import batch_marks
@@ -136,9 +137,13 @@ class SampleValues(PreparesFit):
             )
         if projection is not None:
             projection = positive_integer("projection", projection)
-        self.validation = as_batch(validation_data, "validation_data")
-        self.order, self.every = order, every
-        self.projection, self.seed = projection, seed_or_none(seed) or 0
+        self.validation: tuple[Any, ...] = as_batch(
+            validation_data, "validation_data"
+        )
+        self.order: Literal[1, 2] = order
+        self.every: int = every
+        self.projection: int | None = projection
+        self.seed: int = seed_or_none(seed) or 0
         self._ids_argument: Any = ids
         self.ids: Any = None
         self._state = self._reader = self._final_arrays = None
@@ -164,18 +169,20 @@ class SampleValues(PreparesFit):
         return batch_marks.with_numbers(x, numbers)
 
     @property
-    def values(self):
+    def values(self) -> np.ndarray:
         """The sum of each sample's values, (samples,)."""
         return self._arrays()[0]
 
     @property
-    def counts(self):
+    def counts(self) -> np.ndarray:
         """In how many steps each sample had a value, (samples,)."""
         return self._arrays()[1]
 
     # Hooks, in the order in which they are called.
 
-    def prepare_fit(self, model, arguments):
+    def prepare_fit(
+        self, model: keras.Model, arguments: dict[str, Any]
+    ) -> None:
         self._end_fit()
         require_value_support(model, self, arguments.get("callbacks"))
         rows = number_arrays(arguments)
@@ -187,7 +194,7 @@ class SampleValues(PreparesFit):
         self._state.begin(len(self.ids), dtype, resumes)
         at_end_of_fit(model, None, self._end_fit)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self._state is None or self._state is not getattr(
             self.model, "value_state", None
         ):
@@ -202,7 +209,7 @@ class SampleValues(PreparesFit):
         )
         self._fit.enter_context(self.model.read_steps(reader))
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._end_fit()
 
     def _end_fit(self):
@@ -215,7 +222,7 @@ class SampleValues(PreparesFit):
 
     # What is made of the values.
 
-    def top(self, k: int = 10, helpful: bool = True) -> list:
+    def top(self, k: int = 10, helpful: bool = True) -> list[tuple[Any, float]]:
         """Return [(id, value)] of the k samples of the highest value.
 
         Args:

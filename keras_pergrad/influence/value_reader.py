@@ -207,7 +207,7 @@ class ValueReader(StepReader):
         finite = tf.logical_and(finite, tf.math.is_finite(values))
         return {"values": values, "finite": finite}
 
-    def checks(self, numbers):
+    def checks(self, numbers: Any):
         if not self.checks_numbers:
             return []
         is_inside = self._is_inside(
@@ -222,7 +222,7 @@ class ValueReader(StepReader):
         samples = self.state.sums.shape[0]
         return tf.logical_and(numbers >= 0, numbers < samples)
 
-    def collect(self, read, numbers):
+    def collect(self, read, numbers: Any):
         """Add a step's values up; (n,) `numbers` are those of its samples."""
         numbers = tf.reshape(tf.cast(numbers, tf.int64), [-1])
         sums = self.state.sums

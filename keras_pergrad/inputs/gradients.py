@@ -1,6 +1,7 @@
 """`input_gradients`: from arrays of any size to arrays of any size."""
 
 import math
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -49,18 +50,19 @@ _RESULT_PART, _CHUNK_PART = 0.7, 0.2
 
 
 def input_gradients(
-    model,
-    x,
-    y=None,
-    sample_weight=None,
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
     *,
-    outputs=None,
-    order=1,
-    reduce=None,
-    out=None,
-    batch_size=256,
-    verbose=1,
-):
+    outputs: Any = None,
+    order: Literal[1, 2] = 1,
+    reduce: Literal["norm", "sum", "mean", "mean_abs", "mean_square"]
+    | None = None,
+    out: Any = None,
+    batch_size: int = 256,
+    verbose: int = 1,
+) -> Any:
     """Compute gradients of outputs, or of the loss, with respect to inputs.
 
     For saliency maps, Jacobians, adversarial examples, second derivatives.

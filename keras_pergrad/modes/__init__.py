@@ -1,5 +1,7 @@
 """The gradient modes, one class a file."""
 
+from typing import Any
+
 from keras_pergrad.aggregations.aggregation import Aggregation
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.base import (
@@ -17,7 +19,7 @@ from keras_pergrad.modes.sums import PartOfBatch
 from keras_pergrad.modes.vectorized import Vectorized, sample_gradients
 
 
-def get(identifier):
+def get(identifier: Any) -> GradientMode:
     """Return a `GradientMode` for a name, a config dict or an object.
 
     Args:

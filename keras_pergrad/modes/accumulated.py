@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import weighs
+from keras_pergrad.aggregations.aggregation import Aggregation, weighs
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
@@ -24,7 +24,7 @@ from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import accumulating_optimizer
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.state.saved import SavedState
-from keras_pergrad.modes.base import GradientMode, gradient_modes
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.microbatches import (
     MAX_BATCH,
     Parting,
@@ -39,7 +39,7 @@ from keras_pergrad.uses import TracedStep, counters, refusals
 class AccumulatorState(SavedState):
     """The sums over batches of denominators and of numerators' gradients."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         #: How many batches have been added.
         # An int32 would lie on the host of a GPU, where XLA cannot reach it.
         self.count = _create_variable("pending_batches", np.zeros((), "int64"))
@@ -218,7 +218,7 @@ class Accumulated(GradientMode):
     >>> mode = kpg.Accumulated(steps=4, microbatch_size=64)
     """
 
-    always_shown = ("steps", "microbatch_size")
+    always_shown: tuple[str, ...] = ("steps", "microbatch_size")
 
     def __init__(
         self,
@@ -227,50 +227,50 @@ class Accumulated(GradientMode):
         inner: str | GradientMode | dict[str, Any] = "batch",
         tail: Literal["apply", "keep", "drop"] = "apply",
     ):
-        self.steps = positive_integer("steps", steps)
+        self.steps: int = positive_integer("steps", steps)
         if microbatch_size is not None:
             microbatch_size = positive_integer(
                 "microbatch_size", microbatch_size
             )
-        self.microbatch_size = microbatch_size
-        self.inner = _inner_mode(inner)
-        self.per_sample = self.inner.per_sample
+        self.microbatch_size: int | None = microbatch_size
+        self.inner: GradientMode = _inner_mode(inner)
+        self.per_sample: bool = self.inner.per_sample
         if tail not in TAILS:
             raise ValueError(
                 f"`tail` must be one of {TAILS}. Received: tail={tail!r}"
             )
-        self.tail = tail
+        self.tail: Literal["apply", "keep", "drop"] = tail
 
     @property
-    def aggregation(self):
+    def aggregation(self) -> Aggregation | None:
         """The aggregation of the inner mode."""
         return self.inner.aggregation
 
     @property
-    def changes_gradients(self):
+    def changes_gradients(self) -> bool:
         return self.inner.changes_gradients
 
     @property
-    def needs_graph(self):
+    def needs_graph(self) -> bool:
         return self.inner.needs_graph
 
     @property
-    def updates_by_itself(self):
+    def updates_by_itself(self) -> bool:
         return self.steps > 1
 
-    def make_state(self):
+    def make_state(self) -> Any:
         return AccumulatorState() if self.steps > 1 else None
 
-    def require(self, model):
+    def require(self, model: Any) -> None:
         self.inner.require(model)
 
-    def build(self, model):
+    def build(self, model: Any) -> None:
         self.inner.build(model)
 
-    def partial_sums(self, model, part):
+    def partial_sums(self, model: Any, part: Any) -> PartialSums:
         return self.inner.partial_sums(model, part)
 
-    def parting(self, model):
+    def parting(self, model: Any) -> Parting | None:
         # The new value of overwritten variables is not a sum over parts.
         overwritten = any(map(is_overwritten, model.trainable_variables))
         stays_whole = self.steps == 1 and self.microbatch_size is None
@@ -278,11 +278,11 @@ class Accumulated(GradientMode):
             return None
         return Microbatches(self)
 
-    def begin_fit(self, model):
+    def begin_fit(self, model: Any) -> None:
         if self.steps > 1 and self.tail != "keep":
             model.gradient_state.forget()
 
-    def end_epoch(self, model):
+    def end_epoch(self, model: Any) -> dict[str, Any] | None:
         if self.steps == 1 or self.tail == "keep":
             return None
         if self.tail == "drop":
@@ -295,10 +295,10 @@ class Accumulated(GradientMode):
         return None
 
     @property
-    def log_metrics(self):
+    def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         return self.inner.log_metrics
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "microbatch_size": self.microbatch_size,

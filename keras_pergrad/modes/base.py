@@ -2,12 +2,15 @@
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from keras_pergrad.aggregations.aggregation import Aggregation
 from keras_pergrad.aggregations.logs import STATISTICS
-from keras_pergrad.common.registry import Configured, Registry
+from keras_pergrad.common.registry import Class, Configured, Registry
 from keras_pergrad.keras_internals.data.batches import ranks
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 from keras_pergrad.keras_internals.replicas import replicas
@@ -54,12 +57,12 @@ class PartialSums:
     """
 
     y_pred: Any
-    gradients: list
+    gradients: list[Any]
     norms: Any = None
-    plain: list | None = None
-    squared_sums: list | None = None
-    readings: tuple | None = None
-    statistics: dict = dataclasses.field(default_factory=dict)
+    plain: list[Any] | None = None
+    squared_sums: list[Any] | None = None
+    readings: tuple[dict[str, Any], ...] | None = None
+    statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class GradientMode(Configured):
@@ -91,7 +94,7 @@ class GradientMode(Configured):
     per_sample = False
 
     #: What makes one gradient of the samples', if they are looked at.
-    aggregation = None
+    aggregation: Aggregation | None = None
 
     #: Whether the user wants the statistics of the per-sample gradients.
     with_statistics = False
@@ -108,10 +111,10 @@ class GradientMode(Configured):
     can_be_read = False
 
     #: The `StepReader`s of the present step. Set on a copy, as `is_watched`.
-    readers = ()
+    readers: tuple[Any, ...] = ()
 
     #: The traced eager steps of such a copy.
-    traced: dict | None = None
+    traced: dict[Any, Any] | None = None
 
     #: Whether `partial_sums` looks at ops, which only a graph shows.
     needs_graph = False
@@ -127,9 +130,9 @@ class GradientMode(Configured):
     updates_by_sample = False
 
     #: How many samples go through the model at a time; None: the batch.
-    microbatch_size = None
+    microbatch_size: int | None = None
 
-    def partial_sums(self, model, part) -> PartialSums:
+    def partial_sums(self, model: Any, part: Any) -> PartialSums:
         """Return the sums of a part of a batch; `step` does all else.
 
         A sample's contribution is the gradient of `part.target` through its
@@ -145,7 +148,7 @@ class GradientMode(Configured):
             f"{type(self).__name__} must define partial_sums() or step()."
         )
 
-    def step(self, model, x, y, sample_weight):
+    def step(self, model: Any, x: Any, y: Any, sample_weight: Any) -> Step:
         """Find the gradients of one batch.
 
         Args:
@@ -168,10 +171,10 @@ class GradientMode(Configured):
             return _traced_step(self, model, batch)
         return one_step.step_of_whole_batch(self, model, batch)[0]
 
-    def require(self, model):
+    def require(self, model: Any) -> None:
         """Refuse a model that the mode cannot train."""
 
-    def parting(self, model):
+    def parting(self, model: Any) -> microbatches.Parting | None:
         """Return how a batch is taken apart; None: it stays whole."""
         del model
         return (
@@ -180,31 +183,37 @@ class GradientMode(Configured):
             else None
         )
 
-    def compiles_parts(self, model):
+    def compiles_parts(self, model: Any) -> bool:
         """Whether XLA is to compile a step's parts, and not the step."""
         private = self.aggregation is not None and self.aggregation.counts
         return private and microbatches.can_compile_parts(self, model)
 
-    def sums_of_parts(self, aggregation, *arguments):
+    def sums_of_parts(self, aggregation: Any, *arguments: Any) -> Any:
         """Return the function of a part of a batch whose results are summed."""
         return WeightedSums(self, aggregation, *arguments)
 
-    def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
+    def gradients_of_sums(
+        self,
+        model: Any,
+        groups: dict[str, Any],
+        mask_epsilons: dict[str, Any],
+        aggregation: Any,
+    ) -> tuple[Any, dict[str, Any]]:
         """Return the gradients of sums over parts, and what to log of them."""
         del model, aggregation
         return divide_groups(groups, mask_epsilons), {}
 
-    def logged_by_updates(self, model):
+    def logged_by_updates(self, model: Any) -> list[str]:
         """Return the names of what `gradients_of_sums` logs."""
         del model
         return []
 
     @property
-    def gives_statistics(self):
+    def gives_statistics(self) -> bool:
         """Whether the user or a callback wants statistics."""
         return self.with_statistics or self.is_watched
 
-    def make_state(self):
+    def make_state(self) -> Any:
         """Return the state that the mode keeps for a compiled model, or None.
 
         It becomes the model's `gradient_state` until compile() is called
@@ -213,14 +222,14 @@ class GradientMode(Configured):
         """
         return None
 
-    def begin_fit(self, model):
+    def begin_fit(self, model: Any) -> None:
         """Do what is due before the first batch of a `fit`.
 
         The call comes before any callback's `on_train_begin`, so that
         `BackupAndRestore` restores what this has reset.
         """
 
-    def end_epoch(self, model):
+    def end_epoch(self, model: Any) -> dict[str, Any] | None:
         """Do what is due after an epoch's last batch; `fit` calls it.
 
         The call comes before validation and before any callback's
@@ -230,11 +239,11 @@ class GradientMode(Configured):
             The logs of the epoch that it has changed, by name, or None.
         """
 
-    def build(self, model):
+    def build(self, model: Any) -> None:
         """Create the mode's variables, once the model is built."""
 
     @property
-    def log_metrics(self):
+    def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         """What `step` puts into `statistics`: name to metric class."""
         metrics = dict(STATISTICS) if self.gives_statistics else {}
         if self.aggregation is None:
@@ -246,7 +255,7 @@ gradient_modes = Registry("gradient mode", GradientMode)
 """The registered modes by name, a `Registry`."""
 
 
-def register_gradient_mode(name):
+def register_gradient_mode(name: str) -> Callable[[Class], Class]:
     """Register a `GradientMode` subclass under `name`; a class decorator.
 
     Args:

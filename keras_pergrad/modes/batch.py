@@ -1,6 +1,7 @@
 """The ordinary batch gradient, and the loss of the batch of all replicas."""
 
 import warnings
+from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +37,7 @@ class Batch(GradientMode):
     >>> mode = kpg.Batch()
     """
 
-    def step(self, model, x, y, sample_weight):
+    def step(self, model: Any, x: Any, y: Any, sample_weight: Any) -> Step:
         if replicas.has_several_replicas():
             try:
                 return super().step(model, x, y, sample_weight)
@@ -54,7 +55,7 @@ class Batch(GradientMode):
         loss, gradients = results
         return Step(loss, y_pred, gradients)
 
-    def partial_sums(self, model, part):
+    def partial_sums(self, model: Any, part: Any) -> PartialSums:
         with part.watched(), tf.GradientTape() as tape:
             y_pred, added = part.call()
             target = part.target(y_pred, added)

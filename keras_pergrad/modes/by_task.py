@@ -350,12 +350,12 @@ class ByTask(GradientMode):
     ):
         if aggregation is None:
             aggregation = "upgrad"
-        self.aggregation = aggregations.get(aggregation)
+        self.aggregation: Aggregation = aggregations.get(aggregation)
         if self.aggregation.needs == "norms":
             raise ValueError(norm_aggregation(self.aggregation))
-        self.losses = _task_losses(losses)
+        self.losses: dict[str, tuple[str, ...]] | None = _task_losses(losses)
 
-    def require(self, model):
+    def require(self, model: Any) -> None:
         if type(model).compute_loss is not keras.Model.compute_loss:
             raise ValueError(overridden_loss(model))
         loss_names = loss_terms.term_names(model)
@@ -376,26 +376,32 @@ class ByTask(GradientMode):
             return {name: (name,) for name in loss_terms.term_names(model)}
         return self.losses
 
-    def build(self, model):
+    def build(self, model: Any) -> None:
         self.require(model)
         names = self.logged_by_updates(model)
         model.gradient_logs.add(dict.fromkeys(names, DefinedMean))
 
     @property
-    def log_metrics(self):
+    def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         return {"task_conflicts": DefinedMean}
 
-    def logged_by_updates(self, model):
+    def logged_by_updates(self, model: Any) -> list[str]:
         tasks = list(self._tasks(model))
         weights = [f"task_weight_{name}" for name in tasks]
         return ["task_conflicts", *weights, *cosines(tasks)]
 
-    def sums_of_parts(self, aggregation, *arguments):
+    def sums_of_parts(self, aggregation: Any, *arguments: Any) -> Any:
         if type(self).partial_sums is not ByTask.partial_sums:
             return super().sums_of_parts(aggregation, *arguments)
         return TaskSums(self._tasks(arguments[0]), *arguments)
 
-    def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
+    def gradients_of_sums(
+        self,
+        model: Any,
+        groups: dict[str, Any],
+        mask_epsilons: dict[str, Any],
+        aggregation: Any,
+    ) -> tuple[Any, dict[str, Any]]:
         tasks = list(self._tasks(model))
         task_gradients, other_gradients = split_by_task(
             groups, mask_epsilons, len(tasks)
@@ -404,7 +410,7 @@ class ByTask(GradientMode):
             tasks, task_gradients, other_gradients, aggregation
         )
 
-    def partial_sums(self, model, part):
+    def partial_sums(self, model: Any, part: Any) -> PartialSums:
         if not part.is_whole:
             raise ValueError(PART_OF_BATCH)
         tasks, captured_losses = self._tasks(model), {}
@@ -456,7 +462,7 @@ class ByTask(GradientMode):
             logged[f"task_weight_{name}"] = logged_weights[k]
         return weights, {**logged, **cosines(tasks, gramian)}
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "aggregation": serialize(self.aggregation),
             "losses": self.losses

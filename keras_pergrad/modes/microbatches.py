@@ -6,6 +6,7 @@ by numerators and denominators (see `sums.py`).
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -197,25 +198,27 @@ class Parting:
             by itself. None: nothing is compiled here.
     """
 
-    steps = 1
-    has_own_sums = True
-    sizes = None
+    steps: int = 1
+    has_own_sums: bool = True
+    sizes: Any = None
 
-    def __init__(self, mode, size=None):
-        self.mode = mode
+    def __init__(self, mode: Any, size: int | None = None):
+        self.mode: Any = mode
         counts = mode.aggregation is not None and mode.aggregation.counts
         # The model must not be called for no sample, which a replica or a
         # batch that is drawn at random may have.
-        self.size = MAX_BATCH if size is None and counts else size
+        self.size: int | None = MAX_BATCH if size is None and counts else size
 
-    def require(self, model, batch):
+    def require(self, model: Any, batch: Any) -> None:
         """Refuse a model or a batch that cannot be trained in parts."""
         del batch
         require_additive_loss(model)
         require_none_overwritten(model, "several replicas")
 
     @contextlib.contextmanager
-    def checked(self, model, batch, sums):
+    def checked(
+        self, model: Any, batch: Any, sums: Callable[..., Any]
+    ) -> Iterator[Callable[..., Any]]:
         """Open a context; yield `sums`, or a function around it."""
         del model, batch
         yield sums

@@ -84,10 +84,10 @@ class Step:
 
     loss: tf.Tensor | None
     y_pred: object
-    gradients: list | None
-    statistics: dict = dataclasses.field(default_factory=dict)
+    gradients: list[Any] | None
+    statistics: dict[str, Any] = dataclasses.field(default_factory=dict)
     whole: bool = False
-    readings: tuple | None = None
+    readings: tuple[dict[str, Any], ...] | None = None
 
 
 class WholeBatch:

@@ -242,7 +242,7 @@ class PerSample(GradientMode):
         parallel_iterations: int = 1,
         statistics: bool = False,
     ):
-        self.aggregation = aggregations.get(aggregation)
+        self.aggregation: Aggregation = aggregations.get(aggregation)
         if self.aggregation.needs == "gramian":
             text = refusal_messages.needs_all_samples
             raise ValueError(text("aggregation", self.aggregation))
@@ -257,33 +257,33 @@ class PerSample(GradientMode):
                 "updates='sample' there is one: its variance is not defined. "
                 "Received: statistics=True, updates='sample'"
             )
-        self.with_statistics = bool(statistics)
-        self.updates = updates
-        self.parallel_iterations = positive_integer(
+        self.with_statistics: bool = bool(statistics)
+        self.updates: Literal["batch", "sample"] = updates
+        self.parallel_iterations: int = positive_integer(
             "parallel_iterations", parallel_iterations
         )
 
     @property
-    def updates_by_sample(self):
+    def updates_by_sample(self) -> bool:
         return self.updates == "sample"
 
     @property
-    def updates_by_itself(self):
+    def updates_by_itself(self) -> bool:
         return self.updates_by_sample
 
     @property
-    def can_be_watched(self):
+    def can_be_watched(self) -> bool:
         # One update by one sample has no variance.
         return not self.updates_by_sample
 
-    def require(self, model):
+    def require(self, model: Any) -> None:
         require_any_batch_size(model)
         for layer in replicas.synchronizing_layers(model):
             raise ValueError(
                 refusal_messages.synchronized_statistics(layer, "sample")
             )
 
-    def partial_sums(self, model, part):
+    def partial_sums(self, model: Any, part: Any) -> PartialSums:
         samples, aggregation = Samples(model, part), part.aggregation
         # Whether each has a gradient; None: there was no sample to tell.
         has_gradient: list = [None] * len(samples.variables)
@@ -344,7 +344,7 @@ class PerSample(GradientMode):
         )
         return sums, plain, norms.stack()
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "aggregation": serialize(self.aggregation),
             "updates": self.updates,

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -50,16 +51,16 @@ class StepSamples:
     y_pred: Any
     loss: Any
     n: Any
-    variables: list
+    variables: list[Any]
     factors: list[SampleGradients | None]
-    sums: list | None = None
+    sums: list[Any] | None = None
 
     @property
-    def dtype(self):
+    def dtype(self) -> tf.DType:
         """float64 if a variable is, else float32."""
         return norm_type(self.variables)
 
-    def mean(self):
+    def mean(self) -> list[tf.Tensor]:
         """Return the mean gradient, one dense tensor a variable."""
         if self.sums is None:
             self.sums = [f and f.weighted_sum(None) for f in self.factors]
@@ -68,7 +69,7 @@ class StepSamples:
             for v, g in zip(self.variables, self.sums)
         ]
 
-    def squared_norms(self):
+    def squared_norms(self) -> tf.Tensor:
         """Return ‖g_i‖² for each variable, (V, n).
 
         Call it first: `mean` and `dots` reuse what it holds.
@@ -83,7 +84,7 @@ class StepSamples:
             squares.append(tf.reshape(factor_squares, [self.n]))
         return tf.cast(self.n, self.dtype) ** 2 * tf.stack(squares)
 
-    def dots(self, directions):
+    def dots(self, directions: Sequence[Any]) -> tf.Tensor:
         """Return ⟨g_i, d⟩ over all variables, (n,).
 
         `directions` has a tensor of the shape of each variable, or None.
@@ -137,7 +138,7 @@ class StepReader:
         """Whether to read in the next call of the train function."""
         return True
 
-    def checks(self, numbers) -> list:
+    def checks(self, numbers: tf.Tensor | None) -> list[Any]:
         """Return ops that fail where a batch cannot be read.
 
         No weight changes before them. XLA drops assertions. `numbers` are
@@ -149,7 +150,9 @@ class StepReader:
         """Return tensors, or lists of them, by name; traced into the step."""
         raise NotImplementedError(f"{type(self).__name__} must define read().")
 
-    def collect(self, read, numbers) -> dict[str, Any]:
+    def collect(
+        self, read: dict[str, Any], numbers: tf.Tensor | None
+    ) -> dict[str, Any]:
         """Return what `receive` gets of what `read` returned, in each step.
 
         It runs after the update. `numbers` are those of the samples, (n,),

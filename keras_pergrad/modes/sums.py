@@ -276,7 +276,7 @@ def divisor_of(key):
     return key.rpartition("_")[2]
 
 
-def times(value, factor):
+def times(value: Any, factor: Any) -> Any:
     """Return the product; None stands for no value, or for a factor of one."""
     if value is None or factor is None:
         return value
@@ -343,23 +343,23 @@ class PartOfBatch:
     n: Any
     scale: Any
     aggregation: Any
-    loss: Callable
-    weights: list
+    loss: Callable[..., Any]
+    weights: list[Any]
     padded: Any = None
 
     #: Whether it is all of its batch, and `target` Keras's own loss.
     is_whole = False
     is_single = False
 
-    def watched(self):
+    def watched(self) -> contextlib.AbstractContextManager[None]:
         """Open a context for the forward pass and the loss."""
         return contextlib.nullcontext()
 
-    def call(self):
+    def call(self) -> tuple[Any, list[Any]]:
         """Return the model's outputs, and the terms given to `add_loss`."""
         return call_with_postponed(self.model, self.x)
 
-    def target(self, y_pred, added, training=True):
+    def target(self, y_pred: Any, added: Any, training: bool = True) -> Any:
         """Return what to differentiate: the loss times the loss scale.
 
         Args:
@@ -370,7 +370,7 @@ class PartOfBatch:
         del training
         return times(self.loss(y_pred, added), self.scale)
 
-    def added_weights(self, replay):
+    def added_weights(self, replay: Any) -> list[Any]:
         """Return the factor of a sample's `add_loss` terms in the target."""
         del replay
         return [times(w, self.scale) for w in self.weights]

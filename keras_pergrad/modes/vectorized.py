@@ -66,10 +66,10 @@ class Vectorized(GradientMode):
         aggregation: str | Aggregation | dict[str, Any] = "mean",
         statistics: bool = False,
     ):
-        self.aggregation = aggregations.get(aggregation)
-        self.with_statistics = bool(statistics)
+        self.aggregation: Aggregation = aggregations.get(aggregation)
+        self.with_statistics: bool = bool(statistics)
 
-    def partial_sums(self, model, part):
+    def partial_sums(self, model: Any, part: Any) -> PartialSums:
         y_pred, factors = sample_gradients(model, part)
         if not weighs(part.aggregation):
             sums, norms = self._plain_sums(factors, part.n)
@@ -106,7 +106,7 @@ class Vectorized(GradientMode):
             return None
         return readings(self.readers, model, part, y_pred, factors, sums)
 
-    def require(self, model):
+    def require(self, model: Any) -> None:
         if (
             self.aggregation.needs == "gramian"
             and replicas.has_several_replicas()
@@ -149,7 +149,7 @@ class Vectorized(GradientMode):
             norms = sample_norms(factors, n)
         return sums, norms
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "aggregation": serialize(self.aggregation),
             "statistics": self.with_statistics,

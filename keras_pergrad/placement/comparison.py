@@ -43,7 +43,7 @@ class Suspect:
     layer: str
     error: float | None = None
 
-    def __str__(self):
+    def __str__(self) -> str:
         where = f" in layer {self.layer}" if self.layer else ""
         if self.op:
             return (
@@ -67,12 +67,12 @@ class DeviceComparison(CheckRow):
     suspect: Suspect | None = None
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether it was compared, and rounding explains every difference."""
         return self.verdict in (numerics.EXACT, numerics.ROUNDING)
 
     @property
-    def agreement(self):
+    def agreement(self) -> float | None:
         """The largest relative difference, `None` if refused."""
         return self.relative
 
@@ -88,15 +88,15 @@ class Comparison:
     """
 
     cpu_ms: float | None
-    devices: list
-    notes: list
+    devices: list[DeviceComparison]
+    notes: list[str]
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether every device gives the right gradients."""
         return all(device.ok for device in self.devices)
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = []
         if self.cpu_ms is not None:
             lines.append(f"CPU: {self.cpu_ms:.2f} ms for the gradients")

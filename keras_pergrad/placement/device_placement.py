@@ -2,6 +2,7 @@
 
 import collections
 import warnings
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -84,10 +85,10 @@ class DevicePlacement(keras.callbacks.Callback):
         super().__init__()
         self.deep = deep
         self.warn = warn
-        self.report = None
+        self.report: PlacementReport | None = None
         self._train_function = None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.model.run_eagerly:
             raise ValueError(
                 "DevicePlacement reads the graphs of a step. Expected a model "
@@ -119,10 +120,14 @@ class DevicePlacement(keras.callbacks.Callback):
         # Whether to place the function anew, in the first step and the second.
         self._attempts = [graph.was_traced(wrapped.function), True]
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._train_function.batch_begins()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         if logs is None or self.report is None:
             return
         for name in _COUNTS:
@@ -130,7 +135,7 @@ class DevicePlacement(keras.callbacks.Callback):
             if value is not None:
                 logs[name] = value
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._restore()
 
     def _restore(self):

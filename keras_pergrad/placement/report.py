@@ -4,10 +4,12 @@ import collections
 import dataclasses
 import sys
 import textwrap
+from typing import Any
 
 from keras_pergrad.common.text import first_few
 from keras_pergrad.placement import operations
 from keras_pergrad.placement.graph import CALL, XLA
+from keras_pergrad.placement.operations import Copy, Operation
 
 _WIDTH = 80
 #: What hides ops → what is said of it, and what shows them.
@@ -45,18 +47,18 @@ class PlacementReport:
 
     device: str | None
     platform: str
-    variables: dict = dataclasses.field(default_factory=dict)
-    operations: list = dataclasses.field(default_factory=list)
-    copies: list = dataclasses.field(default_factory=list)
-    opaque: list = dataclasses.field(default_factory=list)
-    hazards: list = dataclasses.field(default_factory=list)
-    notes: list = dataclasses.field(default_factory=list)
+    variables: dict[str, int] = dataclasses.field(default_factory=dict)
+    operations: list[Operation] = dataclasses.field(default_factory=list)
+    copies: list[Copy] | None = dataclasses.field(default_factory=list)
+    opaque: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+    hazards: list[Any] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
     deep: object = None
     prediction: str | None = None
-    errors: list = dataclasses.field(default_factory=list)
+    errors: list[str] = dataclasses.field(default_factory=list)
 
     @property
-    def known(self):
+    def known(self) -> bool:
         """Whether all ops of the step could be seen."""
         return bool(self.operations) and not self.opaque
 
@@ -66,23 +68,23 @@ class PlacementReport:
         return sum((o.kind == "cpu") == cpu for o in self.operations)
 
     @property
-    def ops_on_accelerator(self):
+    def ops_on_accelerator(self) -> int | None:
         """Ops placed on the accelerator, each counted once."""
         return self._count(cpu=False)
 
     @property
-    def ops_on_cpu(self):
+    def ops_on_cpu(self) -> int | None:
         """Ops placed on the CPU, each counted once."""
         return self._count(cpu=True)
 
     @property
-    def device_copies(self):
+    def device_copies(self) -> int | None:
         """Copies between host and accelerator memory in one step."""
         if not self.known or self.copies is None:
             return None
         return operations.total_copies(self.copies)
 
-    def executions(self, kind):
+    def executions(self, kind: str) -> dict[str, int | None]:
         """How often a step runs each op type.
 
         Args:
@@ -103,7 +105,7 @@ class PlacementReport:
             for op, run_counts in runs_by_op.items()
         }
 
-    def fallbacks(self):
+    def fallbacks(self) -> list[tuple[str, str, int, tuple[str, ...]]]:
         """Ops on the CPU that could be seen, by type and reason.
 
         Returns:
@@ -120,7 +122,7 @@ class PlacementReport:
         ]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "\n".join([_title_of(self), *map(_wrap, _report_lines(self))])
 
 

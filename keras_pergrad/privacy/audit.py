@@ -90,14 +90,14 @@ class AuditResult:
     delta: float
     confidence: float
     canaries: int
-    by_score: dict
+    by_score: dict[str, tuple[float, int, int]]
 
     @property
     def ok(self) -> bool:
         """Whether the claim is not refuted; this is no proof of it."""
         return self.lower_bound <= self.claimed
 
-    def __str__(self):
+    def __str__(self) -> str:
         verdict = (
             "The claim is not refuted."
             if self.ok

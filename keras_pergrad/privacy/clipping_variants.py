@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -67,12 +67,12 @@ class AutomaticClippedMean(ClippedMean):
                 "`clip_norm` must be finite: gradients are scaled to it. "
                 f"Received: clip_norm={clip_norm!r}"
             )
-        self.gamma = positive_number("gamma", gamma)
+        self.gamma: float = positive_number("gamma", gamma)
 
     def _scales(self, norms, limit):
         return limit / (norms + self.gamma)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "gamma": self.gamma}
 
 
@@ -145,8 +145,8 @@ class AdaptiveClippedMean(ClippedMean):
                 "`quantile` must be a number between 0 and 1. "
                 f"Received: quantile={quantile!r}"
             )
-        self.quantile = float(quantile)
-        self.clip_rate = number_at_least_zero("clip_rate", clip_rate)
+        self.quantile: float = float(quantile)
+        self.clip_rate: float = number_at_least_zero("clip_rate", clip_rate)
         self.count_noise = count_noise
         if (
             self.adds_noise
@@ -173,29 +173,31 @@ class AdaptiveClippedMean(ClippedMean):
         return max(size / 20, self.noise_multiplier)
 
     @property
-    def gradient_noise(self):
+    def gradient_noise(self) -> float:
         """The noise multiplier of the gradients alone."""
         if not self.adds_noise:
             return 0.0
         count_precision = (2 * self._count_deviation) ** -2
         return (self.noise_multiplier**-2 - count_precision) ** -0.5
 
-    def kept(self):
+    def kept(self) -> dict[str, float]:
         return {"clip": self.clip_norm, "below": 0.0, "seen": 0.0}
 
-    def at(self, state):
+    def at(self, state: Any) -> "AdaptiveClippedMean":
         current = copy.copy(self)
         current.clip_norm = tf.convert_to_tensor(self._own(state).clip)
         return current
 
-    def observe(self, norms, state):
+    def observe(self, norms: tf.Tensor, state: Any) -> None:
         """Count the samples whose norms C leaves as they are."""
         state = self._own(state)
         below = is_finite(norms) & (norms <= tf.cast(state.clip, norms.dtype))
         state.advance("below", tf.reduce_sum(tf.cast(below, "float32")))
         state.advance("seen", tf.cast(tf.size(norms), "float32"))
 
-    def finish(self, gradients, n, state=None):
+    def finish(
+        self, gradients: list[Any], n: Any, state: Any = None
+    ) -> list[Any]:
         state = self._own(state)
         current = copy.copy(self)
         current.noise_multiplier = self.gradient_noise
@@ -228,14 +230,14 @@ class AdaptiveClippedMean(ClippedMean):
         seen.assign(tf.zeros([], "float32"))
 
     @property
-    def log_metrics(self):
+    def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         return {**super().log_metrics, "clip_norm": keras.metrics.Mean}
 
-    def statistics(self, norms):
+    def statistics(self, norms: tf.Tensor) -> dict[str, tf.Tensor]:
         statistics = super().statistics(norms)
         return {**statistics, "clip_norm": tf.identity(self.clip_norm)}
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["per"]
         return {

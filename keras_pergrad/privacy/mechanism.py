@@ -6,6 +6,8 @@ import functools
 import json
 import math
 import secrets
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -86,33 +88,42 @@ _OVERFLOW_RATES = (0.31, 0.023, 1e-12)
 class BatchSelection:
     """How batches are chosen; a `Mechanism` has the numbers."""
 
-    in_words = ""
-    supports_users = False  # who may have several examples
-    supports_canaries = True  # which are in the data or missing
+    in_words: str = ""
+    supports_users: bool = False  # who may have several examples
+    supports_canaries: bool = True  # which are in the data or missing
 
-    def relation(self, mechanism):
+    def relation(self, mechanism: "Mechanism") -> str:
         """Return how neighbouring data differ, one of `RELATIONS`."""
         return ADD_OR_REMOVE
 
-    def rows(self, mechanism, make_generator, step, total, parts):
+    def rows(
+        self,
+        mechanism: "Mechanism",
+        make_generator: Callable[[int], np.random.Generator],
+        step: int,
+        total: int,
+        parts: int,
+    ) -> np.ndarray:
         """Choose from `total` examples, with what `make_generator(n)` draws."""
         raise NotImplementedError
 
-    def sizes(self, mechanism):
+    def sizes(self, mechanism: "Mechanism") -> list[int]:
         """Return a few sizes, ascending, of which one holds nearly any batch.
 
         Batches are padded to them, at the cost of few samples.
         """
         return [math.ceil(mechanism.examples / mechanism.steps_per_epoch)]
 
-    def require_parts(self, mechanism, parts):
+    def require_parts(self, mechanism: "Mechanism", parts: int) -> None:
         """Refuse so many workers where the numbers do not allow them."""
 
-    def count_noises(self, mechanism, steps):
+    def count_noises(
+        self, mechanism: "Mechanism", steps: int
+    ) -> collections.Counter[Any]:
         """Count the noise multipliers that hide an example in so many steps."""
         return collections.Counter(mechanism.noise(0, steps))
 
-    def event(self, mechanism, noise):
+    def event(self, mechanism: "Mechanism", noise: float) -> Any:
         """Return the `DpEvent` of a step with this noise."""
         gaussian = import_dp_accounting().GaussianDpEvent(
             noise / mechanism.examples_per_user
@@ -123,7 +134,7 @@ class BatchSelection:
             else self.batch_event(mechanism, noise)
         )
 
-    def batch_event(self, mechanism, noise):
+    def batch_event(self, mechanism: "Mechanism", noise: float) -> Any:
         """Return the event of a batch that has not all examples."""
         raise NotImplementedError
 
@@ -281,42 +292,42 @@ class Mechanism:
     unit: str = "example"
 
     @property
-    def selection(self):
+    def selection(self) -> BatchSelection:
         """How the examples of a batch are chosen, a `BatchSelection`."""
         return SELECTIONS[self.sampling]
 
     @property
-    def rate(self):
+    def rate(self) -> float:
         """The probability that an example is in a batch."""
         return self.batch_size / self.examples
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """The number of batches that make an epoch of `fit`."""
         return math.ceil(self.examples / self.batch_size)
 
     @property
-    def is_full_batch(self):
+    def is_full_batch(self) -> bool:
         """Whether every example is in every batch."""
         return self.batch_size == self.examples
 
-    def noise(self, first, steps):
+    def noise(self, first: int, steps: int) -> np.ndarray:
         """Return the noise multipliers of some steps, (steps,)."""
         if isinstance(self.noise_multiplier, float):
             return np.full(steps, self.noise_multiplier)
         return _schedule_values(self.noise_multiplier, first + steps)[first:]
 
-    def noise_range(self, steps):
+    def noise_range(self, steps: int) -> tuple[float, float]:
         """Return the least and the largest noise multiplier of some steps."""
         noise = self.noise(0, steps)
         return float(np.min(noise)), float(np.max(noise))
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Return what `from_dict` takes, for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, config):
+    def from_dict(cls, config: dict[str, Any]) -> "Mechanism":
         return cls(**config)
 
 

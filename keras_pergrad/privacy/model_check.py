@@ -1,6 +1,8 @@
 """The check of a model before private training."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -159,14 +161,16 @@ class ProofRecord:
         known: whether each `fit` has left its proof.
     """
 
-    ops: tuple = ()
+    ops: tuple[int, ...] = ()
     count: int = 0
-    kinds: tuple = ()
-    names: tuple = ()
+    kinds: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     known: bool = True
 
     @classmethod
-    def from_record(cls, record, begun):
+    def from_record(
+        cls, record: dict[str, Any] | None, begun: bool
+    ) -> "ProofRecord":
         """Read what `to_dict` wrote; None is of an earlier version."""
         if record is None:
             return cls(known=not begun)
@@ -178,11 +182,11 @@ class ProofRecord:
             record["known"],
         )
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict, for JSON."""
         return dataclasses.asdict(self)
 
-    def merged_with(self, other):
+    def merged_with(self, other: "ProofRecord") -> "ProofRecord":
         """Return the record of both together."""
 
         def union(field):
@@ -197,7 +201,7 @@ class ProofRecord:
             self.known and other.known,
         )
 
-    def in_words(self, names=()):
+    def in_words(self, names: Sequence[str] = ()) -> str:
         """Say it without a full stop; `names` are those to be vouched for."""
         if not self.known:
             return (

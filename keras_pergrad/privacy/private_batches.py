@@ -13,6 +13,7 @@ from keras_pergrad.privacy.mechanism import (
     SELECTIONS,
     UNIQUE,
     USER,
+    Mechanism,
     draw_batch,
     make_key,
 )
@@ -32,29 +33,39 @@ class PrivateBatches:
     #: Only a private fit takes them; others refuse what has this mark.
     for_private_fit = True
 
-    def __init__(self, source, mechanism, rows=None, excluded_rows=()):
+    def __init__(
+        self,
+        source: Any,
+        mechanism: Mechanism,
+        rows: np.ndarray | None = None,
+        excluded_rows: Any = (),
+    ):
         self.source = source
         self.mechanism = mechanism
-        self.rows = rows
-        self.excluded_rows = np.asarray(excluded_rows, int)
-        self.spec = batch_spec(source)
+        self.rows: np.ndarray | None = rows
+        self.excluded_rows: np.ndarray = np.asarray(excluded_rows, int)
+        self.spec: Any = batch_spec(source)
 
-    def __len__(self):
+    def __len__(self) -> int:
         """How many batches an epoch has."""
         return self.mechanism.steps_per_epoch
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         m = self.mechanism
         return (
             f"PrivateBatches({m.examples} examples, sampling={m.sampling!r}, "
             f"batch_size={m.batch_size})"
         )
 
-    def batch(self, ledger, step, part=0, parts=1):
+    def batch(
+        self, ledger: Any, step: int, part: int = 0, parts: int = 1
+    ) -> Any:
         """Return the batch of an update, a structure of arrays."""
         return self.source.take(self.draw_rows(ledger, step, part, parts))
 
-    def draw_rows(self, ledger, step, part=0, parts=1):
+    def draw_rows(
+        self, ledger: Any, step: int, part: int = 0, parts: int = 1
+    ) -> np.ndarray:
         """Return the rows of the source that are in one batch."""
         phase = len(ledger.phases)
         chosen = draw_batch(
@@ -65,7 +76,7 @@ class PrivateBatches:
             chosen = chosen[~np.isin(chosen, self.excluded_rows)]
         return chosen if self.rows is None else self.rows[chosen]
 
-    def dataset(self, ledger, strategy):
+    def dataset(self, ledger: Any, strategy: Any) -> Any:
         """Return what `fit` takes: one epoch, or endless with replicas."""
         parts = strategy.num_replicas_in_sync
         if parts == 1:

@@ -4,7 +4,10 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
+import os
 import textwrap
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,6 +20,7 @@ from keras_pergrad.privacy.mechanism import (
     EXAMPLE,
     REPLACE,
     USER,
+    Mechanism,
 )
 from keras_pergrad.privacy.model_check import ProofRecord
 
@@ -121,7 +125,7 @@ _NOT_COVERED = (
 )
 
 
-class Statement(dict):
+class Statement(dict[str, Any]):
     """The guarantee: to whom, on what assumptions, and what it leaves out.
 
     As a dict it has the entries of `of`, for machines: the `clipping` of each
@@ -149,15 +153,15 @@ class Statement(dict):
     @classmethod
     def of(
         cls,
-        phases,
-        delta,
-        private,
-        planned=False,
-        outside=False,
-        proof=None,
-        vouched=(),
-        weights_file=None,
-    ):
+        phases: Sequence[tuple[Mechanism, int]],
+        delta: float,
+        private: Any,
+        planned: bool = False,
+        outside: bool = False,
+        proof: ProofRecord | None = None,
+        vouched: Sequence[str] = (),
+        weights_file: str | os.PathLike | None = None,
+    ) -> "Statement":
         """Make the statement for phases, (`Mechanism`, steps) each."""
         started = [(m, steps) for m, steps in phases if steps]
         relation = accounting.neighboring_relation(started or phases)
@@ -187,7 +191,7 @@ class Statement(dict):
             else _sha256(weights_file),
         )
 
-    def __str__(self):
+    def __str__(self) -> str:
         verb = "will be" if self["planned"] else "is"
         lines = [
             f"The weights {'would be' if self['planned'] else 'are'} "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from keras_pergrad.aggregations.clipping import (
 )
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.modes import Accumulated, PerSample, Vectorized
+from keras_pergrad.modes import Accumulated, GradientMode, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.accounting import calibrate_noise
 from keras_pergrad.privacy.fit_check import (
@@ -164,9 +165,9 @@ class PrivateTraining:
         continue_from: keras.Model | None = None,
     ):
         accounting.import_dp_accounting()
-        self.delta = check_probability("delta", delta)
-        self.target_epsilon = check_budget(target_epsilon)
-        self.microbatch_size = microbatch_size and positive_integer(
+        self.delta: float = check_probability("delta", delta)
+        self.target_epsilon: float | None = check_budget(target_epsilon)
+        self.microbatch_size: int | None = microbatch_size and positive_integer(
             "microbatch_size", microbatch_size
         )
         if method not in METHODS:
@@ -174,10 +175,10 @@ class PrivateTraining:
                 f"`method` must be one of {sorted(METHODS)}. "
                 f"Received: method={method!r}"
             )
-        self.method = method
-        self.public_layers = tuple(public_layers)
-        self.seed = seed_or_none(seed)
-        self.num_samples = positive_integer("samples", samples)
+        self.method: Literal["vectorized", "per_sample"] = method
+        self.public_layers: tuple[str, ...] = tuple(public_layers)
+        self.seed: int | None = seed_or_none(seed)
+        self.num_samples: int = positive_integer("samples", samples)
         self._user_rows = select_user_rows(
             self.num_samples, user_ids, samples_per_user, sampling, self.seed
         )
@@ -201,16 +202,16 @@ class PrivateTraining:
             examples_per_user=samples_per_user or 1,
             unit=privacy_unit(user_ids),
         )
-        self.steps = planned_steps(epochs, steps, mechanism)
+        self.steps: int | None = planned_steps(epochs, steps, mechanism)
         self._earlier_phases, self._earlier_record = spent_phases(continue_from)
         noise = self._choose_noise(noise_multiplier, mechanism)
-        self.clipping = configure_clipping(
+        self.clipping: ClippedMean = configure_clipping(
             clipping, clip_norm, noise, self.seed, mechanism.batch_size
         )
         noise_config = noise
         if is_schedule(noise):
             noise_config = json.dumps(serialize(noise), sort_keys=True)
-        self.mechanism = dataclasses.replace(
+        self.mechanism: Mechanism = dataclasses.replace(
             mechanism,
             noise_multiplier=noise_config,
             clipping=clipping_json(self.clipping),
@@ -219,22 +220,22 @@ class PrivateTraining:
         self._models = TrainedModels()
 
     @property
-    def noise_multiplier(self):
+    def noise_multiplier(self) -> Any:
         """The noise's standard deviation over the clip norm, or a schedule."""
         return self.clipping.noise_multiplier
 
     @property
-    def has_users(self):
+    def has_users(self) -> bool:
         """Whether the guarantee is for users with all their examples."""
         return self.mechanism.unit == USER
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """How many batches an epoch of `fit` has."""
         return self.mechanism.steps_per_epoch
 
     @property
-    def gradient_mode(self):
+    def gradient_mode(self) -> GradientMode:
         """The mode for `compile(gradient_mode=...)`."""
         inner = METHODS[self.method](
             PrivateMean(
@@ -251,7 +252,7 @@ class PrivateTraining:
         return Accumulated(microbatch_size=self.microbatch_size, inner=inner)
 
     @property
-    def callback(self):
+    def callback(self) -> keras.callbacks.Callback:
         """A new callback for `fit(callbacks=[...])`.
 
         It logs `epsilon` and stops training before the budget is exceeded.
@@ -270,7 +271,9 @@ class PrivateTraining:
             self._models.add,
         )
 
-    def batches(self, x, y=None, sample_weight=None):
+    def batches(
+        self, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> PrivateBatches:
         """Return the data to pass to `fit` as `x`.
 
         Args:
@@ -298,7 +301,7 @@ class PrivateTraining:
             source, self.mechanism, self._user_rows, excluded_rows
         )
 
-    def epsilon(self, steps=None):
+    def epsilon(self, steps: int | None = None) -> float:
         """Return the epsilon of some steps, those of `continue_from` included.
 
         Args:
@@ -314,7 +317,11 @@ class PrivateTraining:
         phases = (*self._earlier_phases, (self.mechanism, check_steps(steps)))
         return accounting.compute_epsilon(phases, self.delta)
 
-    def statement(self, model=None, weights_file=None):
+    def statement(
+        self,
+        model: keras.Model | None = None,
+        weights_file: str | os.PathLike | None = None,
+    ) -> Statement:
         """Return what is guaranteed for a model, a `Statement`.
 
         Args:
@@ -362,10 +369,10 @@ class PrivateTraining:
             weights_file=weights_file,
         )
 
-    def __str__(self):
+    def __str__(self) -> str:
         return describe_plan(self)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         m = self.mechanism
         return (
             f"PrivateTraining(target_epsilon={self.target_epsilon}, delta="

@@ -11,7 +11,8 @@
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +45,7 @@ class Free:
 
     flags: int = 0
 
-    def flagged(self, flags):
+    def flagged(self, flags: int) -> "Free":
         """Return the type with these flags, too."""
         return Free(self.flags | flags)
 
@@ -78,24 +79,24 @@ class At:
     rows: int = 1
     lead: int = 1
     flags: int = VALUES
-    factor: tuple | None = dataclasses.field(default=(), repr=False)
+    factor: tuple[Any, ...] | None = dataclasses.field(default=(), repr=False)
 
     @classmethod
-    def placed(cls, place, flags):
+    def placed(cls, place: tuple[int, int, int], flags: int) -> "At":
         """Return the type of a `place`."""
         axis, rows, lead = place
         return cls(axis, rows, lead, flags)
 
-    def on(self, axis):
+    def on(self, axis: int) -> "At":
         """Return the type with the samples on another axis."""
         return dataclasses.replace(self, axis=axis)
 
-    def flagged(self, flags):
+    def flagged(self, flags: int) -> "At":
         """Return the type with these flags, too."""
         return dataclasses.replace(self, flags=self.flags | flags)
 
     @property
-    def place(self):
+    def place(self) -> tuple[int, int, int]:
         """Where the samples are, as a tuple to compare."""
         return self.axis, self.rows, self.lead
 
@@ -118,9 +119,9 @@ class Total:
     """
 
     flags: int = VALUES
-    factor: tuple | None = dataclasses.field(default=(), repr=False)
+    factor: tuple[Any, ...] | None = dataclasses.field(default=(), repr=False)
 
-    def flagged(self, flags):
+    def flagged(self, flags: int) -> "Total":
         """Return the type with these flags, too."""
         return dataclasses.replace(self, flags=self.flags | flags)
 
@@ -143,7 +144,7 @@ class Divisor:
 
     flags: int = DIVIDED
 
-    def flagged(self, flags):
+    def flagged(self, flags: int) -> "Divisor":
         """Return the type with these flags, too."""
         return Divisor(self.flags | flags)
 
@@ -166,7 +167,7 @@ class Mixed:
     # No field: what is mixed follows the values of the batch.
     flags = VALUES
 
-    def flagged(self, flags):
+    def flagged(self, flags: int) -> "Mixed":
         """Return itself: nothing else matters."""
         del flags
         return self
@@ -397,7 +398,12 @@ def product(sizes):
 # Type rules of the user, for ops that the package does not know.
 
 
-def register_type_rule(*op_types, replace=False):
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+def register_type_rule(
+    *op_types: str, replace: bool = False
+) -> Callable[[_Rule], _Rule]:
     """Register a function as the type rule of ops; a decorator.
 
     A type says where a tensor has its samples, and that none are mixed: see

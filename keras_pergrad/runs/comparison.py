@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from keras_pergrad.runs import (
     step_statistics,
     store,
 )
+from keras_pergrad.runs.findings import Finding
 from keras_pergrad.runs.grouping import FIELDS, Grouping, mode_name, short_names
 
 
@@ -44,7 +46,7 @@ class RunComparison:
         notes: what else the reader should know.
     """
 
-    runs: list[dict]
+    runs: list[dict[str, Any]]
     data: dict[str, np.ndarray]
     apart: np.ndarray
     divergences: list[divergence.Divergence]
@@ -57,26 +59,26 @@ class RunComparison:
     notes: list[str]
 
     @property
-    def meanings(self):
+    def meanings(self) -> dict[str, str]:
         """What each figure of `data` is, by its name."""
         return dict(step_statistics.MEANINGS)
 
     @property
-    def findings(self):
+    def findings(self) -> list[Finding]:
         """What was found: a list of `Finding`, the most important first."""
         return findings.collect_findings(self)
 
     @property
-    def answer(self):
+    def answer(self) -> str:
         """Whether seeds and nondeterminism normally make such differences."""
         return findings.make_answer(self)
 
     @property
-    def verdict(self):
+    def verdict(self) -> list[str]:
         """The findings in words: a list of strings."""
         return [str(finding) for finding in self.findings]
 
-    def __str__(self):
+    def __str__(self) -> str:
         return report.text(self)
 
     __repr__ = __str__
@@ -84,7 +86,7 @@ class RunComparison:
     def _repr_html_(self):
         return report.content(self)
 
-    def plot(self, axes=None):
+    def plot(self, axes: Any = None) -> Any:
         """Draw norm, distances, variance and cosine over the steps.
 
         Args:
@@ -98,7 +100,7 @@ class RunComparison:
         """
         return report.plot(self, axes)
 
-    def to_html(self, path):
+    def to_html(self, path: str | os.PathLike[str]) -> str:
         """Write one page that needs no other file and no network.
 
         Args:
@@ -114,7 +116,7 @@ class RunComparison:
 
 
 def compare_runs(
-    log_dir: str | os.PathLike | Sequence[str | os.PathLike],
+    log_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     by: str | None = None,
     tolerance: float = 1e-3,

@@ -56,14 +56,14 @@ class Effect:
     besides: list[str] = dataclasses.field(default_factory=list)
 
     @property
-    def compared(self):
+    def compared(self) -> bool:
         """Whether the runs that share a step tell chance from an effect."""
         if math.isnan(self.distance) or self.yardstick is None:
             return not math.isnan(self.distance)
         return self.floor == 0 or self.probability is not None
 
     @property
-    def real(self):
+    def real(self) -> bool:
         """Whether the groups differ beyond the yardstick."""
         if self.yardstick is None or self.confounded or not self.ratio > 1:
             return False

@@ -2,6 +2,7 @@
 
 import dataclasses
 import string
+from typing import Any
 
 import numpy as np
 
@@ -91,14 +92,14 @@ class Finding:
     """
 
     kinds: tuple[str, ...]
-    values: dict
+    values: dict[str, Any]
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         """What the finding is of: the first of `kinds`."""
         return self.kinds[0]
 
-    def __str__(self):
+    def __str__(self) -> str:
         texts = " ".join(TEXTS[kind] for kind in self.kinds)
         return _FindingFormatter().vformat(texts, (), self.values)
 

@@ -364,7 +364,7 @@ def _run_path(log_dir, run):
     return os.path.join(os.fspath(log_dir), run)
 
 
-def export(path: str | os.PathLike, *, to: Any):
+def export(path: str | os.PathLike[str], *, to: Any) -> None:
     """Write the readings of a recorded run to a tracker.
 
     The tracker gets what `callbacks.GradientVariance(trackers=[to])` would

@@ -17,6 +17,9 @@ additions instead of S·P. Signs and turns come from a counter-based generator,
 block by block: nothing of the size of the model is held.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from keras_pergrad.common.numbers import positive_integer
@@ -49,7 +52,9 @@ class GradientSketch:
     True
     """
 
-    def __init__(self, size=1024, variable_size=VARIABLE_SKETCH_SIZE):
+    def __init__(
+        self, size: int = 1024, variable_size: int = VARIABLE_SKETCH_SIZE
+    ):
         size = positive_integer("sketch_size", size)
         if size < variable_size:
             raise ValueError(
@@ -57,9 +62,11 @@ class GradientSketch:
                 f"lengths and angles to about 3 %. Received: sketch_size={size}"
             )
         self.size = size
-        self.variable_size = variable_size
+        self.variable_size: int = variable_size
 
-    def __call__(self, gradients):
+    def __call__(
+        self, gradients: Sequence[Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Sketch one gradient, an array a variable, in float64.
 
         Returns:

@@ -17,7 +17,8 @@ import os
 import pathlib
 import sqlite3
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -144,15 +145,17 @@ class Run:
     ...     print(runs.read_run(path).scalars["step"])
     """
 
-    def __init__(self, path, info, scalars):
-        self.path = path
-        self.info = info
-        self.scalars = scalars
+    def __init__(
+        self, path: str, info: dict[str, Any], scalars: dict[str, np.ndarray]
+    ):
+        self.path: str = path
+        self.info: dict[str, Any] = info
+        self.scalars: dict[str, np.ndarray] = scalars
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.scalars["step"])
 
-    def read(self, name, records=None):
+    def read(self, name: str, records: Any = None) -> np.ndarray:
         """Read the vectors of some records.
 
         Args:
@@ -198,7 +201,7 @@ class Run:
         return [row[0] for row in rows]
 
     @property
-    def readings(self):
+    def readings(self) -> list[HealthReading]:
         """The `HealthReading` of each record that has one, a list."""
         return [
             unpack_reading(r)
@@ -207,27 +210,27 @@ class Run:
         ]
 
     @property
-    def norms(self):
+    def norms(self) -> np.ndarray:
         """Norms of each variable's mean gradient, (records, variables)."""
         return self.read("norms")
 
     @property
-    def variances(self):
+    def variances(self) -> np.ndarray:
         """Variances of each variable's per-sample gradients, or NaN."""
         return self.read("variances")
 
     @property
-    def variable_sketches(self):
+    def variable_sketches(self) -> np.ndarray:
         """Sketches of each variable's gradient, (records, variables, R)."""
         return self.read("variable_sketches")
 
     @property
-    def sketches(self):
+    def sketches(self) -> np.ndarray:
         """Sketches of the whole mean gradient, (records, S)."""
         return self.read("sketches")
 
 
-def list_runs(log_dir):
+def list_runs(log_dir: str | os.PathLike[str]) -> list[str]:
     """List the directories of the runs in `log_dir`, sorted by name.
 
     Args:
@@ -257,7 +260,9 @@ def list_runs(log_dir):
     return [p for p in paths if os.path.isfile(os.path.join(p, FILE))]
 
 
-def read_run(path, scalars=SCALARS):
+def read_run(
+    path: str | os.PathLike[str], scalars: Sequence[str] = SCALARS
+) -> Run:
     """Read a run, which may still be growing.
 
     Args:

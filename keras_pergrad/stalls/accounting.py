@@ -81,7 +81,7 @@ class StallReport:
     not_recorded: int = 0
 
     @property
-    def step_fraction(self):
+    def step_fraction(self) -> float | None:
         """Share of the time that was neither stall nor copy, or None."""
         stall = self.data_stall_fraction
         if stall is None:
@@ -89,7 +89,7 @@ class StallReport:
         return max(1.0 - stall - (self.copy_fraction or 0.0), 0.0)
 
     @property
-    def first_batch_fraction(self):
+    def first_batch_fraction(self) -> float | None:
         """Share of the epoch, without tracing, before its first batch."""
         # The time after the first batch follows from the stall and its share;
         # without a stall it is that of the steps.
@@ -103,7 +103,7 @@ class StallReport:
         return self.first_batch_s / total
 
     @property
-    def fraction_without_longest(self):
+    def fraction_without_longest(self) -> float:
         """`data_stall_fraction` but for the longest wait, or 0."""
         stall, share = self.data_stall_s or 0.0, self.data_stall_fraction
         longest = 1e-3 * (self.wait_longest_ms or 0.0)
@@ -111,7 +111,7 @@ class StallReport:
         rest = stall - longest
         return max(rest, 0.0) / total if total > 0 else 0.0
 
-    def stalls(self, above=verdicts.SMALL_SHARE):
+    def stalls(self, above: float = verdicts.SMALL_SHARE) -> bool:
         """Whether waits for data take more than this share of the time."""
         return verdicts.stalls(
             self.data_stall_fraction,
@@ -120,14 +120,14 @@ class StallReport:
             above,
         )
 
-    def hide_batches(self):
+    def hide_batches(self) -> None:
         """Forget what only `per_batch=True` asks for."""
         for field in dataclasses.fields(self):
             if field.name.startswith(("wait_p", "wait_longest")):
                 setattr(self, field.name, None)
 
     @property
-    def wait_ms(self):
+    def wait_ms(self) -> float | None:
         """Mean wait for a batch after the first, or None."""
         steps = self.steps or 0
         if self.data_stall_s is None or steps < 2:

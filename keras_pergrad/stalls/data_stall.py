@@ -4,8 +4,11 @@ import functools
 import numbers
 import time
 import weakref
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from keras_pergrad.keras_internals.fit import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit.callback_list import (
@@ -26,7 +29,7 @@ from keras_pergrad.stalls.stages import (
     stage_table,
     work_shares,
 )
-from keras_pergrad.stalls.stopwatch import Stopwatch
+from keras_pergrad.stalls.stopwatch import Call, Stopwatch
 
 SHOWN_LOGS = ("data_stall_fraction", "step_ms")
 HIDDEN_LOGS = (
@@ -115,8 +118,8 @@ class DataStall(keras.callbacks.Callback):
             raise ValueError(
                 f"`verbose` expected 0, 1 or 2. Received: verbose={verbose!r}"
             )
-        self.warn_above = float(warn_above)
-        self.verbose = int(verbose)
+        self.warn_above: float = float(warn_above)
+        self.verbose: int = int(verbose)
         self.per_batch = per_batch
         self.advise = advise
         self.reports: list[StallReport] = []
@@ -138,30 +141,36 @@ class DataStall(keras.callbacks.Callback):
 
     # Hooks, in the order in which Keras calls them.
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         require_free_names(self.model, (*SHOWN_LOGS, *HIDDEN_LOGS), "DataStall")
         self._begin_run()
         self._fit_callbacks = self._callbacks
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         epochs = (self.params or {}).get("epochs")
         self._passes_left = None if epochs is None else epochs - epoch
         self._validation = None
         self._open_timer(TRAIN)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._arm(TRAIN)
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not self._is_validation():
             self._begin_run()
             self._passes_left = 1
         self._open_timer(TEST)
 
-    def on_test_batch_begin(self, batch, logs=None):
+    def on_test_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._arm(TEST)
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         self._stopwatch.drain()
         timer = self._timers.pop(TEST)
         report = timer.report()
@@ -173,7 +182,9 @@ class DataStall(keras.callbacks.Callback):
         self._publish(report, timer, TEST, logs)
         self._end_run()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._stopwatch.drain()
         timer = self._timers.pop(TRAIN)
         report = timer.report()
@@ -181,7 +192,7 @@ class DataStall(keras.callbacks.Callback):
             report.validation_s, report.validation_stall_s = self._validation
         self._publish(report, timer, TRAIN, logs)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._prints_verdict():
             print(self._last_line(), flush=True)
         self._end_run()
@@ -189,19 +200,21 @@ class DataStall(keras.callbacks.Callback):
 
     # Called by the stopwatch.
 
-    def calls_done(self, calls, rows):
+    def calls_done(
+        self, calls: Sequence[Call], rows: Sequence[np.ndarray]
+    ) -> None:
         """Take in the train function's calls and the waits in them."""
         for slot, timer in self._timers.items():
             pairs = [pair for pair in zip(calls, rows) if pair[0].slot == slot]
             if pairs:
                 timer.add_calls(*zip(*pairs))
 
-    def rows_lost(self, count):
+    def rows_lost(self, count: int) -> None:
         """Take in how many waits were not recorded."""
         for timer in self._timers.values():
             timer.lost_rows += count
 
-    def call_failed(self):
+    def call_failed(self) -> None:
         """Report what was measured before the train function raised."""
         for slot in [s for s in (TRAIN, TEST) if s in self._timers]:
             timer = self._timers.pop(slot)
@@ -209,7 +222,9 @@ class DataStall(keras.callbacks.Callback):
                 self._publish(timer.report(), timer, slot, None)
         self._end_run()
 
-    def plot(self, ax=None, by=None):
+    def plot(
+        self, ax: Any = None, by: Literal["epoch", "batch"] | None = None
+    ) -> Any:
         """Draw where the time of the run went.
 
         Args:

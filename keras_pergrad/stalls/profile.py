@@ -89,7 +89,7 @@ class PipelineProfile:
     spread: float = 0.0
 
     @property
-    def knee(self):
+    def knee(self) -> WorkerTrial | None:
         """The fewest workers that come within a tenth of the best rate.
 
         A `WorkerTrial`; None without a sweep.
@@ -105,16 +105,16 @@ class PipelineProfile:
         return fewest and fewest[1]
 
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         """One line: whether the pipeline is the bottleneck, and by how much."""
         return _verdict(self)
 
     @property
-    def warnings(self):
+    def warnings(self) -> list[str]:
         """List of sentences: where the measurements contradict each other."""
         return _contradictions(self)
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [
             f"pipeline alone  {self.pipeline_batches_per_s:8.1f} batches/s"
         ]

@@ -68,18 +68,20 @@ class Page(Tracker):
     >>> history = model.fit(x, y, verbose=0, callbacks=[watch])
     """
 
-    def __init__(self, path: str | os.PathLike, earlier: Sequence[Any] = ()):
-        self.path = os.fspath(path)
+    def __init__(
+        self, path: str | os.PathLike[str], earlier: Sequence[Any] = ()
+    ):
+        self.path: str = os.fspath(path)
         self._earlier = list(earlier)
         self._run, self._readings, self._next_save = None, [], 0.0
         self._advice, self._state = None, "ended"
 
-    def begin(self, run):
+    def begin(self, run: Any) -> None:
         self._advice, self._state = None, "ended"
         self._run, self._readings, self._next_save = run, self._earlier, 0.0
         self._earlier = []
 
-    def write(self, reading):
+    def write(self, reading: Any) -> None:
         earlier = [r for r in self._readings if r.step < reading.step]
         self._readings = [*earlier, reading]
         start = time.monotonic()
@@ -88,13 +90,13 @@ class Page(Tracker):
             now = time.monotonic()
             self._next_save = now + _PAUSE * (now - start)
 
-    def advise(self, advice):
+    def advise(self, advice: Any) -> None:
         self._advice = advice
 
-    def interrupt(self):
+    def interrupt(self) -> None:
         self._state = "interrupted"
 
-    def end(self):
+    def end(self) -> None:
         if self._readings:
             self._save(running=False)
         self._readings = []

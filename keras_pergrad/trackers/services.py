@@ -53,14 +53,14 @@ class TensorBoard(Tracker):
     >>> history = model.fit(x, y, verbose=0, callbacks=[watch])
     """
 
-    def __init__(self, log_dir: str | os.PathLike):
-        self.log_dir = os.fspath(log_dir)
+    def __init__(self, log_dir: str | os.PathLike[str]):
+        self.log_dir: str = os.fspath(log_dir)
         self._writer = None
 
-    def begin(self, run):
+    def begin(self, run: Any) -> None:
         self._writer = tf.summary.create_file_writer(self.log_dir)
 
-    def write(self, reading):
+    def write(self, reading: Any) -> None:
         with (
             self._writer.as_default(step=reading.step),
             tf.summary.record_if(True),
@@ -74,7 +74,7 @@ class TensorBoard(Tracker):
         # A process that is killed loses nothing.
         self._writer.flush()
 
-    def end(self):
+    def end(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -122,7 +122,7 @@ class MLflow(Tracker):
         experiment: str | None = None,
         *,
         run: Any = None,
-        tracking_uri: str | os.PathLike | None = None,
+        tracking_uri: str | os.PathLike[str] | None = None,
     ):
         if run is not None and experiment is not None:
             raise ValueError(
@@ -135,7 +135,7 @@ class MLflow(Tracker):
         self._user_run = getattr(getattr(run, "info", None), "run_id", run)
         self._run, self._status = self._user_run, "FINISHED"
 
-    def begin(self, run):
+    def begin(self, run: Any) -> None:
         self._status = "FINISHED"
         if self._user_run is not None:
             return
@@ -154,7 +154,7 @@ class MLflow(Tracker):
         client.log_batch(self._run, params=params)
         client.log_text(self._run, run.to_json(), "run.json")
 
-    def write(self, reading):
+    def write(self, reading: Any) -> None:
         now, metric = int(1000 * time.time()), self._mlflow.entities.Metric
         metrics = [
             metric(_metric_name(name), value, now, reading.step)
@@ -171,10 +171,10 @@ class MLflow(Tracker):
             artifact = f"histograms/{reading.step:09}.json"
             self._client.log_text(self._run, json.dumps(histograms), artifact)
 
-    def interrupt(self):
+    def interrupt(self) -> None:
         self._status = "KILLED"
 
-    def end(self):
+    def end(self) -> None:
         if self._user_run is None and self._run is not None:
             run, self._run = self._run, None
             self._client.set_terminated(run, self._status)
@@ -228,13 +228,13 @@ class WandB(Tracker):
         self._user_run, self._run, self._defined_metrics = run, run, set()
         self._exit_code = 0
 
-    def begin(self, run):
+    def begin(self, run: Any) -> None:
         self._defined_metrics, self._exit_code = set(), 0
         if self._user_run is None:
             facts = {"name": run.run or None, "config": dataclasses.asdict(run)}
             self._run = self._wandb.init(**(facts | self._settings))
 
-    def write(self, reading):
+    def write(self, reading: Any) -> None:
         row = self.numbers(reading) | {
             name: self._wandb.Histogram(np_histogram=_join_bins(histogram))
             for name, histogram in reading.histograms.items()
@@ -244,10 +244,10 @@ class WandB(Tracker):
         self._defined_metrics |= row.keys()
         self._run.log({"update": reading.step, **row})
 
-    def interrupt(self):
+    def interrupt(self) -> None:
         self._exit_code = 1
 
-    def end(self):
+    def end(self) -> None:
         if self._user_run is None and self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=self._exit_code)

@@ -24,14 +24,14 @@ class Tracker:
     ...             print(reading.step, name, value)
     """
 
-    def begin(self, run: Any):
+    def begin(self, run: Any) -> None:
         """Begin a run: a `fit` is about to take its first step.
 
         Args:
             run: the `runs.RunInfo` of what is trained.
         """
 
-    def write(self, reading: Any):
+    def write(self, reading: Any) -> None:
         """Write a measurement.
 
         Args:
@@ -39,7 +39,7 @@ class Tracker:
                 optimizer's updates, so a `fit` that resumes goes on with it.
         """
 
-    def advise(self, advice: Any):
+    def advise(self, advice: Any) -> None:
         """Take what a `fit` that ran to its end advises; `end` follows.
 
         Args:
@@ -48,10 +48,10 @@ class Tracker:
                 with `source="training"`, and in `runs.export`.
         """
 
-    def interrupt(self):
+    def interrupt(self) -> None:
         """Take note that `fit` was interrupted or failed; `end` follows."""
 
-    def end(self):
+    def end(self) -> None:
         """Close what `begin` opened: `fit` ended, was interrupted, or failed.
 
         May be called again, and after a `begin` that raised.

@@ -8,6 +8,7 @@ Keras's `CallbackList`, which the user may have made and given to `fit`.
 import contextlib
 import inspect
 import weakref
+from typing import Any
 
 import keras
 
@@ -30,7 +31,9 @@ class InternalCallback(keras.callbacks.Callback):
 class PreparesFit(keras.callbacks.Callback):
     """A callback that the `fit` of a `PerGradModel` asks before it begins."""
 
-    def prepare_fit(self, model, arguments):
+    def prepare_fit(
+        self, model: keras.Model, arguments: dict[str, Any]
+    ) -> None:
         """Check the arguments of `fit`, a dict by name, and change them."""
 
 

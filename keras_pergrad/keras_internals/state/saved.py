@@ -38,12 +38,12 @@ class AggregationState(SavedState):
     # becomes an attribute of that name, a `keras.Variable`.
 
     #: Whether it holds a count of updates that must not be lost.
-    begun = False
+    begun: bool = False
 
-    def __init__(self, seed, **kept):
-        self.seed = seed
+    def __init__(self, seed: int | None, **kept: float):
+        self.seed: int | None = seed
         self.generator = keras.random.SeedGenerator(seed)
-        self.kept = tuple(kept)
+        self.kept: tuple[str, ...] = tuple(kept)
         for name, value in kept.items():
             dtype = "int64" if isinstance(value, int) else "float32"
             variable = keras.Variable(
@@ -54,25 +54,25 @@ class AggregationState(SavedState):
             )
             setattr(self, name, variable)
 
-    def resume_from(self, previous):
+    def resume_from(self, previous: "AggregationState") -> None:
         """Continue, and never repeat, the noise of a former compile()."""
         self._set(np.asarray(previous.generator.state))
         for name in self.kept:
             if name in previous.kept:
                 getattr(self, name).assign(np.asarray(getattr(previous, name)))
 
-    def begin_fit(self, model):
+    def begin_fit(self, model: keras.Model) -> None:
         """Note that a `fit` of a model begins."""
 
-    def end_fit(self, model):
+    def end_fit(self, model: keras.Model) -> None:
         """Note that the `fit` has ended or was interrupted."""
 
-    def advance(self, name, value: Any = 1):
+    def advance(self, name: str, value: Any = 1) -> None:
         """Add to a kept number; the result is the same on all replicas."""
         variable = getattr(self, name)
         variable.assign(variable + value)
 
-    def normal(self, like, deviation):
+    def normal(self, like: tf.Tensor, deviation: Any) -> Any:
         """Return noise of the shape and type of a tensor."""
         if tf.is_tensor(deviation):
             deviation = tf.cast(deviation, like.dtype)
@@ -83,12 +83,12 @@ class AggregationState(SavedState):
             seed=self.generator,
         )
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         store[STATE] = np.asarray(self.generator.state)
         for name in self.kept:
             store[name] = np.asarray(getattr(self, name))
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         names = list(store.keys())
         if STATE not in names:
             return  # From a model without noise, or saved by an older version.

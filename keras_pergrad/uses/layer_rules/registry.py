@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 
@@ -149,14 +150,17 @@ def _override_reason(layer, base):
 _RULES: dict[type, Rule] = {}
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
 def register_rule(
-    layer_class,
+    layer_class: type[keras.layers.Layer],
     *,
-    forward=None,
-    unsupported=None,
-    replace=False,
-    by_position=False,
-):
+    forward: Callable[..., Any] | None = None,
+    unsupported: Callable[..., Any] | None = None,
+    replace: bool = False,
+    by_position: bool = False,
+) -> Callable[[_Function], _Function]:
     """Register a function as the per-sample gradient rule of a layer class.
 
     The function takes `(layer, inputs, dz)`: the layer, its first input for
