@@ -160,7 +160,7 @@ class Statement(dict[str, Any]):
         outside: bool = False,
         proof: ProofRecord | None = None,
         vouched: Sequence[str] = (),
-        weights_file: str | os.PathLike | None = None,
+        weights_file: str | os.PathLike[str] | None = None,
     ) -> "Statement":
         """Make the statement for phases, (`Mechanism`, steps) each."""
         started = [(m, steps) for m, steps in phases if steps]

@@ -320,7 +320,7 @@ class PrivateTraining:
     def statement(
         self,
         model: keras.Model | None = None,
-        weights_file: str | os.PathLike | None = None,
+        weights_file: str | os.PathLike[str] | None = None,
     ) -> Statement:
         """Return what is guaranteed for a model, a `Statement`.
 
