@@ -22,7 +22,12 @@ from keras_pergrad.influence.kronecker import (
     exact_curvature,
     kronecker_curvature,
 )
-from keras_pergrad.influence.page import render_page, samples_by_row
+from keras_pergrad.influence.page import (
+    render_page,
+    samples_by_row,
+    score_in_words,
+    split_rows,
+)
 from keras_pergrad.influence.projected import (
     ProjectedInfluence,
     RowsOnDisk,
@@ -172,6 +177,8 @@ class _SingleSampleBatches:
 
 
 _DEFAULT_BATCH_SIZE = 256
+#: Scores of the last test samples that are kept, in numbers.
+_MAX_KEPT_SCORES = 2**24
 
 
 class Top(NamedTuple):
@@ -265,6 +272,9 @@ class Influence:
     (2, 4)
     """
 
+    #: What tells the last test samples from others, and their scores.
+    _last_scores: tuple[Any, np.ndarray] | None = None
+
     def __init__(
         self,
         model: keras.Model,
@@ -323,12 +333,22 @@ class Influence:
         Raises:
             ValueError: as the class says.
         """
-        make_batches = make_test_batches(
-            self._model, x_test, y_test, sample_weight
+        return self._scores_of(
+            make_test_batches(self._model, x_test, y_test, sample_weight)
         )
-        return self._sum_checkpoints(
-            lambda estimator: estimator.scores(make_batches)
-        )
+
+    def _scores_of(self, make_batches):
+        """Return the scores of test samples, and keep the last ones."""
+        key = count_and_checksum(make_batches(None))
+        if self._last_scores is not None and self._last_scores[0] == key:
+            for k in range(len(self._checkpoints)):
+                with self._checkpoints.at(k):  # refuses weights that changed
+                    pass
+            return self._last_scores[1].copy()
+        scores = self._sum_checkpoints(lambda part: part.scores(make_batches))
+        if scores.size <= _MAX_KEPT_SCORES:
+            self._last_scores = key, scores.copy()
+        return scores
 
     def self_influence(self) -> np.ndarray:
         """Return the score of each training sample for itself, (n,).
@@ -383,6 +403,7 @@ class Influence:
 
         One HTML file for light and dark, with no script, no other file and no
         network. Images are shown as such, other samples as text or numbers.
+        Scores of the same test samples are not computed again.
 
         Args:
             path: of the file.
@@ -405,17 +426,27 @@ class Influence:
                 "has gradients alone."
             )
         k = positive_integer("k", k)
-        tests = make_test_batches(self._model, x_test, y_test, None)
-        scores = self._sum_checkpoints(lambda part: part.scores(tests))
+        make_batches = make_test_batches(self._model, x_test, y_test, None)
+        scores = self._scores_of(make_batches)
         best, worst = (
             _top_samples(scores, k, True),
             _top_samples(scores, k, False),
         )
-        tests = samples_by_row(tests(None), range(len(scores)))
         rows = np.union1d(best.samples, worst.samples)
-        train = samples_by_row(self._batches, rows)
-        curved = self._curvature != "none"
-        text = render_page(tests, train, best, worst, class_names, show, curved)
+        text = render_page(
+            samples_by_row(make_batches(None), range(len(scores))),
+            samples_by_row(self._batches, rows),
+            [
+                output
+                for x, _, _ in make_batches(None)
+                for output in split_rows(self._model(x, training=False))
+            ],
+            best,
+            worst,
+            class_names,
+            show,
+            score_in_words(self._curvature, len(self._checkpoints)),
+        )
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 

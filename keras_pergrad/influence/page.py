@@ -14,14 +14,12 @@ _MAX_NUMBERS, _MAX_LETTERS = 12, 400
 _LEGEND = (
     ("row", "The sample's position in its data, counted from 0."),
     ("label", "The sample's target, by the name of its class if names exist."),
+    (
+        "prediction",
+        "What the model gives for the test sample: of classes the "
+        "largest output's.",
+    ),
 )
-_SCORE = {
-    True: "How much the test sample's loss rises if the training sample is "
-    "left out, to first order, in the unit of the loss.",
-    False: "By how much a step of rate 1 lowers the test sample's loss by way "
-    "of the training sample, to first order. No curvature was used: read the "
-    "score as a rank of influence, not as a promised change of the loss.",
-}
 _STYLE = """<style>.kpg .test{display:flex;flex-wrap:wrap;gap:1rem;
 border-top:1px solid var(--rule);padding:1rem 0}
 .kpg .test-sample{flex-basis:100%}
@@ -35,16 +33,40 @@ font-size:.85rem;overflow-wrap:anywhere}
 .kpg .test img{width:5rem;image-rendering:pixelated;display:block}</style>"""
 
 
+def score_in_words(curvature, checkpoints):
+    """Say what a score is, and how far to trust it."""
+    if curvature == "none":
+        what = (
+            "By how much a step of rate 1 lowers the test sample's loss by way "
+            "of the training sample, to first order, in the unit of the loss."
+        )
+    else:
+        what = (
+            "How much the test sample's loss rises if the training sample is "
+            "left out, to first order, in the unit of the loss."
+        )
+    if checkpoints > 1:
+        what += f" Added up over {checkpoints} checkpoints."
+    return (
+        f"{what} Read it as a rank of influence, not as a promised change of "
+        "the loss."
+    )
+
+
 def render_page(
-    tests, train, best, worst, class_names=None, show=None, curved=True
+    tests, train, predictions, best, worst, class_names, show, score
 ):
     """Return the HTML of a page.
 
-    `tests` and `train` are (x, y) by row, `best` and `worst` two `Top`s;
-    `curved`: whether their scores rest on a curvature.
+    Args:
+        tests, train: (x, y) by row.
+        predictions: the model's outputs of each test sample.
+        best, worst: two `Top`s.
+        class_names, show: as for `Influence.page`.
+        score: what a score is, in words.
     """
     count = len(best.samples)
-    legend = (*_LEGEND, ("score", _SCORE[curved]))
+    legend = (*_LEGEND, ("score", score))
     parts = [
         "<h1>Which samples matter</h1>",
         f'<p class="muted">{count} test sample{"s" * (count > 1)}, each with '
@@ -55,7 +77,8 @@ def render_page(
         "</dl>",
     ]
     for t in range(count):
-        test = _figure_html(tests, t, "", class_names, show)
+        prediction = _prediction_html(predictions[t], tests[t][1], class_names)
+        test = _figure_html(tests, t, prediction, class_names, show)
         groups = [("test sample", "test-sample", [test])]
         for title, top, sign in (
             ("helpful", best, 1),
@@ -63,10 +86,10 @@ def render_page(
         ):
             figures = [
                 _figure_html(
-                    train, j, f" · score {score:+.2g}", class_names, show
+                    train, j, f" · score {value:+.2g}", class_names, show
                 )
-                for j, score in zip(top.samples[t], top.scores[t])
-                if sign * score > 0
+                for j, value in zip(top.samples[t], top.scores[t])
+                if sign * value > 0
             ]
             groups.append((title, title, figures))
         parts.append(
@@ -86,8 +109,27 @@ def _figure_html(data, row, note, class_names, show):
     target = "" if y is None else f" · label {_target_html(y, class_names)}"
     return (
         f"<figure>{sample_html(x, show)}"
-        f'<p class="muted">row {row}{target}{escape(note)}</p></figure>'
+        f'<p class="muted">row {row}{target}{note}</p></figure>'
     )
+
+
+def _prediction_html(output, y, class_names):
+    parts = tf.nest.flatten(output)
+    if len(parts) > 1:
+        words = ", ".join(target_html(part) for part in parts)
+    elif parts[0].ndim == 1 and parts[0].size > 1 and _is_class(y, parts[0]):
+        words = target_html(parts[0].argmax(), class_names)
+    else:
+        words = target_html(parts[0])
+    return f" · prediction {words}"
+
+
+def _is_class(y, output):
+    """Whether a target counts or marks one of the outputs."""
+    if y is None or tf.nest.is_nested(y):
+        return False
+    y = np.asarray(y)
+    return y.size == 1 or (y.shape == output.shape and y.sum() == y.max() == 1)
 
 
 def _target_html(y, class_names):
@@ -101,6 +143,13 @@ def _select_row(part, row):
     if part is None:
         return None
     return tf.nest.map_structure(lambda a: np.asarray(a[row]), part)
+
+
+def split_rows(outputs):
+    """Yield the outputs of each sample, as arrays."""
+    count = len(tf.nest.flatten(outputs)[0])
+    for row in range(count):
+        yield _select_row(outputs, row)
 
 
 def samples_by_row(batches, rows):

@@ -38,9 +38,35 @@ def test_images_are_shown_with_the_rows_of_top(tmp_path):
     ]
     assert rows == shown
     assert text.count("data:image/png") >= 2 + len(shown)
-    for word in ("row", "label", "score"):
+    for word in ("row", "label", "prediction", "score"):
         assert f"<dt>{word}</dt>" in text
     assert "a rank of influence, not as a promised change" in text
+    outputs = influence._model.predict(x[:2], verbose=0)
+    names = ["&lt;cat&gt;", "dog"]
+    for label, output in zip(y, outputs):
+        words = f"label {names[label]} · prediction {names[output.argmax()]}"
+        assert words in text
+
+
+def test_scores_of_the_same_test_samples_are_kept(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(size=(9, 3)), np.arange(9) % 2
+    influence = _influence(x, y, keras.Input((3,)), keras.layers.Dense(4))
+    before = influence.scores(x[:2], y[:2])
+
+    def refuse(make_batches):
+        raise AssertionError("computed again")
+
+    influence._estimators[0].scores = refuse
+    influence.page(tmp_path / "page.html", x[:2], y[:2])
+    again = influence.scores(x[:2], y[:2])
+    np.testing.assert_array_equal(again, before)
+    with pytest.raises(AssertionError, match="computed again"):
+        influence.scores(x[:2], 1 - y[:2])
+    weight = influence._model.trainable_variables[0]
+    weight.assign(weight + 1)
+    with pytest.raises(ValueError, match="have changed since"):
+        influence.scores(x[:2], y[:2])
 
 
 def test_a_picture_is_that_of_the_array():
