@@ -118,7 +118,7 @@ FIRST_OF_EACH_PAGE = ".md-search-result__item > a:first-child"
         ("standardize", "guides/your_own_model/"),
         ("standardise", "guides/your_own_model/"),
         ("AdamW", "gradient_modes/"),
-        ("normalise", "guides/your_own_model/"),
+        ("normalise", "guides/what_you_may_have_read/"),
         ("normalize", "guides/your_own_model/"),
         ("privacy budget", "private_training/"),
         ("microbatch", "guides/batch_does_not_fit/"),
