@@ -16,15 +16,15 @@ _LEGEND = (
     ("label", "The sample's target, by the name of its class if names exist."),
     (
         "prediction",
-        "What the model gives for the test sample: of classes the "
-        "largest output's.",
+        "What the model says of the test sample: the class with the largest "
+        "output, or the outputs themselves.",
     ),
 )
 _STYLE = """<style>.kpg .test{display:flex;flex-wrap:wrap;gap:1rem;
 border-top:1px solid var(--rule);padding:1rem 0}
-.kpg .test-sample{flex-basis:100%}
-.kpg .group{display:flex;flex-wrap:wrap;gap:.6rem;align-content:flex-start}
-.kpg .group h2{flex-basis:100%;font-size:.9rem;margin:0}
+.kpg .group{flex-basis:100%;display:grid;gap:.6rem;
+grid-template-columns:repeat(auto-fill,minmax(9rem,1fr))}
+.kpg .group h2{grid-column:1/-1;font-size:.9rem;margin:0}
 .kpg .test figure{max-width:16rem;padding:.5rem;border-radius:6px;
 font-size:.85rem;overflow-wrap:anywhere}
 .kpg .helpful figure{border-top:3px solid var(--c3)}

@@ -262,7 +262,7 @@ def _phase_entry(mechanism, steps):
         "samples": mechanism.examples,
         "batch_size": mechanism.batch_size,
         "samples_per_user": mechanism.examples_per_user,
-        "noise_multiplier": mechanism.noise_range(max(steps, 1)),
+        "noise_multiplier": list(mechanism.noise_range(max(steps, 1))),
         "clipping": mechanism.clipping,
     }
 

@@ -32,6 +32,26 @@ _CAPTIONS = {
     "gradient_snr": "Signal over noise of the batch, without unit.",
     "gradient_repeat_deviation": "Largest distance of a repeated gradient, "
     "as a share of the norm.",
+    "gradient_norm_test": "Standard error of the mean gradient over its norm: "
+    "above 1 the batch is mostly noise.",
+    "gradient_inner_product_test": "Standard error of the samples' slopes "
+    "along the mean gradient, over its squared norm.",
+    "gradient_orthogonality_test": "Standard error sideways to the mean "
+    "gradient, over its norm.",
+    "gradient_cabs": "The batch size that suits the rate, in samples.",
+    "gradient_snr_by_weight": "Squared mean over variance of a weight's "
+    "gradient, averaged over the weights.",
+    "gradient_early_stopping": "Evidence that only noise is left: for "
+    "stopping, above 0.",
+    "gradient_update_ratio": "Norm of the last update over that of the "
+    "weights.",
+    "gradient_distance": "Distance of the weights from where fit began.",
+    "gradient_alpha": "Where the last update went on a parabola: 0 is its "
+    "least loss, above 1 the loss rises.",
+    "gradient_dead_units": "Share of the units that no sample moves.",
+    "gradient_vanishing_layers": "How many layers have a gradient over their "
+    "weights, by norms, below 1e-4 of the median layer.",
+    "gradient_exploding_layers": "How many have one above 1,000.",
 }
 _FACT_FIELDS = (
     "seed",
@@ -189,9 +209,11 @@ def _loss_figure(readings):
 def _chart_figure(name, values, readings):
     steps = [r.step for r in readings]
     values = [float(value) for value in values]
-    note = f"last: {format_number(values[-1])}"
-    if name in _CAPTIONS:
-        note = f"{_CAPTIONS[name]} {note}"
+    measured = name.removeprefix("train_")
+    of_training = " Of the training batches." if measured != name else ""
+    note = f"Last: {format_number(values[-1])}"
+    if measured in _CAPTIONS:
+        note = f"{_CAPTIONS[measured]}{of_training} {note}"
     infinite = [s for s, v in zip(steps, values) if math.isinf(v)]
     if infinite:
         note += f"; infinite at step {', '.join(map(str, infinite[:5]))}"

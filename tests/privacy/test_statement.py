@@ -57,7 +57,7 @@ def test_kinds(arguments, words):
 
 def test_it_is_a_dict():
     statement = private(steps=4).statement()
-    assert statement["phases"][0]["noise_multiplier"] == (2.0, 2.0)
+    assert statement["phases"][0]["noise_multiplier"] == [2.0, 2.0]
     assert statement["accountant"] == "PLD"
     assert dict(statement)["unit"] == "example"
 
@@ -96,6 +96,7 @@ def test_one_that_was_saved_is_read():
     saved = json.loads(json.dumps(statement))
     (phase,) = saved["phases"]
     assert (phase["samples"], phase["samples_per_user"]) == (N, 1)
+    assert Statement(saved) == statement
     assert str(Statement(saved)) == str(statement)
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import keras_pergrad as kpg
+from keras_pergrad.gradient_health.instruments import INSTRUMENTS
 from keras_pergrad.trackers import html_page
 from tests.runs.html_reader import read
 from tests.trackers.fits import fitted
@@ -41,7 +42,7 @@ def test_it_shows_all_figures_variables_and_layers(page):
         "seed 0 · device CPU · batch size 8",
         "device cpu",
         "gradient_norm",
-        "last: 12",
+        "Last: 12",
         "infinite at step 10",
         "dead: dense",
         "norm_test",
@@ -61,9 +62,17 @@ def test_the_loss_is_first_and_charts_have_captions(tmp_path):
     titles = re.findall("<figcaption>(.*?)</figcaption>", shown)
     assert titles[:2] == ["loss", "gradient_norm"]
     assert "The compiled loss of the measured batch" in shown
-    assert "last: 0.25" in shown
+    assert "Last: 0.25" in shown
     assert "in loss per unit of weight" in shown
     assert "bitwise_equal_variables" not in shown
+
+
+def test_every_instrument_has_a_caption():
+    names = set(INSTRUMENTS) - {"layers"} | {
+        "vanishing_layers",
+        "exploding_layers",
+    }
+    assert {f"gradient_{name}" for name in names} <= set(html_page._CAPTIONS)
 
 
 def test_it_stands_alone_for_light_and_dark(page):
