@@ -128,6 +128,13 @@ FIRST_OF_EACH_PAGE = ".md-search-result__item > a:first-child"
         ("vectorized_map", "guides/your_own_loop/"),
         ("gradient accumulation", "guides/batch_does_not_fit/"),
         ("slow GPU", "guides/slow_training/"),
+        ("gradients inconsistent M1", "guides/consistent_gradients/"),
+        ("compute gradients efficiently", "guides/cheaper_gradients/"),
+        ("parallel GradientTape", "guides/parallel/"),
+        ("batch does not fit in memory", "guides/batch_does_not_fit/"),
+        ("mislabeled samples", "guides/odd_samples/"),
+        ("label noise", "guides/odd_samples/"),
+        ("Opacus custom layer", "guides/coming_from/"),
     ],
 )
 def test_search_finds_the_page(first_pages, words, path):

@@ -1,5 +1,14 @@
 """Refusals of losses and inputs that have no per-sample gradients."""
 
+import re
+
+_BATCH_MODE_ADVICE = r"[,;]? or (?:compile with|use) gradient_mode='batch'"
+
+
+def without_batch_mode(message):
+    """Return a refusal without its advice to take another gradient mode."""
+    return re.sub(_BATCH_MODE_ADVICE, "", message)
+
 
 def sparse_layer_input(layer):
     """Say that a layer with weights is given a sparse or ragged tensor."""

@@ -205,12 +205,15 @@ class Explanation:
             f"{self.batch_size}, XLA {xla}"
         )
 
-    def _total(self):
-        return (
-            f"All gradients written out: {_size(self.materialized_bytes)}; "
-            f"held for the norms: {_size(self.held_bytes)}. `.memory` measures "
-            "the peak of a step."
-        )
+    def _sums(self):
+        """Yield what all layers take, where none is refused."""
+        if not self.refused:
+            yield (
+                "All gradients written out: "
+                f"{_size(self.materialized_bytes)}; held for the norms: "
+                f"{_size(self.held_bytes)}. `.memory` measures the peak of a "
+                "step."
+            )
 
     def _notes(self):
         """Yield the notes: the split, the products, and the layers' reasons."""
@@ -230,7 +233,7 @@ class Explanation:
             yield f"{first_few(labels)}: {served_by}: {reason}"
 
     def __str__(self) -> str:
-        notes = [self._total(), self.summary, *self._notes()]
+        notes = [*self._sums(), self.summary, *self._notes()]
         rows = _row_cells(self.rows)
         return text_page(self._title(), COLUMNS, rows, notes, COLUMNS[:6])
 
@@ -238,7 +241,7 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self):
-        lines = [self._total(), self.summary]
+        lines = [*self._sums(), self.summary]
         rows = _row_cells(self.rows)
         return html_page(self._title(), COLUMNS, rows, lines, self._notes())
 

@@ -1,18 +1,15 @@
 """The fixed batch that gradients are measured on."""
 
-import re
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import split_numbers
+from keras_pergrad.common.refusal_messages import without_batch_mode
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.fit.train_function import look_ahead
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.losses.per_sample import MissingLoss
-
-_BATCH_MODE_ADVICE = r"[,;]? or compile with gradient_mode='batch'"
 
 
 def as_batch(probe, name="probe"):
@@ -67,7 +64,7 @@ def unmeasured_message(meter, instruments):
     """Return a message on what is not measured of the samples, or None."""
     if meter.undefined is not None:
         # The error advises another gradient mode, which does not help here.
-        reason = re.sub(_BATCH_MODE_ADVICE, "", meter.undefined)
+        reason = without_batch_mode(meter.undefined)
         return (
             f"no variance within the batch, since {reason} The other values "
             "are measured."

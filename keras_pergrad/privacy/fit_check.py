@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_pergrad.common.refusal_messages import without_batch_mode
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.fit.callback_list import (
     as_callback_list,
@@ -155,7 +156,8 @@ def prepare(aggregation, model, arguments):
         *model_check.find_problems(model, batches, aggregation.public_layers),
     ]
     if problems:
-        lines = "\n".join(f"- {text}" for text in problems)
+        # Some advise the mode "batch", in which nothing is private.
+        lines = "\n".join(f"- {without_batch_mode(t)}" for t in problems)
         raise ValueError(f"This training would not be private:\n{lines}")
     state = model.aggregation_state
     state.proof = state.proof.merged_with(

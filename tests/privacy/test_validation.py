@@ -58,6 +58,13 @@ def test_layers(make, match):
     refused(match, with_layer(make(), training), training)
 
 
+def test_a_layer_that_mixes_is_not_sent_to_a_mode_without_privacy():
+    training = private()
+    centred = layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0))
+    net = with_layer(centred, training)
+    refused(r"(?s)mixes the samples.*on each sample alone\.$", net, training)
+
+
 @pytest.mark.parametrize(
     "make",
     [
