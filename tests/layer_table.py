@@ -458,15 +458,15 @@ def _row(name, uses):
 
 HEAD = """# How each layer of Keras is served
 
-Made by `python docs/make_layer_table.py`; a test makes every class and
-compares this page with what it finds. Aliases (`Convolution2D`, `AvgPool1D`,
-...) are served as what they stand for.
+`python docs/make_layer_table.py` makes this page. A test makes every class and
+compares the page with what it finds. Aliases (`Convolution2D`, `AvgPool1D`,
+...) are served like the class that they stand for.
 """
 #: What a row says of how a layer is served, the heading and what it means.
 SECTIONS = {
     "ops": (
         "Rules of ops",
-        "Fast, from the ops in which their weights meet the data:",
+        "Fast, by the rules of the ops in which their weights meet the data:",
     ),
     "rule": (
         "A rule of the layer",
@@ -478,13 +478,16 @@ SECTIONS = {
     ),
     "no weights": (
         "Without weights",
-        "Nothing to differentiate; samples pass through them alone:",
+        "There are no weights to differentiate, and no samples mix:",
     ),
     "refused": (
         "Refused",
-        "A per-sample gradient is not defined: training stops with the text.",
+        "No per-sample gradient is defined: training stops with this message.",
     ),
-    "not tried": ("Not tried", "No layers to train, or they need more:"),
+    "not tried": (
+        "Not tried",
+        "These are no layers to train, or need more:",
+    ),
 }
 
 
