@@ -1,10 +1,13 @@
-"""The accelerators of this machine, and its free memory."""
+"""The accelerators of this machine, its libraries, and its free memory."""
 
 import dataclasses
 import os
 import pathlib
 import re
+import sys
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -79,6 +82,12 @@ def requested_devices(devices):
             f"{', '.join(missing)}, which TensorFlow does not list."
         )
     return names
+
+
+def library_versions():
+    """Return name → version of the libraries that compute gradients."""
+    packages = tf, keras, np, sys.modules["keras_pergrad"]
+    return {package.__name__: package.__version__ for package in packages}
 
 
 # The memory of this machine that is free.

@@ -6,9 +6,10 @@ Every method is exact; the rates tell which one is fast. They were measured by
 
 from typing import NamedTuple
 
-import tensorflow as tf
-
-from keras_pergrad.keras_internals.tensorflow.settings import in_xla
+from keras_pergrad.keras_internals.tensorflow.settings import (
+    has_cuda_card,
+    in_xla,
+)
 
 
 class ProductRates(NamedTuple):
@@ -157,7 +158,4 @@ def rates():
 
 def device():
     """Return the kind of device that TensorFlow prefers, "cpu" or "cuda"."""
-    has_cuda = tf.test.is_built_with_cuda() and tf.config.list_logical_devices(
-        "GPU"
-    )
-    return "cuda" if has_cuda else "cpu"
+    return "cuda" if has_cuda_card() else "cpu"

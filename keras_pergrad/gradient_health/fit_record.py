@@ -116,13 +116,15 @@ DRAWS = 99
 
 
 def half_losses_of(model, batch):
-    """Return the loss of the whole probe and of its two halves."""
+    """Return the loss of the whole probe and of its halves, and its outputs."""
     n = len(tf.nest.flatten(batch[0])[0])
-    parts = [slice(0, n), slice(0, n // 2), slice(n // 2, n)]
+    halves = slice(0, n // 2), slice(n // 2, n)
     with unchanged(model):
-        return tuple(
-            _loss_of(model, *_select_rows(batch, part)) for part in parts
-        )
+        loss, outputs = _loss_of(model, *batch)
+        half_losses = [
+            _loss_of(model, *_select_rows(batch, half))[0] for half in halves
+        ]
+    return loss, half_losses, outputs
 
 
 def permuted_label_losses(model, batch, draws=DRAWS):
@@ -156,7 +158,8 @@ def permuted_label_losses(model, batch, draws=DRAWS):
 
 def _loss_of(model, x, y, sample_weight):
     y_pred = call_model(model, x, training=False)
-    return float(measured_loss(model, x, y, y_pred, sample_weight, False))
+    loss = measured_loss(model, x, y, y_pred, sample_weight, False)
+    return float(loss), y_pred
 
 
 def _select_rows(batch, rows):
@@ -178,7 +181,7 @@ class FitRecorder:
 
     def __init__(self, model, batch, batch_size=None):
         self._model, self._batch = model, batch
-        first_loss, *half_losses = half_losses_of(model, batch)
+        first_loss, half_losses, outputs = half_losses_of(model, batch)
         trained, untrained, frozen = layer_origins(layers_of(model))
         variables = model.trainable_variables
         self._fit = FitRecord(
@@ -187,7 +190,7 @@ class FitRecorder:
             first_loss=first_loss,
             half_losses=tuple(half_losses),
             input_scale=_largest_scale(batch[0]),
-            target_moments=_target_moments(model, batch),
+            target_moments=_target_moments(batch[1], outputs),
             shapes=tuple(tuple(v.shape) for v in variables),
             weight_norms=tuple(map(_norm, variables)),
             frozen_norm=math.hypot(*map(_norm, model.non_trainable_variables)),
@@ -238,12 +241,9 @@ def _largest_scale(x):
     return max(scales, default=None)
 
 
-def _target_moments(model, batch):
+def _target_moments(y, outputs):
     """Return (mean, standard deviation) of the largest targets, or ()."""
-    x, y, _ = batch
-    with unchanged(model):
-        outputs = tf.nest.flatten(call_model(model, x, training=False))
-    targets = tf.nest.flatten(y)
+    targets, outputs = tf.nest.flatten(y), tf.nest.flatten(outputs)
     if len(targets) != len(outputs):
         return ()
     moments = [

@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import platform
-import sys
 import time
 import uuid
 import warnings
@@ -275,8 +274,7 @@ def _config_or_none(thing):
 
 
 def _versions():
-    packages = tf, keras, np, sys.modules["keras_pergrad"]
-    versions = {package.__name__: package.__version__ for package in packages}
+    versions = machine.library_versions()
     for metal in ("tensorflow-metal", "tensorflow-metal-plugin"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[metal] = importlib.metadata.version(metal)

@@ -9,10 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-import tensorflow as tf
-
-import keras_pergrad
+from keras_pergrad.common.machine import library_versions
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.mechanism import (
     ADD_OR_REMOVE,
@@ -238,10 +235,9 @@ class Statement(dict[str, Any]):
 
 def _versions():
     """Return package → version, of those that the guarantee rests on."""
+    libraries = library_versions()
     return {
-        "keras_pergrad": keras_pergrad.__version__,
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        **{k: libraries[k] for k in ("keras_pergrad", "tensorflow", "keras")},
         "dp-accounting": importlib.metadata.version("dp-accounting"),
     }
 

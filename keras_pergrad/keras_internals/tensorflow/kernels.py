@@ -25,6 +25,7 @@ from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.keras_internals.tensorflow.settings import (
     current_device,
+    has_cuda_card,
     in_xla,
 )
 
@@ -174,15 +175,7 @@ def runs_on_cudnn(layer):
     """
     if not _uses_cudnn(layer) or in_xla() or "CPU" in current_device().upper():
         return False
-    return _has_cuda_card()
-
-
-def _has_cuda_card():
-    details = map(
-        tf.config.experimental.get_device_details,
-        tf.config.get_visible_devices("GPU"),
-    )
-    return any("compute_capability" in d for d in details)
+    return has_cuda_card()
 
 
 def cudnn_steps(cell, z, states, recurrent_kernel, state_bias, lengths=None):

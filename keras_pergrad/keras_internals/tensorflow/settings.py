@@ -95,6 +95,17 @@ def current_device():
     return eager_context.context().device_name or ""
 
 
+def has_cuda_card():
+    """Whether an NVIDIA card is visible; those of plugins and AMD are none."""
+    cards = tf.config.get_visible_devices("GPU")
+    return any(_compute_capability(card) is not None for card in cards)
+
+
+def _compute_capability(physical):
+    details = tf.config.experimental.get_device_details(physical)
+    return details.get("compute_capability")
+
+
 def eagerly():
     """Return a context manager inside of which ops run at once."""
     return eager_context.eager_mode()
@@ -200,8 +211,7 @@ def may_use_tf32():
 
 
 def _has_tf32(physical):
-    details = tf.config.experimental.get_device_details(physical)
-    capability = details.get("compute_capability")
+    capability = _compute_capability(physical)
     # Cards of AMD have no compute capability.
     if capability is None:
         return tf.test.is_built_with_rocm()

@@ -30,7 +30,7 @@ def traced_gpu(monkeypatch):
     """Keras and the rule find an NVIDIA card; a list of calls of its op."""
     rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
     monkeypatch.setattr(rnn, "_is_gpu_available", lambda: True)
-    monkeypatch.setattr(kernels, "_has_cuda_card", lambda: True)
+    monkeypatch.setattr(kernels, "has_cuda_card", lambda: True)
     calls, op = [], tf.raw_ops.CudnnRNNV3
 
     def noting(**arguments):
