@@ -136,7 +136,7 @@ class Ledger(AggregationState):
 
     def continue_from_record(self, record):
         """Continue what `record` gave, in a ledger that has not begun."""
-        self._set(np.asarray(record["noise"], "uint32"))
+        self.set_generator(np.asarray(record["noise"], "uint32"))
         self._continue_phase(*_recorded_phases(record), record["steps"])
         self._merge_proof(record)
         self.outside = self.outside or record["outside"]

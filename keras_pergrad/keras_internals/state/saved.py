@@ -56,7 +56,7 @@ class AggregationState(SavedState):
 
     def resume_from(self, previous: "AggregationState") -> None:
         """Continue, and never repeat, the noise of a former compile()."""
-        self._set(np.asarray(previous.generator.state))
+        self.set_generator(np.asarray(previous.generator.state))
         for name in self.kept:
             if name in previous.kept:
                 getattr(self, name).assign(np.asarray(getattr(previous, name)))
@@ -92,12 +92,13 @@ class AggregationState(SavedState):
         names = list(store.keys())
         if STATE not in names:
             return  # From a model without noise, or saved by an older version.
-        self._set(np.asarray(store[STATE]))
+        self.set_generator(np.asarray(store[STATE]))
         for name in self.kept:
             if name in names:
                 getattr(self, name).assign(np.asarray(store[name]))
 
-    def _set(self, state):
+    def set_generator(self, state: np.ndarray) -> None:
+        """Let the generator go on from a state that was saved."""
         # A user who gives another seed wants other noise.
         if self.seed in (None, int(state[0])):
             self.generator.state.assign(state)
