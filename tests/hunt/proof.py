@@ -10,7 +10,7 @@ import sys
 from tests.hunt import workers
 
 #: Draws of one process at a time; what is found is not looked for again.
-CHUNK = 40
+CHUNK = 10
 
 
 def main():
