@@ -193,7 +193,7 @@ class ClippedMean(Aggregation):
             return gradients
         deviation = self.noise_multiplier * self.clip_norm
         noisy = []
-        for gradient in gradients:
+        for k, gradient in enumerate(gradients):
             if gradient is None:
                 noisy.append(None)
                 continue
@@ -205,7 +205,7 @@ class ClippedMean(Aggregation):
                 share = tf.cast(n, gradient.dtype) / divisor
                 gradient = tf.math.multiply_no_nan(gradient, share)
             if self.adds_noise:
-                noise = self._own(state).normal(gradient, deviation)
+                noise = self._own(state).gradient_noise(k, gradient, deviation)
                 gradient += noise / divisor
             noisy.append(gradient)
         return noisy

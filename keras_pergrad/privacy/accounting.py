@@ -35,7 +35,7 @@ def neighboring_relation(phases):
     if len(relations) > 1:
         raise ValueError(
             "Phases with sampling='fixed' guarantee that one example may be "
-            "exchanged for another, those with 'poisson' or 'shuffled' that "
+            "exchanged for another, those with another sampling that "
             "it may be missing, so that no epsilon holds for both. Expected "
             "one of these kinds for all phases of a model. Received: "
             f"{[mechanism.sampling for mechanism, _ in phases]}"
@@ -174,7 +174,9 @@ _MIN_NOISE, _MAX_NOISE = 0.1, 1e6
 _SEARCH_INTERVAL, _NARROW_INTERVAL = 1e-2, 1e-3
 
 
-def calibrate_noise(mechanism, steps, target, delta, earlier_phases=()):
+def calibrate_noise(
+    mechanism, steps, target, delta, earlier_phases=(), is_rough=False
+):
     """Find the least noise multiplier for which a budget is enough."""
 
     def excess_epsilon(noise, interval=None):
@@ -206,7 +208,8 @@ def calibrate_noise(mechanism, steps, target, delta, earlier_phases=()):
     candidate = dataclasses.replace(mechanism, noise_multiplier=high)
     uses_pld = accountant_name((*earlier_phases, (candidate, steps))) == "PLD"
     stages = [(_SEARCH_INTERVAL, 2e-2), (_NARROW_INTERVAL, 1e-4), (None, 1e-4)]
-    for interval, width in stages if uses_pld else [(None, 1e-4)]:
+    stages = stages if uses_pld else [(None, 1e-4)]
+    for interval, width in stages[:1] if is_rough else stages:
 
         def stage_excess(noise, interval=interval):
             return excess_epsilon(noise, interval)

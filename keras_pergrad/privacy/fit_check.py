@@ -166,6 +166,8 @@ def prepare(aggregation, model, arguments):
     _warn_of_shared_data(batches, arguments.get("validation_data"))
     arguments["callbacks"] = _put_budget_first(aggregation, callbacks)
     strategy = model.distribute_strategy
+    with strategy.scope():
+        state.prepare_noise(model.trainable_variables)
     arguments["shuffle"] = False  # Batches are drawn; Keras would warn.
     arguments["x"] = batches.dataset(model.aggregation_state, strategy)
     if strategy.num_replicas_in_sync > 1:

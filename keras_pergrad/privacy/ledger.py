@@ -5,9 +5,11 @@ import secrets
 import weakref
 
 import numpy as np
+import tensorflow as tf
 
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.state.saved import AggregationState
+from keras_pergrad.privacy.correlated_noise import CorrelatedNoise
 from keras_pergrad.privacy.mechanism import Mechanism, make_key
 from keras_pergrad.privacy.model_check import ProofRecord
 
@@ -33,6 +35,7 @@ class Ledger(AggregationState):
             running epoch began.
         phase_steps: a variable: the updates of this phase.
         limit: a variable: the last update that `fit` has allowed.
+        correlated_noise: the noise of earlier steps, or None.
     """
 
     def __init__(self, mechanism, seed, **kept):
@@ -45,6 +48,9 @@ class Ledger(AggregationState):
         self.proof = ProofRecord()
         self.checksum = None
         self.epoch_start = 0
+        self.correlated_noise = mechanism.strategy and CorrelatedNoise(
+            mechanism.strategy
+        )
         self._model_ref = None
 
     @property
@@ -66,6 +72,43 @@ class Ledger(AggregationState):
     def in_fit(self):
         """Whether a `fit` is running."""
         return self._model_ref is not None
+
+    def next_update(self):
+        """Return the number of the next update, and whether it is allowed."""
+        number = tf.convert_to_tensor(getattr(self, STEPS))
+        return number, number < tf.convert_to_tensor(self.limit)
+
+    def count_update(self, allowed):
+        """Count an update if it is allowed."""
+        count = tf.cast(allowed, "int64")
+        self.advance(STEPS, count)
+        if self.correlated_noise is not None:
+            self.correlated_noise.advance(count)
+
+    def gradient_noise(self, index, like, deviation):
+        if self.correlated_noise is None:
+            return super().gradient_noise(index, like, deviation)
+        _, allowed = self.next_update()
+        noise = self.correlated_noise.draw(index, like, allowed)
+        return noise * tf.cast(deviation, noise.dtype)
+
+    def prepare_noise(self, variables=None):
+        """Let the noise go on, or close the phase where it cannot.
+
+        Args:
+            variables: the weights that get the noise; None: those of before.
+        """
+        noise = self.correlated_noise
+        if noise is None:
+            return
+        words = np.asarray(self.generator.state)
+        seed = int(words[0]) & 0xFFFFFFFF
+        phase, step = len(self.phases), self.updates
+        if not noise.begin(phase, step, seed, variables):
+            # Part of the earlier noise could not be taken back any more.
+            self._continue_phase(self.spent, self.mechanism, 0)
+            self._restart_schedules()
+            noise.begin(phase + 1, 0, seed, variables)
 
     def begin_fit(self, model):
         """Take note of training that is not counted."""
@@ -100,6 +143,8 @@ class Ledger(AggregationState):
             self.checksum = before.checksum
             if self.seed is None or self.seed == before.seed:
                 self.key = before.key
+            if before.mechanism == self.mechanism:
+                self.correlated_noise = before.correlated_noise
 
     def _continue_phase(self, phases, mechanism, steps):
         """Continue the last phase if it is the same, else close it."""
@@ -154,6 +199,8 @@ class Ledger(AggregationState):
         super().save_own_variables(store)
         text = json.dumps(self.record()).encode()
         store[LEDGER] = np.frombuffer(text, "uint8")
+        if self.correlated_noise is not None:
+            self.correlated_noise.save(store)
 
     def load_own_variables(self, store):
         if LEDGER not in list(store.keys()):
@@ -174,10 +221,14 @@ class Ledger(AggregationState):
         if not own_phases or (same_run and _is_prefix(own_phases, loaded)):
             super().load_own_variables(store)
             self.continue_from_record(record)
+            if self.correlated_noise is not None:
+                self.correlated_noise.load(store)
         elif not (same_run and _is_prefix(loaded, own_phases)):
             self.add_record(record)
         self.outside = self.outside or record["outside"]
         self.checksum = record["checksum"]
+        if self.correlated_noise and self.correlated_noise.weights:
+            self.prepare_noise()  # It is loaded within a `fit`.
 
     def add_record(self, record):
         """Count what another run has spent, given by `record`, beside this."""

@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_pergrad.privacy.correlated_noise import Strategy
+
 # The events of dp-accounting that take more than its constructors.
 
 
@@ -90,6 +92,7 @@ class BatchSelection:
 
     in_words: str = ""
     supports_users: bool = False  # who may have several examples
+    supports_correlated_noise: bool = False
     supports_canaries: bool = True  # which are in the data or missing
 
     def relation(self, mechanism: "Mechanism") -> str:
@@ -104,7 +107,11 @@ class BatchSelection:
         total: int,
         parts: int,
     ) -> np.ndarray:
-        """Choose from `total` examples, with what `make_generator(n)` draws."""
+        """Choose from `total` examples, with what `make_generator(n)` draws.
+
+        Equal arguments give equal generators, and `make_generator` is equal
+        and hashable for equal keys.
+        """
         raise NotImplementedError
 
     def sizes(self, mechanism: "Mechanism") -> list[int]:
@@ -152,12 +159,7 @@ class Poisson(BatchSelection):
         return poisson_sample(make_generator(step), total, mechanism.rate)
 
     def sizes(self, mechanism):
-        from scipy.stats import binom  # a requirement of dp-accounting
-
-        quantiles = binom.isf(
-            _OVERFLOW_RATES, mechanism.examples, mechanism.rate
-        )
-        return sorted({max(int(size), 1) for size in quantiles})
+        return _binomial_sizes(mechanism.examples, mechanism.rate)
 
     def batch_event(self, mechanism, noise):
         dp = import_dp_accounting()
@@ -238,7 +240,96 @@ class Shuffled(BatchSelection):
         return import_dp_accounting().GaussianDpEvent(user_noise)
 
 
-SELECTIONS = {"poisson": Poisson(), "fixed": Fixed(), "shuffled": Shuffled()}
+class Cyclic(BatchSelection):
+    """Poisson sampling from one group of the examples after the other."""
+
+    # With as many groups as the strategy of the noise has bands, no example
+    # moves two rows of the strategy at once, so that the noise of a group's
+    # steps hides it as independent noise would: theorem 4 of
+    # Choquette-Choo et al., arXiv 2306.08153.
+
+    in_words = (
+        "the examples are dealt into {groups} groups at random, which take "
+        "turns; each example of a step's group is in the batch with "
+        "probability {group_rate:.6g}, independently of all others and of "
+        "other batches"
+    )
+    supports_correlated_noise = True
+
+    def relation(self, mechanism):
+        return BLANK  # The groups depend on how many examples there are.
+
+    def sizes(self, mechanism):
+        group = math.ceil(mechanism.examples / mechanism.groups)
+        return _binomial_sizes(group, mechanism.group_rate)
+
+    def rows(self, mechanism, make_generator, step, total, parts):
+        order = _fixed_order(make_generator, total)
+        group = order[step % mechanism.groups :: mechanism.groups]
+        rate = mechanism.group_rate
+        return group[poisson_sample(make_generator(step), len(group), rate)]
+
+    def count_noises(self, mechanism, steps):
+        noise = mechanism.noise(0, steps)[:: mechanism.groups]
+        return collections.Counter(
+            noise / mechanism.strategy.sensitivity(steps, steps)
+        )
+
+    def event(self, mechanism, noise):
+        dp = import_dp_accounting()
+        gaussian = dp.GaussianDpEvent(noise)
+        if mechanism.group_rate >= 1:
+            return gaussian
+        return dp.PoissonSampledDpEvent(mechanism.group_rate, gaussian)
+
+
+class Ordered(Shuffled):
+    """The next examples of an order that is drawn once."""
+
+    in_words = (
+        "each epoch goes through all examples in the same order; no "
+        "amplification by sampling or shuffling is claimed"
+    )
+    supports_correlated_noise = True
+
+    def rows(self, mechanism, make_generator, step, total, parts):
+        position = step % mechanism.steps_per_epoch
+        edges = np.linspace(0, total, mechanism.steps_per_epoch + 1)
+        first, last = np.round(edges[position : position + 2]).astype(int)
+        return _fixed_order(make_generator, total)[first:last]
+
+    def count_noises(self, mechanism, steps):
+        if mechanism.strategy is None:
+            return super().count_noises(mechanism, steps)
+        (noise,) = set(mechanism.noise(0, steps))
+        period = mechanism.steps_per_epoch
+        # All steps together are one Gaussian mechanism.
+        return collections.Counter(
+            [noise / mechanism.strategy.sensitivity(steps, period)]
+        )
+
+
+SELECTIONS = {
+    "poisson": Poisson(),
+    "fixed": Fixed(),
+    "shuffled": Shuffled(),
+    "cyclic": Cyclic(),
+    "ordered": Ordered(),
+}
+#: The number of a generator that no step has.
+_ORDER = 2**63
+
+
+@functools.lru_cache(maxsize=16)
+def _fixed_order(make_generator, total):
+    return make_generator(_ORDER).permutation(total)
+
+
+def _binomial_sizes(examples, rate):
+    from scipy.stats import binom  # a requirement of dp-accounting
+
+    quantiles = binom.isf(_OVERFLOW_RATES, examples, rate)
+    return sorted({max(int(size), 1) for size in quantiles})
 
 
 def poisson_sample(generator, total, rate):
@@ -281,6 +372,7 @@ class Mechanism:
         unit: whom the guarantee is for, one of `UNITS`: an example, of which
             a person may have several; one that is another person's; or a user
             with all examples.
+        strategy: by which noise is correlated from step to step, or None.
     """
 
     sampling: str
@@ -290,6 +382,7 @@ class Mechanism:
     clipping: str
     examples_per_user: int = 1
     unit: str = "example"
+    strategy: Strategy | None = None
 
     @property
     def selection(self) -> BatchSelection:
@@ -300,6 +393,16 @@ class Mechanism:
     def rate(self) -> float:
         """The probability that an example is in a batch."""
         return self.batch_size / self.examples
+
+    @property
+    def groups(self) -> int:
+        """How many groups of examples take turns in cyclic sampling."""
+        return 1 if self.strategy is None else self.strategy.bands
+
+    @property
+    def group_rate(self) -> float:
+        """The probability that an example of a step's group is in the batch."""
+        return self.rate * self.groups
 
     @property
     def steps_per_epoch(self) -> int:
@@ -328,7 +431,11 @@ class Mechanism:
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> "Mechanism":
-        return cls(**config)
+        strategy = config.get("strategy")
+        if isinstance(strategy, dict):
+            coefficients = tuple(strategy["coefficients"])
+            strategy = Strategy(strategy["kind"], coefficients)
+        return cls(**{**config, "strategy": strategy})
 
 
 @functools.lru_cache(maxsize=32)
@@ -358,21 +465,29 @@ def make_key(seed):
     return int(words[0]), int(words[1])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Generators:
+    """The generators of a phase's batches, by number."""
+
+    key: tuple[int, int]
+    phase: int
+    part: int
+
+    def __call__(self, number):
+        # Philox counts in its first word. The other three name a stream, so
+        # that no two batches share random numbers.
+        counter = [0, number, self.part, self.phase]
+        bit_generator = np.random.Philox(key=self.key, counter=counter)
+        return np.random.Generator(bit_generator)
+
+
 def draw_batch(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
     """Return the examples of one batch of a phase, sorted, (m,) integers."""
     # Of several workers each draws from its own part of the examples, number
     # `part` and every `parts`-th after it.
 
-    # Philox counts in its first word. The other three name a stream, so that
-    # no two batches share random numbers.
-    def make_generator(position):
-        bit_generator = np.random.Philox(
-            key=key, counter=[0, position, part, phase]
-        )
-        return np.random.Generator(bit_generator)
-
     total = len(range(part, mechanism.examples, parts))
     chosen = mechanism.selection.rows(
-        mechanism, make_generator, step, total, parts
+        mechanism, _Generators(tuple(key), phase, part), step, total, parts
     )
     return np.sort(chosen) * parts + part

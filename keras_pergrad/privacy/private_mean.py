@@ -8,7 +8,7 @@ from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.keras_internals.tensorflow.settings import is_inspecting
-from keras_pergrad.privacy.ledger import STEPS, Ledger
+from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import Mechanism
 
 
@@ -105,8 +105,7 @@ class PrivateMean(Aggregation):
                 "gradients, n, state) with what make_state() returned. "
                 f"Received: state={state!r}"
             )
-        num_updates = tf.convert_to_tensor(getattr(state, STEPS))
-        allowed = num_updates < tf.convert_to_tensor(state.limit)
+        num_updates, allowed = state.next_update()
         check = tf.debugging.Assert(allowed, [_NOT_ALLOWED, num_updates])
         # Eagerly Assert raises by itself and returns None. In a graph, identity
         # ties the gradients to the check.
@@ -116,7 +115,7 @@ class PrivateMean(Aggregation):
                 for g in gradients
             ]
             gradients = self.clipping.finish(gradients, n, state)
-            state.advance(STEPS, tf.cast(allowed, "int64"))
+            state.count_update(allowed)
         # XLA drops assertions: there, a step that is not allowed gets zeros.
         return [
             None if g is None else tf.where(allowed, g, tf.zeros_like(g))

@@ -1,13 +1,22 @@
 """Checks of the arguments of private training."""
 
+import dataclasses
 import math
 import operator
 import warnings
 
-from keras_pergrad.aggregations.clipping import ClippedMean
+from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
 from keras_pergrad.common.numbers import positive_integer, positive_number
+from keras_pergrad.privacy.clipping_variants import AdaptiveClippedMean
+from keras_pergrad.privacy.correlated_noise import make_strategy
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import SAMPLINGS
+
+NOISES = INDEPENDENT, CORRELATED = ("independent", "correlated")
+#: What is done with the noise of earlier steps → the kind of the strategy.
+EARLIER_NOISE = {"kept": "banded", "redrawn": "banded_inverse"}
+#: The numbers of bands that are tried where none is given.
+_BANDS = (1, 2, 4, 8, 16, 32)
 
 
 def check_probability(name, value):
@@ -35,13 +44,106 @@ def check_multiplier(value):
     )
 
 
-def check_sampling(value):
-    """Return one of `SAMPLINGS`, or refuse the value."""
+def check_sampling(value, noise):
+    """Return one of `SAMPLINGS`, by default what goes with a noise."""
+    if noise not in NOISES:
+        raise ValueError(
+            f"`noise` must be one of {NOISES}. Received: noise={noise!r}"
+        )
+    if value is None:
+        return "poisson" if noise == INDEPENDENT else "cyclic"
     if value in SAMPLINGS:
         return value
     raise ValueError(
         f"`sampling` must be one of {SAMPLINGS}. Received: sampling={value!r}"
     )
+
+
+def choose_strategy(mechanism, noise, bands, earlier_noise, steps, calibrate):
+    """Return the `Strategy` of correlated noise; None if it is independent.
+
+    Args:
+        mechanism: the `Mechanism` without it.
+        noise, bands, earlier_noise: the arguments of `PrivateTraining`.
+        steps: how many are planned, or None.
+        calibrate: calibrate(mechanism) returns its noise multiplier; None if
+            there is no budget.
+    """
+    kind = _strategy_kind(mechanism, noise, bands, earlier_noise)
+    if kind is None:
+        return None
+    if steps is None:
+        raise ValueError(
+            "Correlated noise is planned for a number of steps. Expected "
+            "`epochs` or `steps`. Received: neither"
+        )
+    most = mechanism.examples // mechanism.batch_size
+    if kind != "banded":
+        most = steps
+    elif mechanism.sampling == "ordered":
+        most = mechanism.steps_per_epoch
+    if bands is not None:
+        if positive_integer("bands", bands) > most:
+            raise ValueError(
+                "An example must be in one batch at most among as many as "
+                f"there are bands. Expected `bands` up to {most} with "
+                f"sampling={mechanism.sampling!r}, {mechanism.examples} "
+                f"examples and batch_size={mechanism.batch_size}. Received: "
+                f"bands={bands}"
+            )
+        return make_strategy(kind, bands, steps)
+    if calibrate is None:
+        raise ValueError(
+            "The number of bands is chosen for a budget. Expected `bands`, or "
+            "`target_epsilon` without `noise_multiplier`. Received: bands=None"
+        )
+    counts = [b for b in _BANDS if b <= min(most, steps)]
+    strategies = [make_strategy(kind, count, steps) for count in counts]
+
+    def error(strategy):
+        candidate = dataclasses.replace(mechanism, strategy=strategy)
+        return calibrate(candidate) * strategy.mean_error(steps)
+
+    return min(strategies, key=error)
+
+
+def _strategy_kind(mechanism, noise, bands, earlier_noise):
+    """Return the kind of a strategy, or None; refuse what does not fit."""
+    if earlier_noise not in EARLIER_NOISE:
+        raise ValueError(
+            f"`earlier_noise` must be one of {tuple(EARLIER_NOISE)}. "
+            f"Received: earlier_noise={earlier_noise!r}"
+        )
+    kind, sampling = EARLIER_NOISE[earlier_noise], mechanism.sampling
+    if noise == INDEPENDENT:
+        if bands is not None or kind != "banded":
+            raise ValueError(
+                "`bands` and `earlier_noise` are those of correlated noise. "
+                "Expected noise='correlated' with them. Received: "
+                f"noise={noise!r}, bands={bands!r}, "
+                f"earlier_noise={earlier_noise!r}"
+            )
+        if sampling == "cyclic":
+            raise ValueError(
+                "With independent noise no groups take turns. Expected "
+                "sampling='poisson', or noise='correlated'. Received: "
+                "sampling='cyclic'"
+            )
+        return None
+    if not mechanism.selection.supports_correlated_noise:
+        raise ValueError(
+            "The batches of an example must be far enough apart for correlated "
+            "noise. Expected sampling='cyclic' or 'ordered', or "
+            f"noise='independent'. Received: sampling={sampling!r}"
+        )
+    if kind != "banded" and sampling != "ordered":
+        raise ValueError(
+            "Noise that is drawn again in place of kept is accounted for "
+            "without amplification by sampling. Expected sampling='ordered', "
+            f"or earlier_noise='kept'. Received: sampling={sampling!r}, "
+            f"earlier_noise={earlier_noise!r}"
+        )
+    return kind
 
 
 def check_batch_size(value, examples):
@@ -104,7 +206,9 @@ def spent_phases(model):
     return ledger.spent, ledger.record()
 
 
-def configure_clipping(clipping, clip_norm, noise, seed, size):
+def configure_clipping(
+    clipping, clip_norm, noise, seed, size, is_correlated=False
+):
     """Return the clipping, with its noise, seed and batch size set."""
     if clipping is None:
         clip_norm = 1.0 if clip_norm is None else clip_norm
@@ -123,6 +227,15 @@ def configure_clipping(clipping, clip_norm, noise, seed, size):
             "AdaptiveClippedMean, without noise_multiplier, seed and "
             "expected_batch_size, which PrivateTraining gives it. "
             f"Received: clipping={clipping!r}"
+        )
+    if is_correlated and (
+        is_schedule(noise) or isinstance(clipping, AdaptiveClippedMean)
+    ):
+        received = f"noise_multiplier={noise!r}, clipping={clipping!r}"
+        raise ValueError(
+            "Correlated noise has one multiplier for all steps, and no other "
+            "query beside it. Expected a number for `noise_multiplier` and a "
+            f"ClippedMean or an AutomaticClippedMean. Received: {received}"
         )
     if clipping.clip_norm == math.inf:
         raise ValueError(

@@ -71,7 +71,8 @@ def describe_plan(private):
         "steps": planned,
         "batches": f"{m.batch_size} of {m.examples} examples, {m.sampling}",
         "clipping": describe_clipping(m.clipping),
-        "noise": f"{describe_noise(m.noise_range(steps or 1))} times that norm",
+        "noise": f"{describe_noise(m.noise_range(steps or 1))} times that norm"
+        f"{_describe_strategy(m.to_dict()['strategy'])}",
         "unit": _describe_unit(m),
         "epsilon": epsilon,
         "delta": f"{private.delta:g}",
@@ -259,6 +260,7 @@ def _phase_entry(mechanism, steps):
         "batch_size": mechanism.batch_size,
         "samples_per_user": mechanism.examples_per_user,
         "noise_multiplier": list(mechanism.noise_range(max(steps, 1))),
+        "strategy": mechanism.to_dict()["strategy"],
         "clipping": mechanism.clipping,
     }
 
@@ -269,7 +271,17 @@ def _describe_phase(phase):
         f"{phase['batch_size']} from {phase['samples']} examples, "
         f"{describe_clipping(phase['clipping'])}, noise multiplier "
         f"{describe_noise(phase['noise_multiplier'])}"
+        f"{_describe_strategy(phase.get('strategy'))}"
     )
+
+
+def _describe_strategy(strategy):
+    """Say how noise is correlated, from the dict of a `Strategy` or None."""
+    if strategy is None:
+        return ""
+    kind = strategy["kind"].replace("_", " ")
+    count = len(strategy["coefficients"])
+    return f", correlated over {count} steps ({kind} strategy)"
 
 
 def _assumptions(phases, vouched=()):
@@ -279,6 +291,8 @@ def _assumptions(phases, vouched=()):
             rate=mechanism.rate,
             batch_size=mechanism.batch_size,
             examples=mechanism.examples,
+            groups=mechanism.groups,
+            group_rate=mechanism.group_rate,
         )
         for mechanism in mechanisms
     )

@@ -40,6 +40,7 @@ from keras_pergrad.privacy.settings import (
     check_probability,
     check_sampling,
     check_steps,
+    choose_strategy,
     configure_clipping,
     planned_steps,
     spent_phases,
@@ -74,6 +75,8 @@ class PrivateTraining:
     | `"poisson"` | each with a probability | one example more or less | yes |
     | `"fixed"` | batch_size, drawn anew | one example exchanged | yes |
     | `"shuffled"` | the next of an epoch | a blank for an example | no |
+    | `"cyclic"` | as "poisson", from a group | a blank for an example | yes |
+    | `"ordered"` | the next, always in one order | a blank for one | no |
 
     Args:
         delta: the probability with which epsilon need not hold; less than
@@ -88,7 +91,17 @@ class PrivateTraining:
         epochs: how many epochs of ⌈samples / batch_size⌉ steps the noise is
             calibrated for.
         steps: the number of steps in place of `epochs`.
-        sampling: "poisson", "fixed" or "shuffled".
+        sampling: "poisson", "fixed", "shuffled", "cyclic" or "ordered".
+            Default: "poisson", with correlated noise "cyclic".
+        noise: "independent" or "correlated": later steps then take back part
+            of the noise of earlier ones, so that their sum holds less of it
+            (BandMF, arXiv 2306.08153).
+        bands: with correlated noise, how many steps are correlated, at most
+            samples / batch_size. Default: the power of two, up to 32, that
+            promises the least noise in the weights.
+        earlier_noise: "kept", which takes (bands − 1) · 4 bytes for each
+            weight, or "redrawn", which takes time in place of memory and
+            needs sampling="ordered" (BISR, arXiv 2505.12128).
         noise_multiplier: the noise's standard deviation over the clip norm, or
             a schedule of it; epsilon then follows from it.
         clipping: in place of `clip_norm` a `ClippedMean`, such as one with
@@ -153,7 +166,11 @@ class PrivateTraining:
         clip_norm: float | Schedule | None = None,
         epochs: int | None = None,
         steps: int | None = None,
-        sampling: Literal["poisson", "fixed", "shuffled"] = "poisson",
+        sampling: Literal["poisson", "fixed", "shuffled", "cyclic", "ordered"]
+        | None = None,
+        noise: Literal["independent", "correlated"] = "independent",
+        bands: int | None = None,
+        earlier_noise: Literal["kept", "redrawn"] = "kept",
         noise_multiplier: float | Schedule | None = None,
         clipping: ClippedMean | None = None,
         microbatch_size: int | None = None,
@@ -179,6 +196,7 @@ class PrivateTraining:
         self.public_layers: tuple[str, ...] = tuple(public_layers)
         self.seed: int | None = seed_or_none(seed)
         self.num_samples: int = positive_integer("samples", samples)
+        sampling = check_sampling(sampling, noise)
         self._user_rows = select_user_rows(
             self.num_samples, user_ids, samples_per_user, sampling, self.seed
         )
@@ -194,7 +212,7 @@ class PrivateTraining:
                 stacklevel=2,
             )
         mechanism = Mechanism(
-            sampling=check_sampling(sampling),
+            sampling=sampling,
             examples=num_used,
             batch_size=check_batch_size(batch_size, num_used),
             noise_multiplier=0.0,
@@ -204,13 +222,27 @@ class PrivateTraining:
         )
         self.steps: int | None = planned_steps(epochs, steps, mechanism)
         self._earlier_phases, self._earlier_record = spent_phases(continue_from)
-        noise = self._choose_noise(noise_multiplier, mechanism)
-        self.clipping: ClippedMean = configure_clipping(
-            clipping, clip_norm, noise, self.seed, mechanism.batch_size
+        strategy = choose_strategy(
+            mechanism,
+            noise,
+            bands,
+            earlier_noise,
+            self.steps,
+            None if noise_multiplier is not None else self._calibrate_roughly,
         )
-        noise_config = noise
-        if is_schedule(noise):
-            noise_config = json.dumps(serialize(noise), sort_keys=True)
+        mechanism = dataclasses.replace(mechanism, strategy=strategy)
+        multiplier = self._choose_noise(noise_multiplier, mechanism)
+        self.clipping: ClippedMean = configure_clipping(
+            clipping,
+            clip_norm,
+            multiplier,
+            self.seed,
+            mechanism.batch_size,
+            is_correlated=strategy is not None,
+        )
+        noise_config = multiplier
+        if is_schedule(multiplier):
+            noise_config = json.dumps(serialize(multiplier), sort_keys=True)
         self.mechanism: Mechanism = dataclasses.replace(
             mechanism,
             noise_multiplier=noise_config,
@@ -401,6 +433,16 @@ class PrivateTraining:
             self.target_epsilon,
             self.delta,
             self._earlier_phases,
+        )
+
+    def _calibrate_roughly(self, mechanism):
+        return calibrate_noise(
+            mechanism,
+            self.steps,
+            self.target_epsilon,
+            self.delta,
+            self._earlier_phases,
+            is_rough=True,
         )
 
     def _require_budget(self):

@@ -33,6 +33,7 @@ from tests.privacy.tiny import (
     compile_privately,
     fit,
     model,
+    normal_draws,
     private,
 )
 
@@ -126,6 +127,15 @@ def added_by_each_replica():
         state.normal, replicas.from_first_replica = sound_normal, sound_first
 
 
+def correlated():
+    """How far the noise of 16 steps is off what it should be, on no data."""
+    training = private(noise="correlated", bands=3, steps=16)
+    moved = trained(training, range(N), epochs=4)[1]
+    sums = training.mechanism.strategy.inverse_times(np.ones(16))[::-1]
+    expected = 2.0 * sums @ normal_draws(16)
+    return float(np.abs(moved - expected).max() / np.abs(expected).max())
+
+
 def refusal():
     training = private(sampling="fixed", batch_size=5)
     try:
@@ -138,6 +148,7 @@ def refusal():
 if __name__ == "__main__":
     results = {"sums": clipped_sums(), "noise": noise()}
     if arguments["mirrored"]:
+        results["correlated"] = correlated()
         results["broken"] = added_by_each_replica()
         results["refusal"] = refusal()
     print(json.dumps(results))

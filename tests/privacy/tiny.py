@@ -4,6 +4,7 @@ import json
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.common.registry import serialize
@@ -56,6 +57,27 @@ def fit(net, training, epochs=1, callbacks=(), data=None, **arguments):
         **arguments,
     )
     return history.history
+
+
+def normal_draws(steps, phase=0, seed=3):
+    """What correlated noise of `model` is made of, (steps, weights)."""
+    return np.stack(
+        [
+            np.concatenate(
+                [
+                    np.ravel(
+                        tf.random.stateless_normal(
+                            shape,
+                            [(phase + 1) * 2**32 + seed, step * 2 + k],
+                            alg="philox",
+                        )
+                    )
+                    for k, shape in enumerate([(3, 1), (1,)])
+                ]
+            )
+            for step in range(steps)
+        ]
+    )
 
 
 def schedule_json(schedule):

@@ -83,6 +83,12 @@ class AggregationState(SavedState):
             seed=self.generator,
         )
 
+    def gradient_noise(
+        self, index: int, like: tf.Tensor, deviation: Any
+    ) -> Any:
+        """Return the noise of the gradient of a weight, by its number."""
+        return self.normal(like, deviation)
+
     def save_own_variables(self, store: Any) -> None:
         store[STATE] = np.asarray(self.generator.state)
         for name in self.kept:

@@ -1,0 +1,417 @@
+"""Noise that is correlated over steps: its strategy, draws and accounting."""
+
+import dp_accounting as dp
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from dp_accounting import pld
+
+import keras_pergrad as kpg
+from keras_pergrad.privacy.accounting import compute_epsilon
+from keras_pergrad.privacy.correlated_noise import (
+    CorrelatedNoise,
+    Strategy,
+    make_strategy,
+)
+from keras_pergrad.privacy.mechanism import Mechanism, draw_batch, make_key
+from tests.privacy.tiny import (
+    N,
+    Y,
+    compile_privately,
+    model,
+    normal_draws,
+    private,
+)
+
+KINDS = ["banded", "banded_inverse"]
+#: Steps, bands, rate in a group, noise multiplier, delta; and what jax_privacy
+#: 2.0.0 says of them in float64: epsilon of `BandMFExecutionPlanConfig`'s
+#: event (`PLDAccountant`, REPLACE_SPECIAL), `toeplitz.loss` of its optimum, and
+#: `toeplitz.minsep_sensitivity_squared` ** 0.5 for three times the bands.
+JAX_PRIVACY = [
+    ((2000, 4, 0.2, 6.0, 1e-5), 3.1815619468, 257.0399930982, 12.92284798),
+    ((512, 8, 0.5, 3.0, 1e-6), 7.2194348485, 37.8356305091, 4.69041576),
+    ((1000, 16, 1.0, 20.0, 1e-5), 1.5414707859, 39.4153172731, 4.58257569),
+    ((90, 2, 0.05, 1.2, 1e-4), 1.3933235888, 24.2998391504, 3.87298335),
+]
+
+
+def matrix(strategy, steps):
+    columns = np.eye(steps)
+    return np.stack([strategy.times(column) for column in columns], 1)
+
+
+@pytest.mark.parametrize(("setting", "epsilon", "loss", "norm"), JAX_PRIVACY)
+def test_as_in_jax_privacy(setting, epsilon, loss, norm):
+    steps, bands, rate, noise, delta = setting
+    strategy = make_strategy("banded", bands, steps)
+    batch_size = round(rate * 16000 / bands)
+    mechanism = Mechanism(
+        "cyclic", 16000, batch_size, noise, "", strategy=strategy
+    )
+    found = compute_epsilon(((mechanism, steps),), delta)
+    assert found == pytest.approx(epsilon, abs=1e-6)
+    assert strategy.mean_error(steps) ** 2 == pytest.approx(loss, rel=1e-5)
+    found = strategy.sensitivity(steps, 3 * bands)
+    assert found == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_strategy_is_what_its_matrix_is(kind):
+    steps, period = 30, 7
+    strategy = make_strategy(kind, 5, steps)
+    by_steps = matrix(strategy, steps)
+    assert by_steps.min() >= 0  # The worst contributions are equal ones.
+    assert np.linalg.norm(by_steps[:, 0]) == pytest.approx(1, abs=1e-5)
+    banded = by_steps if kind == "banded" else np.linalg.inv(by_steps)
+    assert abs(np.tril(banded, -5)).max() < 1e-12
+    worst = max(
+        np.linalg.norm(by_steps[:, first::period].sum(1))
+        for first in range(period)
+    )
+    assert strategy.sensitivity(steps, period) == pytest.approx(worst)
+    inverse = np.linalg.inv(by_steps)
+    np.testing.assert_allclose(
+        strategy.variances(steps), (inverse**2).sum(1), rtol=1e-10
+    )
+    sums = np.tril(np.ones((steps, steps))) @ inverse
+    error = np.sqrt((sums**2).sum() / steps)
+    assert strategy.mean_error(steps) == pytest.approx(error)
+
+
+def drawn(noise, steps, size):
+    """The noise of some steps for one weight, (steps, size)."""
+
+    @tf.function
+    def draw():
+        found = tf.TensorArray("float32", steps)
+        for step in tf.range(steps):
+            values = noise.draw(0, tf.zeros(size), True)
+            noise.advance(1)
+            found = found.write(step, values)
+        return found.stack()
+
+    return draw().numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_covariance_is_that_of_the_strategy(kind):
+    steps, size = 20_000, 16
+    noise = CorrelatedNoise(make_strategy(kind, 8, steps))
+    noise.begin(0, 0, 11, [tf.zeros(size)])
+    found = drawn(noise, steps, size).astype("float64")
+    impulse = np.arange(steps) == 0.0
+    weights = noise.strategy.inverse_times(impulse)
+    for lag in (0, 1, 2, 7, 8, 9, 50):
+        products = found[lag:] * found[: steps - lag]
+        terms = np.cumsum(weights[: steps - lag] * weights[lag:])
+        # Of blocks of steps: neighbouring products depend on each other.
+        blocks = np.array_split((products - terms[:, None]).mean(1), 100)
+        means = np.array([block.mean() for block in blocks])
+        assert abs(means.mean()) < 5 * means.std() / 10
+    # What it was made of: independent draws of variance 1.
+    normal = np.stack([noise.strategy.times(column) for column in found.T], 1)
+    count = normal.size
+    assert abs(normal.mean()) < 5 / count**0.5
+    assert abs(normal.var() - 1) < 5 * (2 / count) ** 0.5
+    for lag in (1, 7, 8):
+        correlation = (normal[lag:] * normal[:-lag]).mean()
+        assert abs(correlation) < 5 / count**0.5
+
+
+class Updates(keras.callbacks.Callback):
+    """What each step changed, times batch_size / (deviation · rate)."""
+
+    def __init__(self, training):
+        super().__init__()
+        self.scale = training.mechanism.batch_size / training.noise_multiplier
+        self.found = []
+
+    def on_train_begin(self, logs=None):
+        self.weights = self.model.get_weights()
+
+    def on_train_batch_end(self, batch, logs=None):
+        before, self.weights = self.weights, self.model.get_weights()
+        changes = [(a - b).ravel() for a, b in zip(before, self.weights)]
+        self.found.append(self.scale * np.concatenate(changes))
+
+
+def fit_updates(net, training, epochs=1, callbacks=()):
+    """The noise of some epochs: samples of zeros and weight 0 add nothing."""
+    updates = Updates(training)
+    data = training.batches(np.zeros((N, 3), "float32"), Y, np.zeros(N))
+    net.fit(
+        data,
+        epochs=epochs,
+        callbacks=[updates, *callbacks, training.callback],
+        verbose=0,
+    )
+    return updates.found
+
+
+def correlated(kind, **arguments):
+    ways = {
+        "banded": {"sampling": "cyclic"},
+        "banded_inverse": {"sampling": "ordered", "earlier_noise": "redrawn"},
+    }
+    arguments = {"noise": "correlated", "bands": 3, "steps": 16, **arguments}
+    return private(**{**ways[kind], **arguments})
+
+
+def made_of(training, noise):
+    """The draws that the noise of all steps is made of."""
+    columns = np.asarray(noise, "float64").T
+    times = training.mechanism.strategy.times
+    return np.stack([times(column) for column in columns], 1)
+
+
+def sgd(training, **arguments):
+    return model(training, keras.optimizers.SGD(1.0), **arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "straight",
+        "another fit",
+        "compiled again",
+        "another process",
+        pytest.param("eager", marks=pytest.mark.slow),
+        pytest.param("xla", marks=pytest.mark.slow),
+    ],
+)
+def test_training_goes_on_with_the_same_noise(kind, how, tmp_path):
+    training = correlated(kind)
+    ways = {"eager": {"run_eagerly": True}, "xla": {"jit_compile": True}}
+    net = sgd(training, **ways.get(how, {}))
+    if how in ("straight", *ways):
+        found = fit_updates(net, training, 4)
+    else:
+        found = fit_updates(net, training, 2)
+        if how == "another process":
+            net.save_weights(tmp_path / "a.weights.h5")
+            net, training = sgd(training), correlated(kind)
+            compile_privately(net, training, keras.optimizers.SGD(1.0))
+            net.load_weights(tmp_path / "a.weights.h5")
+        elif how == "compiled again":
+            compile_privately(net, training, keras.optimizers.SGD(1.0))
+        found += fit_updates(net, training, 2)
+    assert net.aggregation_state.spent == ((training.mechanism, 16),)
+    np.testing.assert_allclose(
+        made_of(training, found), normal_draws(16), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_as_an_undisturbed_one(kind, tmp_path):
+    class Killed(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.aggregation_state.updates == 11:
+                raise InterruptedError
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    training = correlated(kind)
+    with pytest.raises(InterruptedError):
+        fit_updates(sgd(training), training, 4, [backup(), Killed()])
+    again, whole = sgd(training), sgd(training)
+    fit_updates(again, training, 4, [backup()])
+    fit_updates(whole, training, 4)
+    for a, b in zip(again.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    assert again.aggregation_state.spent == whole.aggregation_state.spent
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lost", ["seed", "continue_from", "weights"])
+def test_without_the_earlier_noise_a_phase_begins(kind, lost):
+    """What is not known cannot be taken back: the phases add up."""
+    training = correlated(kind)
+    net = sgd(training)
+    fit_updates(net, training)
+    if lost == "continue_from":
+        training = correlated(kind, continue_from=net)
+        net = sgd(training)
+    else:
+        if lost == "weights":
+            net.layers[-1].bias.trainable = False
+        training = correlated(kind, seed=4 if lost == "seed" else 3)
+        compile_privately(net, training, keras.optimizers.SGD(1.0))
+    found = fit_updates(net, training)
+    expected = ((training.mechanism, 4), (training.mechanism, 4))
+    assert net.aggregation_state.spent == expected
+    if lost != "weights":
+        seed = 4 if lost == "seed" else 3
+        np.testing.assert_allclose(
+            made_of(training, found),
+            normal_draws(4, phase=1, seed=seed),
+            atol=1e-4,
+        )
+
+
+def test_what_is_kept_is_bands_less_one_of_each_weight(tmp_path):
+    import h5py
+
+    sizes = {}
+    for kind in KINDS:
+        training = correlated(kind)
+        net = sgd(training)
+        fit_updates(net, training)
+        path = tmp_path / f"{kind}.weights.h5"
+        net.save_weights(path)
+        with h5py.File(path) as file:
+            shapes = []
+            file.visititems(
+                lambda name, item, shapes=shapes: (
+                    shapes.append(item.shape)
+                    if "noise_history" in name
+                    else None
+                )
+            )
+        sizes[kind] = sorted(shapes)
+    assert sizes == {"banded": [(2, 1), (2, 3, 1)], "banded_inverse": []}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_cyclic_groups_take_turns(parts):
+    strategy = Strategy("banded", (0.8, 0.5, 0.33))
+    mechanism = Mechanism("cyclic", 101, 20, 1.0, "", strategy=strategy)
+    key, rounds = make_key(5), 400
+    steps_of = [[] for _ in range(101)]
+    for step in range(3 * rounds):
+        for part in range(parts):
+            for row in draw_batch(mechanism, key, step, 0, part, parts):
+                steps_of[row].append(step)
+    groups = [{step % 3 for step in steps} for steps in steps_of]
+    assert {len(group) for group in groups} == {1}
+    sizes = np.bincount([group.pop() for group in groups])
+    assert sizes.min() >= 32
+    rate, count = 3 * 20 / 101, 101 * rounds
+    total = sum(map(len, steps_of))
+    deviation = (count * rate * (1 - rate)) ** 0.5
+    assert abs(total - count * rate) < 5 * deviation
+
+
+def test_an_ordered_epoch_is_the_one_before():
+    strategy = make_strategy("banded", 4, 12)
+    mechanism = Mechanism("ordered", 22, 5, 1.0, "", strategy=strategy)
+    batches = [draw_batch(mechanism, make_key(1), step) for step in range(10)]
+    for first, second in zip(batches[:5], batches[5:]):
+        np.testing.assert_array_equal(first, second)
+    assert sorted(np.concatenate(batches[:5])) == list(range(22))
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+@pytest.mark.parametrize("steps", [1, 4, 5, 12])
+def test_ordered_epochs_are_one_gaussian_mechanism(kind, steps):
+    """Its noise over the norm of the sum of an example's columns."""
+    strategy = kind and make_strategy(kind, 3, 12)
+    mechanism = Mechanism("ordered", 40, 10, 2.0, "", strategy=strategy)
+    epochs = -(-steps // 4)
+    norm = epochs**0.5
+    if strategy is not None:
+        norm = np.linalg.norm(matrix(strategy, steps)[:, ::4].sum(1))
+    event = dp.GaussianDpEvent(2.0 / norm)
+    expected = pld.PLDAccountant().compose(event).get_epsilon(1e-5)
+    found = compute_epsilon(((mechanism, steps),), 1e-5)
+    assert found == pytest.approx(expected, abs=1e-6)
+    if kind == "banded" and steps == 12:
+        # Columns that do not overlap: as many looks as epochs.
+        assert norm == pytest.approx(3**0.5, rel=1e-5)
+
+
+def test_the_bands_are_chosen_by_their_error():
+    training = private(
+        noise_multiplier=None,
+        target_epsilon=20.0,
+        steps=200,
+        noise="correlated",
+    )
+    strategy = training.mechanism.strategy
+    assert training.epsilon() <= 20
+    chosen = training.noise_multiplier * strategy.mean_error(200)
+    for bands in (1, 2, 4):
+        other = private(
+            noise_multiplier=None,
+            target_epsilon=20.0,
+            steps=200,
+            noise="correlated",
+            bands=bands,
+        )
+        error = other.noise_multiplier * other.mechanism.strategy.mean_error(
+            200
+        )
+        assert chosen <= error * 1.03
+
+
+def test_the_statement_says_how_it_is_correlated():
+    training = correlated("banded")
+    text = " ".join(str(training.statement()).split())
+    assert "correlated over 3 steps (banded strategy)" in text
+    assert "3 groups at random" in text
+    assert "correlated over 3 steps" in str(training)
+    again = Mechanism.from_dict(training.mechanism.to_dict())
+    assert again == training.mechanism
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noise": "red"}, "`noise` must be one of"),
+        ({"bands": 2}, "noise='correlated' with them"),
+        ({"earlier_noise": "redrawn"}, "noise='correlated' with them"),
+        ({"sampling": "cyclic"}, "sampling='poisson', or noise='correlated'"),
+        (
+            {"noise": "correlated", "sampling": "poisson"},
+            "sampling='cyclic' or 'ordered'",
+        ),
+        (
+            {"noise": "correlated", "earlier_noise": "redrawn", "bands": 2},
+            "Expected sampling='ordered'",
+        ),
+        (
+            {"noise": "correlated", "earlier_noise": "lost"},
+            "`earlier_noise` must be one of",
+        ),
+        ({"noise": "correlated", "bands": 5}, "`bands` up to 4"),
+        ({"noise": "correlated", "bands": 0}, "`bands`"),
+        ({"noise": "correlated"}, "Expected `bands`, or `target_epsilon`"),
+        (
+            {"noise": "correlated", "bands": 2, "steps": None},
+            "Expected `epochs` or `steps`",
+        ),
+        (
+            {
+                "noise": "correlated",
+                "bands": 2,
+                "clipping": kpg.privacy.AdaptiveClippedMean(),
+            },
+            "ClippedMean or an AutomaticClippedMean",
+        ),
+        (
+            {
+                "noise": "correlated",
+                "bands": 2,
+                "noise_multiplier": keras.optimizers.schedules.CosineDecay(
+                    2.0, 10
+                ),
+            },
+            "one multiplier for all steps",
+        ),
+        (
+            {
+                "noise": "correlated",
+                "bands": 2,
+                "user_ids": np.arange(N),
+                "samples_per_user": 1,
+            },
+            "only sampling='poisson'",
+        ),
+    ],
+)
+def test_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        private(**{"steps": 16, **arguments})
