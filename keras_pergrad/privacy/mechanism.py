@@ -281,6 +281,8 @@ class Mechanism:
         unit: whom the guarantee is for, one of `UNITS`: an example, of which
             a person may have several; one that is another person's; or a user
             with all examples.
+        search: the JSON of the search whose best trial this is (see
+            `private_search`); empty where training was not part of one.
     """
 
     sampling: str
@@ -290,6 +292,7 @@ class Mechanism:
     clipping: str
     examples_per_user: int = 1
     unit: str = "example"
+    search: str = ""
 
     @property
     def selection(self) -> BatchSelection:
