@@ -104,7 +104,7 @@ def search(
     """Train with hyper-parameters drawn at random and return the best model.
 
     The number of trials is random and secret, and only the best trial is
-    published. The whole search then costs little more than one trial, where
+    published. Epsilon then grows slowly with the number that is expected, where
     the epsilons of tuning by hand add up (Papernot and Steinke, arXiv
     2110.03620). The noise of each trial is calibrated so that the search as a
     whole keeps to `target_epsilon`.
