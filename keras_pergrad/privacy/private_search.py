@@ -111,9 +111,9 @@ def search(
 
     | `distribution` | the number of trials |
     |---|---|
-    | `"geometric"` | at least 1; any number may be far exceeded |
-    | `"logarithmic"` | often 1, rarely very many; the least noise |
-    | `"poisson"` | close to the expected one; the least noise up to 3 or so |
+    | `"geometric"` | at least 1, at times several times the expected one |
+    | `"logarithmic"` | often 1, rarely very many; needs less noise |
+    | `"poisson"` | close to the expected one; much noise if that is large |
 
     With "poisson" it may be 0: then there is no result.
 
