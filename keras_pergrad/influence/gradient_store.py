@@ -9,9 +9,10 @@ chunks, at their places, so that no order and no lock matters.
 import json
 import os
 import pathlib
-import tempfile
 
 import numpy as np
+
+from keras_pergrad.common.files import write_atomically
 
 _READ_BYTES = 2**23
 _FORMAT = 1
@@ -107,7 +108,7 @@ class GradientStore:
         """Return an array that is made once and kept beside the rows."""
         path = self.path / name
         if not path.exists():
-            _write_atomically(path, lambda file: np.save(file, make()))
+            write_atomically(path, lambda file: np.save(file, make()))
         return np.load(path)
 
     def _create_files(self, metadata):
@@ -120,7 +121,7 @@ class GradientStore:
         with open(self.path / "chunks.bin", "ab") as file:
             file.truncate(-(-n // metadata["rows"]))
         text = json.dumps(metadata, indent=1, sort_keys=True).encode()
-        _write_atomically(
+        write_atomically(
             self.path / "about.json", lambda file: file.write(text)
         )
 
@@ -207,17 +208,3 @@ def _prefetch(file, offset):
 def _skip_header(file):
     np.lib.format.read_magic(file)
     np.lib.format.read_array_header_1_0(file)
-
-
-def _write_atomically(path, write):
-    """Write a file beside its place and move it: nobody sees half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

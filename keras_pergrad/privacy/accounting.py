@@ -6,6 +6,7 @@ differential privacy otherwise.
 
 import dataclasses
 import functools
+import json
 import math
 
 from keras_pergrad.privacy.mechanism import (
@@ -47,11 +48,33 @@ def phase_event(mechanism, steps):
     """Return the `DpEvent` of the first steps of a phase."""
     dp, selection = import_dp_accounting(), mechanism.selection
     counts = selection.count_noises(mechanism, steps)
-    return dp.ComposedDpEvent(
+    event = dp.ComposedDpEvent(
         [
             dp.SelfComposedDpEvent(selection.event(mechanism, noise), count)
             for noise, count in sorted((float(n), k) for n, k in counts.items())
         ]
+    )
+    if not mechanism.search:
+        return event
+    return dp.ComposedDpEvent(
+        [_search_event(event, **json.loads(mechanism.search))]
+    )
+
+
+#: The distributions of a search's number of trials, by their shapes.
+TRIAL_SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+
+
+def _search_event(trial_event, expected_trials, distribution, score_noise):
+    """Return the event of a search that publishes the best of its trials."""
+    # Papernot and Steinke, "Hyperparameter tuning with Rényi differential
+    # privacy", arXiv 2110.03620.
+    dp = import_dp_accounting()
+    if score_noise is not None:  # One protected example changes it by one.
+        score_event = dp.GaussianDpEvent(score_noise)
+        trial_event = dp.ComposedDpEvent([trial_event, score_event])
+    return dp.dp_event.RepeatAndSelectDpEvent(
+        trial_event, expected_trials, TRIAL_SHAPES[distribution]
     )
 
 
@@ -68,6 +91,7 @@ def accountant_name(phases):
     if (
         neighboring_relation(phases) == REPLACE
         or num_multipliers > _MAX_MULTIPLIERS
+        or any(m.search for m, steps in phases if steps)
     ):
         return "RDP"
     if min_noise < _MIN_PLD_NOISE:

@@ -373,6 +373,8 @@ class Mechanism:
             a person may have several; one that is another person's; or a user
             with all examples.
         strategy: by which noise is correlated from step to step, or None.
+        search: the JSON of the search whose best trial this is (see
+            `private_search`); empty where training was not part of one.
     """
 
     sampling: str
@@ -383,6 +385,7 @@ class Mechanism:
     examples_per_user: int = 1
     unit: str = "example"
     strategy: Strategy | None = None
+    search: str = ""
 
     @property
     def selection(self) -> BatchSelection:

@@ -107,7 +107,8 @@ _NEIGHBOURS = {
     BLANK: "one {unit} exchanged for a blank, which counts and adds nothing",
 }
 _NOT_COVERED = (
-    "the choice of hyper-parameters by several runs on these examples",
+    "the choice of hyper-parameters by several runs on these examples, other "
+    "than the trials of kpg.privacy.search, which are counted",
     "figures in the logs, such as the loss, clipped_fraction and "
     "nonfinite_samples, and whatever is evaluated on these examples: they "
     "are computed without noise",
@@ -262,6 +263,7 @@ def _phase_entry(mechanism, steps):
         "noise_multiplier": list(mechanism.noise_range(max(steps, 1))),
         "strategy": mechanism.to_dict()["strategy"],
         "clipping": mechanism.clipping,
+        "search": json.loads(mechanism.search) if mechanism.search else None,
     }
 
 
@@ -272,6 +274,24 @@ def _describe_phase(phase):
         f"{describe_clipping(phase['clipping'])}, noise multiplier "
         f"{describe_noise(phase['noise_multiplier'])}"
         f"{_describe_strategy(phase.get('strategy'))}"
+        f"{_describe_search(phase.get('search'))}"
+    )
+
+
+def _describe_search(search):
+    """Say of what search a phase is the best trial; "" of none."""
+    if not search:
+        return ""
+    score = "on public data"
+    if search["score_noise"] is not None:
+        score = (
+            "on protected examples, with noise of standard deviation "
+            f"{search['score_noise']:g} on the number of right answers"
+        )
+    return (
+        "; the best of a random number of such trials, of which "
+        f"{search['expected_trials']:g} were expected "
+        f"({search['distribution']}), by a score {score}"
     )
 
 
@@ -320,5 +340,17 @@ def _assumptions(phases, vouched=()):
         yield (
             "what the user vouches for treats each example by itself: "
             f"{', '.join(vouched)}"
+        )
+    for search in [json.loads(m.search) for m in mechanisms if m.search]:
+        yield (
+            "the score of the search is computed from public data alone"
+            if search["score_noise"] is None
+            else "each entry of the search's private score follows from the "
+            "model and one protected example alone"
+        )
+        yield (
+            "of the search nothing is published but its result: neither the "
+            "number of trials, which is secret, nor how long it took, nor its "
+            "folder"
         )
     yield "the weights were changed by no other training on these examples"

@@ -1,0 +1,420 @@
+"""A search for hyper-parameters whose trials are counted together.
+
+Papernot and Steinke, "Hyperparameter tuning with Rényi differential privacy",
+arXiv 2110.03620: a random number of trials, independent of each other and of
+the same privacy, of which only the best is published.
+"""
+
+import dataclasses
+import inspect
+import json
+import math
+import os
+import pathlib
+import random
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from keras_pergrad.common.numbers import (
+    is_number,
+    positive_integer,
+    positive_number,
+    seed_or_none,
+)
+from keras_pergrad.privacy.accounting import (
+    TRIAL_SHAPES,
+    calibrate_noise,
+    compute_epsilon,
+)
+from keras_pergrad.privacy.mechanism import import_dp_accounting
+from keras_pergrad.privacy.search_trials import (
+    CLIP_NORM,
+    SEARCH_FILE,
+    Trials,
+    draw_trials,
+    make_score,
+    require_same,
+    stored_search,
+    write_json,
+)
+from keras_pergrad.privacy.statement import Statement, describe_noise
+from keras_pergrad.privacy.training import PrivateTraining
+
+#: The noise is calibrated to slightly less than the budget, so that a search
+#: that is resumed on another machine keeps to it in spite of rounding.
+_MARGIN = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """The best trial of a search; print it.
+
+    Attributes:
+        model: the trained model. Its ledger counts the whole search.
+        private: the `PrivateTraining` that it was trained with.
+        point: the hyper-parameters of the trial, name → value.
+        score: of the trial; with a private score, the one with noise.
+        plan: what the search spends, as it was printed before the training.
+    """
+
+    model: Any
+    private: PrivateTraining
+    point: dict[str, Any]
+    score: float
+    plan: str
+
+    def statement(
+        self, weights_file: str | os.PathLike[str] | None = None
+    ) -> Statement:
+        """Return what is guaranteed for the result, a `Statement`.
+
+        Args:
+            weights_file: the path of the file that is published; the
+                statement then has its SHA-256.
+        """
+        return self.private.statement(self.model, weights_file)
+
+    def __str__(self) -> str:
+        point = ", ".join(f"{k}={v!r}" for k, v in self.point.items())
+        return f"{self.plan}\n  best      {point}: score {self.score:.4g}"
+
+
+def search(
+    make_model: Callable[..., Any],
+    space: Mapping[str, Sequence[Any] | Callable[[np.random.Generator], Any]],
+    x: Any,
+    y: Any = None,
+    *,
+    folder: str | os.PathLike[str],
+    epochs: int,
+    expected_trials: float,
+    public_score: Callable[[Any], float] | None = None,
+    private_score: Callable[[Any], Any] | None = None,
+    score_noise: float | None = None,
+    distribution: Literal["geometric", "logarithmic", "poisson"] = "geometric",
+    sample_weight: Any = None,
+    seed: int | None = None,
+    verbose: int = 1,
+    **training: Any,
+) -> SearchResult:
+    """Train with hyper-parameters drawn at random and return the best model.
+
+    The number of trials is random and secret, and only the best trial is
+    published. Epsilon then grows slowly with the number that is expected, where
+    the epsilons of tuning by hand add up (Papernot and Steinke, arXiv
+    2110.03620). The noise of each trial is calibrated so that the search as a
+    whole keeps to `target_epsilon`.
+
+    | `distribution` | the number of trials |
+    |---|---|
+    | `"geometric"` | at least 1, at times several times the expected one |
+    | `"logarithmic"` | often 1, rarely very many; needs less noise |
+    | `"poisson"` | close to the expected one; much noise if that is large |
+
+    With "poisson" it may be 0: then there is no result.
+
+    Args:
+        make_model: `make_model(private, **point)` returns a new
+            `PerGradModel`, compiled with `private.gradient_mode`. Its random
+            numbers come from the seeds of `keras.utils.set_random_seed`.
+        space: name → a list of values, of which each is as likely as the
+            others, or a function that draws a value from a
+            `numpy.random.Generator`. Values are numbers, strings, booleans,
+            None or lists. `clip_norm` goes to `PrivateTraining`, all others
+            to `make_model`. What the privacy of a trial depends on, such as
+            `batch_size`, is the same for all.
+        x, y, sample_weight: the protected examples, as for
+            `PrivateTraining.batches`.
+        folder: where trials are recorded. Called again after it was
+            interrupted, the search goes on with the same trials, draws and
+            noise, and has the same result. The folder must stay secret.
+        epochs: how many epochs each trial trains for.
+        expected_trials: the mean of the number of trials, at least 1.
+        public_score: `public_score(model)` returns a number from public data
+            alone, the higher the better. It costs no privacy. NaN counts as
+            the worst.
+        private_score: in place of it, `private_score(model)` returns (n,)
+            booleans: whether the model is right about each of n protected
+            examples, of training or others. The score is their number, with
+            Gaussian noise that is accounted for in each trial.
+        score_noise: with `private_score`, the standard deviation of that
+            noise, a number of examples.
+        distribution: of the number of trials.
+        seed: an integer makes the search repeatable; keep it secret, or omit
+            it.
+        verbose: 1 prints what the search spends before anything is trained.
+        **training: the other arguments of `PrivateTraining`, such as
+            `target_epsilon`, `delta`, `samples` and `batch_size`.
+
+    Returns:
+        A `SearchResult`.
+
+    Raises:
+        ValueError: an argument is out of range, `folder` has another search,
+            or dp-accounting does not count such trials in a search.
+        TypeError: `make_model` does not take the names of `space`.
+        RuntimeError: the number of trials is 0.
+
+    Example:
+
+    >>> import keras, numpy as np, tempfile
+    >>> import keras_pergrad as kpg
+    >>> x = np.random.default_rng(0).normal(size=(80, 4))
+    >>> y = x.sum(1, keepdims=True)
+    >>> def make_model(private, learning_rate):
+    ...     inputs = keras.Input((4,))
+    ...     model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+    ...     sgd = keras.optimizers.SGD(learning_rate)
+    ...     model.compile(sgd, "mse", gradient_mode=private.gradient_mode)
+    ...     return model
+    >>> def score(model):
+    ...     return -model.evaluate(x[60:], y[60:], verbose=0)
+    >>> best = kpg.privacy.search(
+    ...     make_model,
+    ...     {"learning_rate": [0.01, 0.1], "clip_norm": [0.5, 1.0]},
+    ...     x[:60],
+    ...     y[:60],
+    ...     folder=tempfile.mkdtemp(),
+    ...     public_score=score,
+    ...     expected_trials=2,
+    ...     target_epsilon=5.0,
+    ...     delta=1e-3,
+    ...     samples=60,
+    ...     batch_size=20,
+    ...     epochs=2,
+    ...     user_ids="unique",
+    ...     verbose=0,
+    ... )
+    >>> 4.99 < best.statement()["epsilon"] <= 5.0
+    True
+    """
+    settings = _search_settings(
+        expected_trials, distribution, public_score, private_score, score_noise
+    )
+    _check_space(make_model, space)
+    training["epochs"] = epochs = positive_integer("epochs", epochs)
+    _check_training(training, space, private_score)
+    folder = pathlib.Path(folder)
+    stored = stored_search(folder)
+    noise = training.get("noise_multiplier")
+    if noise is None:
+        noise = stored["noise"] if stored else _calibrate(settings, training)
+    training["noise_multiplier"] = noise
+    seed = seed_or_none(seed)
+    if seed is None:
+        seed = stored["seed"] if stored else secrets.randbits(63)
+    private = _private_training(settings, training)
+    _require_budget(private)
+    record = {
+        "settings": {
+            **dataclasses.asdict(private.mechanism),
+            "search": settings,
+            "epochs": epochs,
+            "delta": private.delta,
+            "target_epsilon": private.target_epsilon,
+        },
+        "seed": seed,
+        "noise": noise if isinstance(noise, float) else None,
+        "trials": draw_trials(space, settings, seed),
+    }
+    plan = _describe(private, settings, space)
+    if stored is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / SEARCH_FILE, record)
+    else:
+        require_same(stored, json.loads(json.dumps(record)), folder)
+    if verbose:
+        print(plan)
+    if not record["trials"]:
+        raise RuntimeError(
+            "The search has no result: its random number of trials is 0. The "
+            "guarantee counts that this can happen, so nothing was trained, "
+            "and this folder keeps saying so. Another search on these "
+            "examples is to be added up with this one. distribution="
+            "'geometric' has at least one trial."
+        )
+    trials = Trials(
+        make_model,
+        lambda **own: _private_training(settings, {**training, **own}),
+        (x, y, sample_weight),
+        make_score(public_score, private_score, score_noise),
+        record["trials"],
+        folder,
+        epochs,
+    )
+    # Not from the secret seed, nor from the state that a trial leaves.
+    later_seed = random.getrandbits(32)
+    try:
+        return SearchResult(*trials.best(), plan)
+    finally:
+        keras.utils.set_random_seed(later_seed)
+
+
+# The arguments, checked before anything is trained.
+
+
+def _search_settings(
+    expected_trials, distribution, public_score, private_score, score_noise
+):
+    """Return what `Mechanism.search` holds as JSON."""
+    if not (is_number(expected_trials) and 1 <= expected_trials < math.inf):
+        raise ValueError(
+            "`expected_trials` must be a number of at least 1. Received: "
+            f"expected_trials={expected_trials!r}"
+        )
+    if distribution not in TRIAL_SHAPES:
+        raise ValueError(
+            f"`distribution` must be one of {sorted(TRIAL_SHAPES)}. "
+            f"Received: distribution={distribution!r}"
+        )
+    if callable(public_score) == callable(private_score):
+        raise ValueError(
+            "Expected one function: `public_score`, which sees public data "
+            "alone, or `private_score`, which says for each of some protected "
+            "examples whether the model is right. Received: public_score="
+            f"{public_score!r}, private_score={private_score!r}"
+        )
+    if (private_score is None) != (score_noise is None):
+        raise ValueError(
+            "Expected `score_noise` together with `private_score`: the number "
+            "of right answers on protected examples needs noise, and a public "
+            f"score none. Received: score_noise={score_noise!r}"
+        )
+    if score_noise is not None:
+        score_noise = positive_number("score_noise", score_noise)
+    return {
+        "expected_trials": float(expected_trials),
+        "distribution": distribution,
+        "score_noise": score_noise,
+    }
+
+
+def _check_space(make_model, space):
+    fixed = set(inspect.signature(PrivateTraining).parameters) - {CLIP_NORM}
+    for name, choice in space.items():
+        if name in fixed:
+            raise ValueError(
+                f"{name!r} cannot be searched for: the guarantee is for trials "
+                f"of the same privacy. Give {name}=... to search(), for all "
+                "trials. Of PrivateTraining's arguments `space` may have "
+                f"{CLIP_NORM!r}, which the noise is relative to."
+            )
+        is_list = isinstance(choice, (list, tuple, range, np.ndarray))
+        if not callable(choice) and not (is_list and len(choice)):
+            raise ValueError(
+                "Each entry of `space` must be a list of values or a function "
+                f"of a numpy.random.Generator. Received: {name}={choice!r}"
+            )
+    names = [name for name in space if name != CLIP_NORM]
+    try:
+        inspect.signature(make_model).bind(None, **dict.fromkeys(names))
+    except TypeError as error:
+        raise TypeError(
+            f"`make_model` must be a function that can be called as "
+            f"make_model(private, {', '.join(f'{n}=...' for n in names)}). "
+            f"Received: {make_model!r} ({error})"
+        ) from None
+
+
+def _check_training(training, space, private_score):
+    if CLIP_NORM in space and training.get(CLIP_NORM) is not None:
+        raise ValueError(
+            "Expected `clip_norm` in `space` or for all trials. Received: "
+            f"both, clip_norm={training[CLIP_NORM]!r}"
+        )
+    if training.get("continue_from") is not None:
+        raise ValueError(
+            "`continue_from` cannot be given to search(): all trials would "
+            "add the noise that comes next in that model's ledger. Begin the "
+            "trials with its weights in `make_model`, and add up both "
+            "epsilons."
+        )
+    has_users = not isinstance(training.get("user_ids"), (str, type(None)))
+    if private_score is not None and has_users:
+        raise ValueError(
+            "`private_score` counts examples, of which a user may have any "
+            "number. With `user_ids` expected a `public_score`. Received: "
+            f"private_score={private_score!r}"
+        )
+
+
+def _calibrate(settings, training):
+    """Return the noise multiplier for which the budget is enough."""
+    target = training.get("target_epsilon")
+    if target is None:
+        return None  # PrivateTraining says what it needs.
+    target = positive_number("target_epsilon", target)
+    unlimited = {**training, "target_epsilon": None, "noise_multiplier": 1.0}
+    plan = _private_training(settings, unlimited)
+    try:
+        return calibrate_noise(
+            plan.mechanism, plan.steps, target * (1 - _MARGIN), plan.delta
+        )
+    except ValueError as error:
+        if settings["score_noise"] is not None:
+            error.add_note("A larger score_noise leaves more of the budget.")
+        raise
+
+
+def _private_training(settings, training):
+    """Return the `PrivateTraining` of a trial, which counts the search."""
+    private = PrivateTraining(**training)
+    private.mechanism = dataclasses.replace(
+        private.mechanism, search=json.dumps(settings, sort_keys=True)
+    )
+    try:
+        private.epsilon()
+    except import_dp_accounting().UnsupportedEventError as error:
+        raise ValueError(
+            "dp-accounting cannot count such trials in a search, which takes "
+            "Rényi differential privacy. With `user_ids`, expected "
+            "samples_per_user=1, or sampling='shuffled'. Received: "
+            f"{private!r}"
+        ) from error
+    return private
+
+
+def _require_budget(private):
+    spent, target = private.epsilon(), private.target_epsilon
+    if target is not None and spent > target:
+        raise ValueError(
+            "The budget is not enough for the search. Expected a larger "
+            "`target_epsilon` or `noise_multiplier`, or no `noise_multiplier`, "
+            f"so that it is calibrated. Received: target_epsilon={target}, "
+            f"while the search spends {spent:.4g}"
+        )
+
+
+# What the search spends, in words.
+
+
+def _describe(private, settings, space):
+    """Return the lines that say what a search spends."""
+    steps, delta = private.steps, private.delta
+    one = dataclasses.replace(private.mechanism, search="")
+    count = round(settings["expected_trials"])
+    score = "on public data"
+    if settings["score_noise"] is not None:
+        score = (
+            "right answers on protected examples, with noise of "
+            f"{settings['score_noise']:g}"
+        )
+    rows = {
+        "points": ", ".join(space) or "none",
+        "trials": f"{settings['expected_trials']:g} expected "
+        f"({settings['distribution']})",
+        "score": score,
+        "each": f"{steps} steps, noise "
+        f"{describe_noise(one.noise_range(steps))} times the clip norm",
+        "epsilon": f"{private.epsilon():.4g} for the search",
+        "compare": f"{compute_epsilon(((one, steps),), delta):.4g} for one "
+        f"training, {compute_epsilon(((one, steps * count),), delta):.4g} "
+        f"for {count} of them added up",
+        "delta": f"{delta:g}",
+    }
+    lines = [f"  {head:<9} {text}" for head, text in rows.items()]
+    return "\n".join(["Private search (the best trial is published)", *lines])

@@ -1,0 +1,266 @@
+"""The trials of a search: their draws, their record and their training."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_pergrad.common.files import write_atomically
+from keras_pergrad.common.numbers import weights_checksum
+from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.training import PrivateTraining
+from keras_pergrad.proof.traced_aside import SEED
+
+#: Separates these draws from others made from the same seed.
+_SEARCH_DOMAIN = 0x736561
+#: What a point may set of `PrivateTraining`: the noise is relative to it.
+CLIP_NORM = "clip_norm"
+
+
+# The draws: how many trials, and the point of each.
+
+
+def trial_distribution(name, mean):
+    """Return the distribution of the number of trials, of SciPy."""
+    from scipy import optimize, stats
+
+    if name == "poisson":
+        return stats.poisson(mean)
+    if name == "geometric" or mean == 1:
+        return stats.geom(1 / mean)
+    # P(k) ∝ (1 - gamma)^k / k. With t = -log(gamma) its mean is (e^t - 1) / t.
+    t: Any = optimize.brentq(
+        lambda t: math.expm1(t) - mean * t,
+        min(mean - 1, 1),
+        2 * math.log(mean) + 2,
+    )
+    return stats.logser(-math.expm1(-t))
+
+
+def draw_trials(space, settings, seed):
+    """Return the trials: of each its point and its seeds, for JSON."""
+
+    def make_generator(number):
+        return np.random.default_rng([_SEARCH_DOMAIN, seed % 2**64, number])
+
+    distribution = trial_distribution(
+        settings["distribution"], settings["expected_trials"]
+    )
+    count = int(distribution.rvs(random_state=make_generator(0)))
+    trials = []
+    for number in range(1, count + 1):
+        generator = make_generator(number)
+        seeds = generator.integers(2**32, size=3)
+        point = {
+            name: _draw_value(name, choice, generator)
+            for name, choice in space.items()
+        }
+        trials.append({"seeds": [int(s) for s in seeds], "point": point})
+    return trials
+
+
+def _draw_value(name, choice, generator):
+    if callable(choice):
+        value = choice(generator)
+    else:
+        value = choice[int(generator.integers(len(choice)))]
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        raise ValueError(
+            "The values of `space` are recorded, so that the search can go on: "
+            "expected numbers, strings, booleans, None or lists. Received: "
+            f"{name}={value!r}. Give a name, and let make_model look it up."
+        ) from None
+
+
+# The record in the folder.
+
+
+SEARCH_FILE, _RESULT_FILE = "search.json", "result.json"
+_WEIGHTS_FILE = "model.weights.h5"
+
+
+def write_json(path, content):
+    """Write a file of JSON that is whole or not there."""
+    text = json.dumps(content, indent=1, sort_keys=True).encode()
+    write_atomically(path, lambda file: file.write(text))
+
+
+def _read_json(path):
+    return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+
+def stored_search(folder):
+    """Return the record of the search that is to go on, or None."""
+    return _read_json(folder / SEARCH_FILE)
+
+
+def require_same(stored, record, folder):
+    """Refuse to go on with a search that was begun with other arguments."""
+    before, now = (
+        {**r["settings"], **r["settings"]["search"], "search": None}
+        for r in (stored, record)
+    )
+    others = [k for k in now if before.get(k) != now[k]]
+    others += ["seed"] * (stored["seed"] != record["seed"])
+    if stored["trials"] != record["trials"] and not others:
+        others = ["space"]
+    if others:
+        raise ValueError(
+            f"The folder {str(folder)!r} has a search that was begun with "
+            f"other arguments: {', '.join(others)}. Expected the same ones, "
+            "to go on with it, or another folder. The epsilons of both "
+            "searches add up."
+        )
+
+
+# The training of trials.
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """The trials of a search, each in a folder of its own."""
+
+    make_model: Callable[..., Any]
+    make_private: Callable[..., PrivateTraining]
+    data: tuple[Any, Any, Any]
+    score: Callable[[Any, int], float]
+    trials: list[dict[str, Any]]
+    folder: pathlib.Path
+    epochs: int
+
+    def best(self):
+        """Train what is not recorded; return the best of all."""
+        results = [
+            _read_json(self._path(number) / _RESULT_FILE)
+            for number in range(len(self.trials))
+        ]
+        if None in results:
+            self._require_new_models(results.index(None))
+        scores = [
+            (result or self._train(number))["score"]
+            for number, result in enumerate(results)
+        ]
+        # Trials are independent and alike: of equal scores any may be taken.
+        best = scores.index(max(scores))
+        model, private, _ = self._new(best)
+        model.load_weights(self._path(best) / _WEIGHTS_FILE)
+        private._models.add(model)
+        return model, private, self.trials[best]["point"], scores[best]
+
+    def _path(self, number):
+        return self.folder / f"trial-{number + 1}"
+
+    def _new(self, number):
+        """Return a trial's model, training and batches, as they begin."""
+        model_seed, training_seed, _ = self.trials[number]["seeds"]
+        point = dict(self.trials[number]["point"])
+        own = {k: point.pop(k) for k in [CLIP_NORM] if k in point}
+        private = self.make_private(seed=training_seed, **own)
+        keras.utils.set_random_seed(model_seed)
+        model = self.make_model(private, **point)
+        ledger = getattr(model, "aggregation_state", None)
+        if (
+            not isinstance(ledger, Ledger)
+            or ledger.mechanism != private.mechanism
+            or ledger.begun
+        ):
+            raise ValueError(
+                "`make_model(private, ...)` must return a new model, compiled "
+                f"with private.gradient_mode. Received: {model!r}"
+            )
+        batches = private.batches(*self.data)
+        spec = keras.utils.unpack_x_y_sample_weight(batches.spec)
+        build_symbolically(model, spec)
+        return model, private, batches
+
+    def _require_new_models(self, number):
+        """Refuse models that are trained by several trials, or unlike."""
+        one, another = (self._new(number)[0] for _ in range(2))
+        shared = {id(v) for v in one.trainable_variables} & {
+            id(v) for v in another.trainable_variables
+        }
+        if shared or weights_checksum(one) != weights_checksum(another):
+            found = (
+                f"models that share {len(shared)} variables, so that a trial "
+                "would go on where another ended"
+                if shared
+                else "other weights for the same seeds"
+            )
+            raise ValueError(
+                "`make_model` must return a new model each time, with equal "
+                "weights after keras.utils.set_random_seed. Received: "
+                f"{found}. Make layers inside of make_model, and draw numbers "
+                "from Keras's, NumPy's and Python's global generators."
+            )
+
+    def _train(self, number):
+        """Train one trial, or go on with it, and record its result."""
+        path = self._path(number)
+        path.mkdir(exist_ok=True)
+        model, private, batches = self._new(number)
+        backup = keras.callbacks.BackupAndRestore(str(path / "backup"))
+        seeds = self.trials[number]["seeds"]
+        model.fit(
+            batches,
+            epochs=self.epochs,
+            callbacks=[private.callback, backup, _EpochSeeds(seeds[0])],
+            verbose=0,
+        )
+        ledger = model.aggregation_state
+        planned = (private.mechanism, private.steps)
+        if ledger.spent != (planned,) or ledger.outside:
+            raise ValueError(
+                "A trial did not train as it was planned, so it cannot be "
+                f"counted. Expected {private.steps} steps. Received: "
+                f"{ledger.updates}. Let make_model return a model that trains "
+                "to the end, and begin in another folder."
+            )
+        score = self.score(model, seeds[2])
+        model.save_weights(path / _WEIGHTS_FILE)
+        result = {"score": -math.inf if math.isnan(score) else float(score)}
+        write_json(path / _RESULT_FILE, result)
+        return result
+
+
+class _EpochSeeds(keras.callbacks.Callback):
+    """Sets the seeds of random layers by the number of the epoch."""
+
+    # `BackupAndRestore` does not keep the seeds of Dropout and the like.
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed = seed
+
+    def on_epoch_begin(self, epoch, logs=None):
+        seeds = [v for v in self.model.variables if v.name == SEED]
+        for number, seed in enumerate(seeds):
+            words = np.random.SeedSequence([self.seed, epoch, number])
+            seed.assign(words.generate_state(2))
+
+
+def make_score(public_score, private_score, noise):
+    """Return a score as a function of the model and of a seed for noise."""
+
+    def count(model, seed):
+        right = np.asarray(private_score(model))
+        if right.dtype != bool or right.ndim != 1:
+            raise ValueError(
+                "`private_score` must return booleans of shape (n,), one for "
+                "each protected example, so that each changes the score by "
+                f"at most 1. Received: {right.dtype} of shape {right.shape}"
+            )
+        return right.sum() + np.random.default_rng(seed).normal(0, noise)
+
+    if public_score is None:
+        return count
+    return lambda model, seed: public_score(model)

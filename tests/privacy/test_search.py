@@ -1,0 +1,389 @@
+"""A search costs what dp-accounting says, and goes on where it was killed."""
+
+import json
+import math
+
+import dp_accounting as dp
+import keras
+import numpy as np
+import pytest
+from dp_accounting import rdp
+from scipy import stats
+
+import keras_pergrad as kpg
+from keras_pergrad.privacy.accounting import compute_epsilon
+from keras_pergrad.privacy.mechanism import Mechanism
+from keras_pergrad.privacy.search_trials import draw_trials
+from keras_pergrad.privacy.statement import Statement
+from tests.power_cut import PowerCut
+from tests.privacy.tiny import N, X, Y
+
+X_PUBLIC = np.random.default_rng(7).normal(size=(30, 3)).astype("float32")
+Y_PUBLIC = (X_PUBLIC.sum(1, keepdims=True) > 0).astype("float32")
+SPACE = {
+    "rate": [0.1, 0.5, 2.0],
+    "clip_norm": lambda generator: 10 ** generator.uniform(-1, 0),
+}
+#: With this seed there are three trials, and the second is the best.
+SEED = 16
+
+
+def make_model(private, rate):
+    inputs = keras.Input((3,))
+    h = keras.layers.Dropout(0.2)(inputs)
+    outputs = keras.layers.Dense(1, activation="sigmoid")(h)
+    net = kpg.PerGradModel(inputs, outputs)
+    net.compile(
+        keras.optimizers.SGD(rate),
+        "binary_crossentropy",
+        gradient_mode=private.gradient_mode,
+        jit_compile=False,
+    )
+    return net
+
+
+def public_score(net):
+    return -net.evaluate(X_PUBLIC, Y_PUBLIC, verbose=0)
+
+
+def is_right(net):
+    return ((net.predict(X, verbose=0) > 0.5) == Y)[:, 0]
+
+
+def search(folder, make=make_model, space=SPACE, **arguments):
+    defaults = {
+        "public_score": public_score,
+        "folder": folder,
+        "epochs": 2,
+        "expected_trials": 3,
+        "noise_multiplier": 2.0,
+        "delta": 1e-2,
+        "samples": N,
+        "batch_size": 12,
+        "user_ids": "unique",
+        "seed": SEED,
+        "verbose": 0,
+    }
+    return kpg.privacy.search(make, space, X, Y, **{**defaults, **arguments})
+
+
+SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+
+
+@pytest.mark.parametrize("distribution", SHAPES)
+@pytest.mark.parametrize(
+    ("sampling", "score_noise"),
+    [("poisson", 8.0), ("fixed", None), ("shuffled", 8.0)],
+)
+def test_epsilon_is_that_of_the_library(distribution, sampling, score_noise):
+    relation = dp.NeighboringRelation
+    noise = dp.GaussianDpEvent(3.0)
+    step, count, neighbours = {
+        "poisson": (
+            dp.PoissonSampledDpEvent(0.1, noise),
+            25,
+            relation.ADD_OR_REMOVE_ONE,
+        ),
+        "fixed": (
+            dp.SampledWithoutReplacementDpEvent(
+                1000, 100, dp.GaussianDpEvent(3.0 / 2)
+            ),
+            25,
+            relation.REPLACE_ONE,
+        ),
+        # Whole epochs of ten batches count, each as one look at all.
+        "shuffled": (noise, 3, relation.REPLACE_SPECIAL),
+    }[sampling]
+    trial = [dp.SelfComposedDpEvent(step, count)]
+    if score_noise:
+        trial.append(dp.GaussianDpEvent(score_noise))
+    event = dp.dp_event.RepeatAndSelectDpEvent(
+        dp.ComposedDpEvent(trial), 7.5, SHAPES[distribution]
+    )
+    accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
+    expected = accountant.compose(event).get_epsilon(1e-5)
+    settings = {
+        "expected_trials": 7.5,
+        "distribution": distribution,
+        "score_noise": score_noise,
+    }
+    one = Mechanism(sampling, 1000, 100, 3.0, "", search=json.dumps(settings))
+    found = compute_epsilon(((one, 25),), 1e-5)
+    assert found == pytest.approx(expected, rel=1e-12)
+    # Training that follows is added to the whole search.
+    later = Mechanism(sampling, 1000, 100, 3.0, "")
+    accountant.compose(dp.SelfComposedDpEvent(step, count))
+    found = compute_epsilon(((one, 25), (later, 25)), 1e-5)
+    assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
+
+
+def _formula(distribution, mean, largest):
+    """The probabilities of 0, 1, ..., from the definitions in the paper."""
+    k = np.arange(largest + 1)
+    if distribution == "poisson":
+        factorials = np.cumprod(np.maximum(k, 1).astype(float))
+        return math.exp(-mean) * mean**k / factorials
+    if distribution == "geometric":
+        found = (1 - 1 / mean) ** (k - 1) / mean
+    else:
+        low, high = 1e-9, 1 - 1e-9
+        while high - low > 1e-14:  # the mean falls as gamma grows
+            gamma = (low + high) / 2
+            is_above = (1 / gamma - 1) / math.log(1 / gamma) > mean
+            low, high = (gamma, high) if is_above else (low, gamma)
+        found = (1 - gamma) ** k / (np.maximum(k, 1) * math.log(1 / gamma))
+    found[0] = 0
+    return found
+
+
+@pytest.mark.parametrize("distribution", SHAPES)
+@pytest.mark.parametrize("mean", [1.5, 6.0])
+def test_the_number_of_trials_and_points_follow_their_formulas(
+    distribution, mean
+):
+    settings = {"distribution": distribution, "expected_trials": mean}
+    searches = [
+        draw_trials({"rate": [1, 2, 3]}, settings, seed) for seed in range(800)
+    ]
+    counts = np.bincount([len(trials) for trials in searches], minlength=9)
+    probabilities = _formula(distribution, mean, 7)
+    # Classes 0 (or 1) to 7, and all that are larger.
+    first = int(distribution != "poisson")
+    observed = [*counts[first:8], counts[8:].sum()]
+    expected = [*probabilities[first:], 1 - probabilities.sum()]
+    assert not counts[:first].any()
+    assert stats.chisquare(observed, 800 * np.array(expected)).pvalue > 1e-3
+    # Seeds are fixed, so what passes once passes always.
+    points = [t["point"]["rate"] for trials in searches for t in trials]
+    assert stats.chisquare(np.bincount(points)[1:]).pvalue > 1e-3
+    seeds = [s for trials in searches for t in trials for s in t["seeds"]]
+    assert len(set(seeds)) > 0.9999 * len(seeds)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search")
+    return search(folder), folder
+
+
+def test_the_best_trial_is_the_result(undisturbed):
+    result, folder = undisturbed
+    scores = [
+        json.loads(path.read_text())["score"]
+        for path in sorted(folder.glob("trial-*/result.json"))
+    ]
+    assert len(set(scores)) == 3
+    assert result.score == max(scores)
+    assert public_score(result.model) == pytest.approx(result.score, rel=1e-6)
+    trials = json.loads((folder / "search.json").read_text())["trials"]
+    assert result.point == trials[scores.index(max(scores))]["point"]
+    assert result.private.clipping.clip_norm == result.point["clip_norm"]
+    assert float(result.model.optimizer.learning_rate) == pytest.approx(
+        result.point["rate"]
+    )
+    assert f"score {result.score:.4g}" in str(result)
+
+
+def test_its_statement_counts_the_whole_search(undisturbed, tmp_path):
+    result, _ = undisturbed
+    steps = 2 * math.ceil(N / 12)
+    step = dp.PoissonSampledDpEvent(12 / N, dp.GaussianDpEvent(2.0))
+    event = dp.dp_event.RepeatAndSelectDpEvent(
+        dp.SelfComposedDpEvent(step, steps), 3, 1
+    )
+    expected = rdp.RdpAccountant().compose(event).get_epsilon(1e-2)
+    statement = result.statement()
+    assert statement["epsilon"] == pytest.approx(expected, rel=1e-12)
+    assert statement["accountant"] == "RDP"
+    assert not statement["outside"]
+    assert not statement["planned"]
+    (phase,) = statement["phases"]
+    assert (phase["steps"], phase["search"]["expected_trials"]) == (steps, 3)
+    text = " ".join(str(statement).split())
+    for words in (
+        "the best of a random number of such trials, of which 3 were expected",
+        "by a score on public data",
+        "the score of the search is computed from public data alone",
+        "neither the number of trials",
+        "other than the trials of kpg.privacy.search",
+    ):
+        assert words in text
+    assert str(Statement(json.loads(json.dumps(statement)))) == str(statement)
+    # Who saves the model and goes on with it begins from the whole search.
+    result.model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    more = kpg.PrivateTraining(
+        noise_multiplier=2.0,
+        delta=1e-2,
+        samples=N,
+        batch_size=12,
+        user_ids="unique",
+        continue_from=loaded,
+    )
+    assert more.epsilon(0) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("where", ["in a trial", "between trials"])
+def test_a_search_that_was_killed_ends_as_an_undisturbed_one(
+    where, undisturbed, tmp_path, monkeypatch
+):
+    expected, folder = undisturbed
+    fits, net_class = [], kpg.PerGradModel
+    fit = net_class.fit
+
+    def dying_fit(self, *arguments, callbacks, **others):
+        fits.append(self)
+        if len(fits) == 2 and where == "in a trial":
+            callbacks = [*callbacks, PowerCut()]
+        if len(fits) == 2 and where == "between trials":
+            raise RuntimeError("power cut")
+        return fit(self, *arguments, callbacks=callbacks, **others)
+
+    monkeypatch.setattr(net_class, "fit", dying_fit)
+    with pytest.raises(RuntimeError, match="power cut"):
+        search(tmp_path)
+    assert [p.parent.name for p in tmp_path.glob("trial-*/result.json")] == [
+        "trial-1"
+    ]
+    # The seed of the folder counts, where none is given.
+    result = search(tmp_path, seed=None)
+    assert len(fits) == 4  # of three trials, the second twice
+    for name in ("search.json", *(f"trial-{k}/result.json" for k in (1, 2, 3))):
+        assert (tmp_path / name).read_text() == (folder / name).read_text()
+    assert result.point == expected.point
+    for a, b in zip(result.model.get_weights(), expected.model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    # Once more: nothing is trained.
+    again = search(tmp_path)
+    assert len(fits) == 4
+    assert again.score == expected.score
+
+
+def test_the_budget_is_of_the_whole_search(tmp_path, capsys):
+    """Also with a score that costs some; the noise is enough and no more."""
+    result = search(
+        tmp_path,
+        noise_multiplier=None,
+        target_epsilon=6.0,
+        public_score=None,
+        private_score=is_right,
+        score_noise=5.0,
+        expected_trials=1.5,
+        verbose=1,
+    )
+    statement = result.statement()
+    assert 5.99 < statement["epsilon"] <= 6
+    (phase,) = statement["phases"]
+    assert phase["search"]["score_noise"] == 5
+    assert "standard deviation 5 on the number of right answers" in " ".join(
+        str(statement).split()
+    )
+    printed = capsys.readouterr().out
+    assert "1.5 expected (geometric)" in printed
+    assert f"{statement['epsilon']:.4g} for the search" in printed
+    assert "for 2 of them added up" in printed
+    # Noise on the count, drawn from the trial's own seed.
+    (record,) = [json.loads((tmp_path / "search.json").read_text())]
+    number = [t["point"] for t in record["trials"]].index(result.point)
+    noise = np.random.default_rng(record["trials"][number]["seeds"][2])
+    expected = is_right(result.model).sum() + noise.normal(0, 5)
+    assert result.score == pytest.approx(expected)
+
+
+def test_a_search_may_have_no_trial(tmp_path):
+    arguments = {"distribution": "poisson", "expected_trials": 1.0}
+    settings = {**arguments}
+    seed = next(s for s in range(99) if not draw_trials(SPACE, settings, s))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="number of trials is 0"):
+            search(tmp_path, **arguments, seed=seed)
+
+
+REFUSED = {
+    "`expected_trials` must be": {"expected_trials": 0.5},
+    "`distribution` must be one of": {"distribution": "binomial"},
+    "Expected one function": {"public_score": None},
+    "Received: public_score=": {"private_score": is_right, "score_noise": 1.0},
+    "together with `private_score`": {"score_noise": 1.0},
+    "`score_noise` must be a positive": {
+        "public_score": None,
+        "private_score": is_right,
+        "score_noise": 0.0,
+    },
+    "'batch_size' cannot be searched for": {"space": {"batch_size": [1]}},
+    "must be a list of values or a function": {"space": {"rate": []}},
+    "are recorded, so that": {"space": {"rate": [keras.optimizers.SGD()]}},
+    "in `space` or for all trials": {"clip_norm": 1.0},
+    "`continue_from` cannot be given": {"continue_from": object()},
+    "With `user_ids` expected a `public_score`": {
+        "public_score": None,
+        "private_score": is_right,
+        "score_noise": 1.0,
+        "user_ids": range(N),
+        "samples_per_user": 1,
+    },
+    "cannot count such trials in a search": {
+        "user_ids": range(N),
+        "samples_per_user": 2,
+    },
+    "not enough for the search": {"target_epsilon": 2.0},
+    "Received: both, epochs": {"steps": 3},
+    "`epochs` must be a positive": {"epochs": 0},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_arguments_are_refused_before_anything_is_written(message, tmp_path):
+    folder = tmp_path / "search"
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        search(folder, **REFUSED[message])
+    assert not folder.exists()
+
+
+def test_functions_that_make_no_new_model_are_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"make_model\(private, rate=\.\.\.\)"):
+        search(tmp_path / "a", make=lambda private: None)
+    with pytest.raises(ValueError, match="must return a new model, compiled"):
+        search(tmp_path / "b", make=lambda private, rate: None)
+    shared = keras.layers.Dense(1, activation="sigmoid")
+
+    def make_shared(private, rate):
+        inputs = keras.Input((3,))
+        net = kpg.PerGradModel(inputs, shared(inputs))
+        net.compile("sgd", "mse", gradient_mode=private.gradient_mode)
+        return net
+
+    with pytest.raises(ValueError, match="models that share 2 variables"):
+        search(tmp_path / "c", make=make_shared)
+    generator = np.random.default_rng(0)
+
+    def make_unlike(private, rate):
+        net = make_model(private, rate)
+        net.set_weights([generator.normal(size=(3, 1)), np.zeros(1)])
+        return net
+
+    with pytest.raises(ValueError, match="other weights for the same seeds"):
+        search(tmp_path / "d", make=make_unlike)
+
+
+def test_another_search_does_not_go_on_in_a_folder(undisturbed):
+    _, folder = undisturbed
+    for name, arguments in {
+        "seed": {"seed": SEED + 1},
+        "batch_size": {"batch_size": 10},
+        "epochs": {"epochs": 3},
+        "space": {"space": {**SPACE, "rate": [0.1, 0.5, 2.5]}},
+        "distribution": {"distribution": "logarithmic"},
+    }.items():
+        with pytest.raises(ValueError, match=f"other arguments: {name}[,.]"):
+            search(folder, **arguments)
+
+
+def test_a_private_score_has_one_boolean_for_each_example(tmp_path):
+    with pytest.raises(ValueError, match="must return booleans of shape"):
+        search(
+            tmp_path,
+            public_score=None,
+            private_score=lambda net: net.predict(X, verbose=0),
+            score_noise=1.0,
+        )
