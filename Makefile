@@ -11,7 +11,7 @@ WORKERS ?= 2
 TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-rest test-slow test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
+.PHONY: setup demo test test-rest test-slow test-all coverage prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
 	test-nightly hunt hunt-proof mutants lint format docs versions notebooks figures outputs bench bench-gpu bench-venvs clean
 
 setup: $(READY)
@@ -53,6 +53,14 @@ test-slow:
 
 test-all:
 	$(MAKE) test TIER=all MARKS="not exhaustive and not timing"
+
+# Which lines of the package the tests run, in one process; TIER and TESTS as
+# for `make test`.
+coverage: $(READY)
+	mkdir -p build
+	COVERAGE_FILE=build/coverage $(BIN)/python -m coverage run \
+		--source keras_pergrad -m pytest --tier $(TIER) -m "$(MARKS)" $(TESTS)
+	COVERAGE_FILE=build/coverage $(BIN)/python -m coverage report
 
 # What each test costs, on a machine with nothing else to do.
 prices: $(READY)

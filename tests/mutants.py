@@ -366,6 +366,13 @@ MUTANTS = (
         "by_user[rank <= max_per_user]",
         ("tests/privacy/test_sampling.py",),
     ),
+    Mutant(
+        "clipping_variants-count-not-centred",
+        "privacy/clipping_variants.py",
+        "tf.convert_to_tensor(below) - seen / 2",
+        "tf.convert_to_tensor(below) - seen",
+        ("tests/privacy/test_replay.py",),
+    ),
     # Influence.
     Mutant(
         "attribution-divided-by-the-tests",

@@ -126,7 +126,9 @@ def _probe_kinds(model, x, training, size, start):
     replay = Replay(recorded, list(model.trainable_variables))
     terms = additional_sums(replay, size)
     # A mean over no samples is NaN.
-    is_known = [tf.logical_and(value != 0, n > 0) for value, _ in terms]
+    is_known = [
+        (value != 0) & tf.math.is_finite(value) & (n > 0) for value, _ in terms
+    ]
     kinds = [kind for _, kind in terms]
     return tf.stack([tf.cast(is_known, tf.float32), kinds])
 

@@ -5,6 +5,8 @@ import math
 import operator
 import warnings
 
+import numpy as np
+
 from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
 from keras_pergrad.common.numbers import positive_integer, positive_number
 from keras_pergrad.privacy.clipping_variants import AdaptiveClippedMean
@@ -255,6 +257,8 @@ def warn_of_weights(weights):
     """Warn if weights seem to have been divided by their sum."""
     if weights is None or not hasattr(weights, "mean"):
         return
+    # In float64, where the squares of large weights are finite.
+    weights = np.asarray(weights, "float64")
     mean, spread = float(weights.mean()), float(weights.std())
     total = mean * len(weights)
     if spread > 0 and min(abs(mean - 1), abs(total - 1)) < 1e-6:

@@ -100,7 +100,7 @@ class Replay:
         # What all outputs add up is rounded by its size, not by that of what
         # is left of it in those of a single sample.
         self._coarse_scales = [
-            tf.reduce_max(tf.abs(tf.cast(t, tf.float64)))
+            _largest(t)
             if self.tolerance and t.dtype.is_floating
             else None
             for t in recorded.outputs
@@ -225,6 +225,13 @@ class Replay:
             "gradient cannot be computed. Make the layer act on each sample "
             "alone and draw with keras.random, or use gradient_mode='batch'."
         )
+
+
+def _largest(tensor):
+    """Return the largest size of the numbers, but for NaN and infinity."""
+    sizes = tf.abs(tf.cast(tensor, tf.float64))
+    finite = tf.math.is_finite(sizes)
+    return tf.reduce_max(tf.where(finite, sizes, tf.zeros_like(sizes)))
 
 
 def _dense(gradient):

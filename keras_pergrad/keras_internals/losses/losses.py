@@ -135,7 +135,8 @@ def additional_sums(replay, n):
     """Return each `add_loss` term of n samples, and its kind for `by_kind`."""
     # A batch with every sample twice shows whether the term is a sum or a mean.
     # (One sample is not enough: its term may be 0.) If a term is 0 for both
-    # batches, the op that reduced it decides.
+    # batches, or a sample makes it NaN or infinite, the op that reduced it
+    # decides.
     if not replay.recorded.losses:
         return []
     terms = []
@@ -151,13 +152,16 @@ def additional_sums(replay, n):
         tolerance = replay.tolerance or 1e-3
         is_additive = error <= tolerance * (tf.abs(single) + 1e-3)
         # A replica may have no sample, and a mean over none is NaN.
-        is_additive = tf.logical_or(is_additive, tf.equal(n, 0))
+        is_finite = tf.math.is_finite(single) & tf.math.is_finite(double)
+        is_additive |= tf.equal(n, 0) | ~is_finite
         check = tf.debugging.Assert(
             is_additive, [_LOSS_MESSAGE, single, double]
         )
         with tf.control_dependencies([check] if check is not None else []):
             both_zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
-            is_sum = tf.where(both_zero, guess, sum_error < mean_error)
+            is_sum = tf.where(
+                both_zero | ~is_finite, guess, sum_error < mean_error
+            )
             # XLA drops assertions, but not NaN.
             kind = tf.where(
                 is_additive, tf.cast(is_sum, tf.float32), float("nan")

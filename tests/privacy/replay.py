@@ -1,0 +1,418 @@
+"""Replay of private training: what one unit moves on neighbouring data.
+
+A unit is what the guarantee is for: an example, or a user with all examples.
+Its data take several forms, from a blank to a gross outlier, and `fit` runs
+once with each. The run with plain data is recorded. In the others each release
+of the mechanism is replaced by the recorded one, so that all runs have the
+same weights in each step; the draws are the same anyway. What still differs is
+what the unit contributes to the mechanism: at most the sensitivity that the
+accounting assumes. All else, such as the state of layers, must be equal.
+(arXiv 2602.17454.)
+
+A setting is a row: `Setting(arguments, ...)`. If its noise is correlated over
+steps, or its batches are augmented, `whitened` is the place that turns what is
+released in a step into numbers whose noise has the deviation 1.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.keras_internals.state.saved import AggregationState
+from keras_pergrad.modes import sums
+from keras_pergrad.modes.microbatches import part_sizes
+from keras_pergrad.privacy.mechanism import REPLACE
+from keras_pergrad.privacy.private_mean import PrivateMean
+
+N, SIZE, CLIP, NOISE = 12, 2, 0.5, 2.0
+#: With it the units below are in some batches, alone in one, and one is empty.
+SEED = 955
+_rng = np.random.default_rng(6)
+# The first column tells the rows apart and has the same numbers in all forms.
+X = _rng.normal(size=(N, 3)).astype("float32")
+Y = _rng.normal(size=(N, 1)).astype("float32")
+WEIGHTS = np.linspace(0.5, 2, N).astype("float32")
+
+
+def network():
+    """A model whose outliers have large gradients in each variable."""
+    inputs = keras.Input((3,))
+    hidden = keras.layers.Dense(4, activation="leaky_relu")(inputs)
+    return kpg.PerGradModel(inputs, keras.layers.Dense(1)(hidden))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A row of the table.
+
+    Attributes:
+        arguments: of `PrivateTraining`, besides the defaults of `training`.
+        unit: the rows that are the unit's.
+        compiled: arguments of `compile`.
+        weighted: whether the examples have weights.
+        make: the function that makes the model.
+        attains: whether an outlier comes as far as the sensitivity.
+        pads: whether batches are padded to a few sizes for XLA.
+        rounding: by how much of the sensitivity the gradients of the others
+            are rounded differently, in a batch of another size.
+    """
+
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unit: tuple[int, ...] = (N - 1,)
+    compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+    weighted: bool = True
+    make: Callable[[], Any] = network
+    attains: bool = True
+    pads: bool = True
+    rounding: float = 1e-4
+
+    def training(self):
+        defaults = {
+            "noise_multiplier": NOISE,
+            "delta": 1e-2,
+            "samples": N,
+            "batch_size": SIZE,
+            "seed": SEED,
+            "user_ids": "unique",
+        }
+        if "clipping" not in self.arguments:
+            defaults["clip_norm"] = CLIP
+        return kpg.PrivateTraining(**{**defaults, **self.arguments})
+
+
+# What the unit's data may be.
+
+
+def _gross(x, y, weights, unit):
+    x[unit, 1:] *= 100
+    y[unit] = 1e4
+
+
+def _opposite(x, y, weights, unit):
+    _gross(x, y, weights, unit)
+    y[unit] = -1e4
+
+
+def _not_finite(x, y, weights, unit):
+    x[unit, 1], x[unit, 2] = np.nan, np.inf
+
+
+def _heavy(x, y, weights, unit):
+    weights[unit] = 1e20
+
+
+def _as_it_is(x, y, weights, unit):
+    pass
+
+
+PLAIN, BLANK = "plain", "blank"
+FORMS = {
+    PLAIN: _as_it_is,
+    "gross": _gross,
+    "opposite": _opposite,
+    "not finite": _not_finite,
+    "heavy": _heavy,
+    BLANK: _as_it_is,
+}
+
+
+# The runs.
+
+
+@dataclasses.dataclass
+class Step:
+    """What went into a step, and what came out of its mechanism.
+
+    Attributes:
+        rows: the rows of the batch.
+        draws: the noise, a list of (draw, deviation).
+        contributed: the sums of the clipped gradients, one per variable.
+        released: the gradients with noise; the next clip norm is the last if
+            it is estimated. Those of this run's own data.
+        state: all that is kept after the step, but the metrics.
+    """
+
+    rows: list[int]
+    draws: list[Any] = dataclasses.field(default_factory=list)
+    contributed: list[Any] = dataclasses.field(default_factory=list)
+    released: list[Any] | None = None
+    state: list[Any] | None = None
+
+
+class Recorder:
+    """The steps of each run; later runs get the releases of the first."""
+
+    def __init__(self):
+        self.runs: dict[str, list[Step]] = {}
+        self.sizes: set[int] = set()
+        self.steps: list[Step] = []
+        self.row_of: dict[float, int] = {}
+
+    def begin(self, form, x):
+        self.row_of = {float(first): row for row, first in enumerate(x[:, 0])}
+        self.steps = self.runs[form] = []
+
+    def see_batch(self, x):
+        rows = [self.row_of[float(first)] for first in x[:, 0]]
+        self.steps.append(Step(rows))
+
+    def see_size(self, size):
+        self.sizes.add(int(size))
+
+    def see_draw(self, draw, deviation):
+        self.steps[-1].draws.append((draw, float(deviation)))
+
+    def exchange(self, n, *values):
+        """Take what a step has released; return what is to be released."""
+        step, count = self.steps[-1], int(values[0])
+        means, step.released = values[1 : 1 + count], [*values[1 + count :]]
+        step.contributed = [g * n if n else np.zeros_like(g) for g in means]
+        return self.runs[PLAIN][len(self.steps) - 1].released
+
+
+@contextlib.contextmanager
+def recording(recorder):
+    """Let a recorder see batches, draws and releases of what is traced here."""
+    finish, normal = PrivateMean.finish, AggregationState.normal
+
+    def seen_normal(self, like, deviation):
+        draw = normal(self, like, deviation)
+        seen = [draw, tf.cast(deviation, "float32")]
+        tf.numpy_function(recorder.see_draw, seen, [])
+        return draw
+
+    def seen_finish(self, gradients, n, state=None):
+        gradients = [tf.convert_to_tensor(g) for g in gradients]
+        released = finish(self, gradients, n, state)
+        if "clip" in state.kept:
+            released = [*released, tf.convert_to_tensor(state.clip)]
+        values = [n, len(gradients), *gradients, *released]
+        dtypes = [tensor.dtype for tensor in released]
+        exchanged = tf.numpy_function(recorder.exchange, values, dtypes)
+        for frozen, tensor in zip(exchanged, released, strict=True):
+            frozen.set_shape(tensor.shape)
+        if "clip" in state.kept:
+            state.clip.assign(exchanged.pop())
+        return exchanged
+
+    class SeenBatch(sums.PaddedBatch):
+        def __init__(self, batch, sizes=()):
+            super().__init__(batch, sizes)
+            rows = tf.shape(self.present)[0]
+            tf.numpy_function(recorder.see_size, [rows], [])
+
+    with (
+        mock.patch.object(AggregationState, "normal", seen_normal),
+        mock.patch.object(PrivateMean, "finish", seen_finish),
+        mock.patch.object(sums, "PaddedBatch", SeenBatch),
+    ):
+        yield
+
+
+class KeepState(keras.callbacks.Callback):
+    """Copies all that a model keeps, after each step."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.recorder.steps[-1].state = [
+            np.array(variable) for variable in kept_variables(self.model)
+        ]
+
+
+def kept_variables(model):
+    ledger = model.aggregation_state
+    return [
+        *model.variables,
+        *model.optimizer.variables,
+        *(getattr(ledger, name) for name in ledger.kept),
+        ledger.generator.state,
+    ]
+
+
+def replay(setting):
+    """Train with each form of the unit; return training, model, recorder."""
+    training, recorder = setting.training(), Recorder()
+    keras.utils.set_random_seed(4)
+    model = setting.make()
+    model.compile(
+        gradient_mode=training.gradient_mode,
+        **{
+            "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
+            "loss": "mse",
+            "jit_compile": False,
+            **setting.compiled,
+        },
+    )
+    model.optimizer.build(model.trainable_variables)
+    train_step = model.train_step
+
+    def seen_step(data):
+        tf.numpy_function(recorder.see_batch, [data[0]], [])
+        return train_step(data)
+
+    model.train_step = seen_step
+    start = [np.array(variable) for variable in kept_variables(model)]
+    with recording(recorder):
+        for form in forms_of(setting, training):
+            for variable, value in zip(kept_variables(model), start):
+                variable.assign(value)
+            data = data_of(setting, training, form, recorder)
+            model.fit(
+                data,
+                callbacks=[training.callback, KeepState(recorder)],
+                verbose=0,
+            )
+    return training, model, recorder
+
+
+def forms_of(setting, training):
+    left_out = set() if setting.weighted else {"heavy"}
+    if relation(training) == REPLACE:
+        left_out.add(BLANK)
+    return [form for form in FORMS if form not in left_out]
+
+
+def relation(training):
+    return training.mechanism.selection.relation(training.mechanism)
+
+
+def data_of(setting, training, form, recorder):
+    """Return the batches of a form, and tell the recorder of their rows."""
+    arrays = X.copy(), Y.copy(), WEIGHTS.copy()
+    FORMS[form](*arrays, list(setting.unit))
+    recorder.begin(form, arrays[0])
+    data = training.batches(*arrays if setting.weighted else arrays[:2])
+    if form == BLANK:
+        rows = np.arange(N) if data.rows is None else data.rows
+        data.excluded_rows = np.flatnonzero(np.isin(rows, setting.unit))
+    return data
+
+
+# The check.
+
+
+def check(setting):
+    """Train with each form of the unit, and compare the runs."""
+    training, model, recorder = replay(setting)
+    runs = recorder.runs
+    if setting.pads:
+        sizes = training.gradient_mode.aggregation.batch_sizes()
+        sizes = part_sizes(sizes, training.microbatch_size)
+        assert recorder.sizes <= {*sizes}, "sizes of batches"
+    for steps in runs.values():
+        check_equal(setting, steps, runs[PLAIN])
+        check_releases(training, steps)
+    check_noise(training, runs[PLAIN])
+    check_distances(setting, training, model, runs)
+
+
+def check_equal(setting, steps, recorded):
+    """All but the unit's rows and what follows from them is equal."""
+    assert len(steps) == len(recorded)
+    for step, other in zip(steps, recorded, strict=True):
+        rows, others = (
+            [row for row in s.rows if row not in setting.unit]
+            for s in (step, other)
+        )
+        assert rows == others
+        assert len(step.draws) == len(other.draws)
+        for (draw, deviation), (same, as_large) in zip(step.draws, other.draws):
+            np.testing.assert_array_equal(draw, same)
+            assert deviation == as_large
+        assert (step.state is None) == (other.state is None)
+        for value, same in zip(step.state or (), other.state or ()):
+            unequal = "state with the unit"
+            np.testing.assert_array_equal(value, same, err_msg=unequal)
+
+
+def check_releases(training, steps):
+    """Each step adds the noise once, and divides by a public number."""
+    size = training.mechanism.batch_size
+    for step in steps:
+        assert len(step.draws) == len(step.released), "draws of a step"
+        for contributed, released, (draw, deviation) in zip(
+            step.contributed, step.released, step.draws
+        ):
+            error = (released * size - contributed - draw) / deviation
+            np.testing.assert_allclose(error, 0, atol=1e-4, err_msg="release")
+
+
+def check_noise(training, steps):
+    """The draws have the deviation that they are given."""
+    drawn = [
+        (draw / deviation).ravel()
+        for step in steps
+        for draw, deviation in step.draws
+    ]
+    drawn = np.concatenate(drawn)
+    assert abs(drawn.std() - 1) < 4 / np.sqrt(2 * len(drawn)), "noise"
+    assert len(np.unique(drawn)) == len(drawn), "noise that was added before"
+
+
+def check_distances(setting, training, model, runs):
+    """The unit moves what is released by no more than is accounted for."""
+    mechanism = training.mechanism
+    groups = training.clipping.groups(model.trainable_variables) or [0]
+    root = np.sqrt(max(groups) + 1)
+    noise = mechanism.noise(0, len(runs[PLAIN]))
+    counts = [
+        sum(row in setting.unit for row in step.rows) for step in runs[PLAIN]
+    ]
+    assert 0 in counts or mechanism.is_full_batch
+    assert max(counts) > 0
+    assert max(counts) <= mechanism.examples_per_user, "rows of a user"
+    seen = {row for step in runs[PLAIN] for row in step.rows}
+    assert len(seen & {*setting.unit}) <= mechanism.examples_per_user
+    exchanges = relation(training) == REPLACE
+    pairs = (
+        itertools.combinations(runs, 2)
+        if exchanges
+        else [(form, BLANK) for form in runs if form != BLANK]
+    )
+    largest = np.zeros(max(groups) + 1)
+    for pair in pairs:
+        for t, (one, other) in enumerate(zip(*(runs[form] for form in pair))):
+            moved = distances(training, groups, one, other)
+            bound = counts[t] * (2 if exchanges else 1) / (noise[t] * root)
+            if not counts[t]:
+                assert not moved.any(), f"moved without the unit: {pair}"
+                continue
+            within = moved <= bound * (1 + setting.rounding)
+            assert within.all(), f"moved {moved} of {bound}: {pair}, step {t}"
+            largest = np.maximum(largest, moved / bound)
+    if setting.attains:
+        assert (largest >= 0.9).all(), ("not attained", largest)
+
+
+def distances(training, groups, one, other):
+    """How far two steps' releases are apart, in deviations, by group."""
+    squares = np.zeros(max(groups) + 1)
+    whites = (whitened(training, step) for step in (one, other))
+    for k, (a, b) in enumerate(zip(*whites, strict=True)):
+        group = groups[k] if k < len(groups) else 0
+        squares[group] += np.sum((a - b) ** 2)
+    return np.sqrt(squares)
+
+
+def whitened(training, step):
+    """What a step has released, in units of its noise."""
+    size, clipping = training.mechanism.batch_size, training.clipping
+    values = [released.astype(float) for released in step.released]
+    if len(values) > len(step.contributed):
+        # C · exp(−clip_rate · count / size) hides a count with noise.
+        values[-1] = -np.log(values[-1]) / clipping.clip_rate
+    return [
+        value * size / deviation
+        for value, (_, deviation) in zip(values, step.draws, strict=True)
+    ]
