@@ -27,6 +27,10 @@ from keras_pergrad.keras_internals.data.batches import (
     map_tensors,
     sample_count,
 )
+from keras_pergrad.keras_internals.data.views import (
+    call_views,
+    rows_of_views,
+)
 from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import (
     by_kind,
@@ -34,7 +38,6 @@ from keras_pergrad.keras_internals.losses.losses import (
 )
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
 from keras_pergrad.keras_internals.models.parts import (
-    call_model,
     compiled_loss,
     mask_of,
     set_mask,
@@ -91,14 +94,16 @@ class MicrobatchSums:
         """Return the model's outputs, and the terms given to `add_loss`."""
         added = []
         with recording_losses(self.model, added):
-            return call_model(self.model, x), added
+            return call_views(self.model, x), added
 
     def update_metrics(self, x, y, y_pred, sample_weight):
         """Update the metrics; on several replicas, return what to add."""
         # A loop of one replica cannot update what all replicas share.
 
         def update():
-            self.model.compute_metrics(x, y, y_pred, sample_weight)
+            self.model.compute_metrics(
+                *rows_of_views(x, y, y_pred, sample_weight)
+            )
 
         if self.several:
             return replicas.additions(self.model.metrics_variables, update)
@@ -379,7 +384,7 @@ class PartOfBatch:
 def call_with_postponed(model, x):
     """Return a model's outputs and `add_loss` terms; it assigns at the end."""
     with replicas.PostponedUpdates() as scope:
-        y_pred = call_model(model, x)
+        y_pred = call_views(model, x)
     scope.assign(sample_count(x))
     return y_pred, scope.losses
 
@@ -404,7 +409,7 @@ class WeightedSums(MicrobatchSums):
         """Return those of a microbatch, which add up; nothing is assigned."""
         # In a graph, ops that do not affect the denominators are pruned.
         with keras.StatelessScope():
-            y_pred = call_model(self.model, x)
+            y_pred = call_views(self.model, x)
         terms = self.evaluate(x, y, y_pred, sample_weight)
         self._require_known(terms)
         return [t.denominator for t in terms]

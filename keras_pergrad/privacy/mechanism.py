@@ -281,6 +281,8 @@ class Mechanism:
         unit: whom the guarantee is for, one of `UNITS`: an example, of which
             a person may have several; one that is another person's; or a user
             with all examples.
+        augmentations: how many views of an example its gradient is the mean
+            of; the accounting does not depend on it.
     """
 
     sampling: str
@@ -290,6 +292,7 @@ class Mechanism:
     clipping: str
     examples_per_user: int = 1
     unit: str = "example"
+    augmentations: int = 1
 
     @property
     def selection(self) -> BatchSelection:
