@@ -1,6 +1,5 @@
 """The augmented views of the examples of private training."""
 
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -9,6 +8,7 @@ from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.keras_internals.data.batches import map_tensors
 from keras_pergrad.keras_internals.data.views import Views, split_rows
 from keras_pergrad.keras_internals.graphs import draws
+from keras_pergrad.keras_internals.models.parts import trace_symbolically
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.proof.op_facts import DRAWS, FACTS, KNOWN_STATE
 
@@ -65,10 +65,17 @@ class Augmentation:
 
     def __init__(self, augment, count, spec):
         self._augment, self._count = augment, count
+        self._is_layer = isinstance(augment, keras.layers.Layer)
         x, *others = spec
         single = map_tensors(
             lambda s: tf.TensorSpec([1, *s.shape[1:]], s.dtype), x
         )
+        if self._is_layer and not augment.built:
+            # A seed of ours must not make the first values of its weights.
+            symbolic = map_tensors(
+                lambda s: keras.KerasTensor(s.shape, s.dtype.name), single
+            )
+            trace_symbolically(augment, symbolic)
         self._view = tf.function(
             self._make_view,
             autograph=False,
@@ -114,8 +121,7 @@ class Augmentation:
 
     def _make_view(self, single, seed):
         """Return one view of an example, without a first axis."""
-        is_layer = isinstance(self._augment, keras.layers.Layer)
-        arguments = {"training": True} if is_layer else {}
+        arguments = {"training": True} if self._is_layer else {}
         with draws.seeded(lambda k: _folded(seed, k)):
             views = self._augment(single, **arguments)
         views = map_tensors(tf.convert_to_tensor, views)

@@ -428,7 +428,8 @@ def _trace_forward(model, batches):
 
     data = batches.spec
     rows = keras.utils.unpack_x_y_sample_weight(batches.row_spec)
-    build_symbolically(model, rows)
+    with model.distribute_strategy.scope():
+        build_symbolically(model, rows)
     concrete = forward_pass.get_concrete_function(data)
     batch, assigned, *losses = traces[-1]
     values = [value for _, value in assigned]

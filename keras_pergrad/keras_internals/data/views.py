@@ -34,6 +34,11 @@ def count_views(*parts):
     return None if views is None else first_tensor(views).shape[1]
 
 
+def without_mark(part):
+    """Return the tensors (n, K, ...) of a `Views`, anything else as it is."""
+    return part.tensors if isinstance(part, Views) else part
+
+
 def flatten_views(views):
     """Return the structure of a `Views` with n·K rows in its tensors."""
     return map_tensors(lambda t: _reshape(t, 2, [-1]), views.tensors)
