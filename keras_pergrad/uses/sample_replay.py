@@ -127,8 +127,8 @@ class Replay:
         if rows.shape.rank == 0:
             return rows  # One number for all samples.
         size = self.recorded.batch_axis
-        if self._views and rows.shape[0] != 1:
-            rows = views.split(rows, self._views)
+        if size is not None:
+            size *= self._views or 1
         if rows.shape[0] not in (None, 1, size):
             raise ValueError(
                 f"{caller} calls keras.random.{draw.name} for an array of "
@@ -158,8 +158,10 @@ class Replay:
         """Return the numbers that were drawn for these rows of the batch."""
         if drawn.shape.rank == 0 or drawn.shape[0] == 1:
             return drawn
-        taken = tf.gather(drawn, rows)
-        return views.flatten(taken) if self._views else taken
+        if self._views:
+            rows = rows[:, None] * self._views + tf.range(self._views)
+            rows = tf.reshape(rows, [-1])
+        return tf.gather(drawn, rows)
 
     def forward(self, rows):
         """Return the outputs and added losses of a batch of these rows."""

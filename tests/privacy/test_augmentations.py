@@ -138,11 +138,14 @@ def test_fit_makes_the_steps_of_a_loop(arguments, settings):
     assert history["accuracy"][0] == pytest.approx(hits / rows)
 
 
-def test_draws_of_the_model_are_repeated_for_each_view():
+@pytest.mark.parametrize("size", [None, 1])
+def test_draws_of_the_model_are_repeated_for_each_view(size):
     """Dropout, and a loss of `add_loss`, in both methods."""
     found = []
     for method in ("vectorized", "per_sample"):
-        training = with_views(noise_multiplier=1e-3, method=method)
+        training = with_views(
+            noise_multiplier=1e-3, method=method, microbatch_size=size
+        )
         keras.utils.set_random_seed(4)
         inputs = keras.Input((3,))
         hidden = layers.Dense(4, activity_regularizer="l2")(inputs)

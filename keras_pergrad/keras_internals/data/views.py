@@ -54,11 +54,6 @@ def split(tensor, count):
     return _reshape(tensor, 1, [-1, count])
 
 
-def flatten(tensor):
-    """Return a tensor (n, K, ...) as one with n·K rows."""
-    return _reshape(tensor, 2, [-1])
-
-
 def _reshape(tensor, leading, sizes):
     """Replace the first `leading` axes, also of the mask and the logits."""
     inner = tensor.shape[leading:]
