@@ -138,6 +138,12 @@ def test_fit_makes_the_steps_of_a_loop(arguments, settings):
     assert history["accuracy"][0] == pytest.approx(hits / rows)
 
 
+class MeanSquare(layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
 @pytest.mark.parametrize("size", [None, 1])
 def test_draws_of_the_model_are_repeated_for_each_view(size):
     """Dropout, and a loss of `add_loss`, in both methods."""
@@ -148,7 +154,7 @@ def test_draws_of_the_model_are_repeated_for_each_view(size):
         )
         keras.utils.set_random_seed(4)
         inputs = keras.Input((3,))
-        hidden = layers.Dense(4, activity_regularizer="l2")(inputs)
+        hidden = MeanSquare()(layers.Dense(4)(inputs))
         hidden = layers.Dropout(0.5, seed=1)(hidden)
         outputs = layers.Dense(1, activation="sigmoid")(hidden)
         net = kpg.PerGradModel(inputs, outputs)
