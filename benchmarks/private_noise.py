@@ -166,9 +166,7 @@ def main():
     parser.add_argument("--layers", type=int, default=12)
     chosen = parser.parse_args()
     if chosen.what == "accuracy":
-        accuracy(
-            chosen.epsilon, chosen.batch_size, chosen.steps, chosen.seeds
-        )
+        accuracy(chosen.epsilon, chosen.batch_size, chosen.steps, chosen.seeds)
     else:
         step(
             chosen.bands,

@@ -14,6 +14,7 @@ from keras_pergrad.aggregations.logs import Logs, log_statistics
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data import batches
+from keras_pergrad.keras_internals.data.views import rows_of_views
 from keras_pergrad.keras_internals.fit.callback_list import (
     prepare_fit,
     restored_order,
@@ -357,7 +358,8 @@ class PerGradModel(FitHooks, keras.Model):
         x, numbers = split_numbers(x) if isinstance(x, dict) else (x, None)
         checks = checks_of(mode, numbers) if mode.readers else ()
         # Loops and the optimizer need all variables.
-        build_all(self, (x, y, sample_weight))
+        rows = rows_of_views(x, y, None, sample_weight)
+        build_all(self, (rows[0], rows[1], rows[3]))
         mode.build(self)
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
@@ -467,9 +469,9 @@ class PerGradModel(FitHooks, keras.Model):
 
     def _metric_logs(self, x, y, y_pred, sample_weight):
         """Update the metrics, if there are outputs; return the results."""
-        batch = x, y, y_pred, sample_weight
         if y_pred is None:
             return self.get_metrics_result()
+        batch = rows_of_views(x, y, y_pred, sample_weight)
         if not replicas.has_several_replicas():
             return self.compute_metrics(*batch)
         variables = self.metrics_variables

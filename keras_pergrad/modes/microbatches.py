@@ -20,6 +20,7 @@ from keras_pergrad.keras_internals.data.batches import (
     pack_like,
     sample_count,
 )
+from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.graphs.gradients import mark_same_for_all
 from keras_pergrad.keras_internals.losses.compiled import (
@@ -35,7 +36,6 @@ from keras_pergrad.keras_internals.losses.losses import (
     track_loss,
 )
 from keras_pergrad.keras_internals.models.parts import (
-    call_model,
     loss_scale,
     training_inside,
 )
@@ -110,7 +110,7 @@ def _probe_kinds(model, x, training, size, start):
         draws.recording(random_draws.append),
         recording_losses(model, added_losses),
     ):
-        outputs = loss_tensors(call_model(model, probe_inputs, training))
+        outputs = loss_tensors(call_views(model, probe_inputs, training))
     if not added_losses:
         return None
     inner_training = training_inside(model, training)

@@ -24,6 +24,7 @@ from keras_pergrad.keras_internals.data.batches import (
     map_tensors,
     sample_count,
 )
+from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.fractions import (
     tracking_where_present,
@@ -38,7 +39,6 @@ from keras_pergrad.keras_internals.losses.terms import (
     without_gradients,
 )
 from keras_pergrad.keras_internals.models.parts import (
-    call_model,
     compiled_loss,
     loss_scale,
 )
@@ -135,7 +135,7 @@ class WholeBatch:
             yield
 
     def call(self):
-        return call_model(self.model, self.x), []
+        return call_views(self.model, self.x), []
 
     def target(self, y_pred, added, training=True):
         """Return the loss times the loss scale; `added` is in it already."""

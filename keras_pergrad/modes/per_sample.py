@@ -17,6 +17,7 @@ from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.data.batches import sample_count
+from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.losses.losses import (
     additional_loss_weights,
@@ -28,10 +29,7 @@ from keras_pergrad.keras_internals.losses.terms import without_gradients
 from keras_pergrad.keras_internals.models.inspection import (
     require_any_batch_size,
 )
-from keras_pergrad.keras_internals.models.parts import (
-    call_model,
-    training_inside,
-)
+from keras_pergrad.keras_internals.models.parts import training_inside
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.sums import plus, unscaled
@@ -70,7 +68,7 @@ class Samples:
                 draws.recording(model_draws.append),
                 recording_losses(model, added_losses),
             ):
-                self.y_pred = call_model(model, x, training)
+                self.y_pred = call_views(model, x, training)
             outputs = loss_tensors(self.y_pred)
             floats = [t for t in outputs if t.dtype.is_floating]
             with (

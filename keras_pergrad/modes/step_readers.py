@@ -14,6 +14,7 @@ from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.base import unchanged_factors
+from keras_pergrad.keras_internals.data.views import without_mark
 from keras_pergrad.keras_internals.fit.train_function import (
     InnermostFunction,
     fresh_train_function,
@@ -32,8 +33,9 @@ class StepSamples:
 
     Attributes:
         model: the `PerGradModel`.
-        x, y, sample_weight: the batch, as the step gets it.
-        y_pred: the model's outputs.
+        x, y, sample_weight: the batch, as the step gets it; x has augmented
+            views on its second axis, where there are any.
+        y_pred: the model's outputs, with views as x has them.
         loss: the loss of the batch, regularisers included, unscaled.
         n: how many samples, a number or a scalar tensor.
         variables: the trainable variables.
@@ -174,7 +176,8 @@ def readings(readers, model, part, y_pred, factors, sums=None):
         part.in_variable_order(None),
     )
     sums = None if sums is None else part.in_variable_order(sums)
-    batch = part.x, part.y, part.sample_weight
+    batch = without_mark(part.x), part.y, part.sample_weight
+    y_pred = without_mark(y_pred)
     results = []
     with unchanged_factors(factors):
         for reader in readers:

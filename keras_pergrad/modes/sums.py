@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages as messages
+from keras_pergrad.keras_internals.data import views
 from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
     first_tensor,
@@ -34,7 +35,6 @@ from keras_pergrad.keras_internals.losses.losses import (
 )
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
 from keras_pergrad.keras_internals.models.parts import (
-    call_model,
     compiled_loss,
     mask_of,
     set_mask,
@@ -91,14 +91,15 @@ class MicrobatchSums:
         """Return the model's outputs, and the terms given to `add_loss`."""
         added = []
         with recording_losses(self.model, added):
-            return call_model(self.model, x), added
+            return views.call_views(self.model, x), added
 
     def update_metrics(self, x, y, y_pred, sample_weight):
         """Update the metrics; on several replicas, return what to add."""
         # A loop of one replica cannot update what all replicas share.
 
         def update():
-            self.model.compute_metrics(x, y, y_pred, sample_weight)
+            batch = views.rows_of_views(x, y, y_pred, sample_weight)
+            self.model.compute_metrics(*batch)
 
         if self.several:
             return replicas.additions(self.model.metrics_variables, update)
@@ -379,7 +380,7 @@ class PartOfBatch:
 def call_with_postponed(model, x):
     """Return a model's outputs and `add_loss` terms; it assigns at the end."""
     with replicas.PostponedUpdates() as scope:
-        y_pred = call_model(model, x)
+        y_pred = views.call_views(model, x)
     scope.assign(sample_count(x))
     return y_pred, scope.losses
 
@@ -404,7 +405,7 @@ class WeightedSums(MicrobatchSums):
         """Return those of a microbatch, which add up; nothing is assigned."""
         # In a graph, ops that do not affect the denominators are pruned.
         with keras.StatelessScope():
-            y_pred = call_model(self.model, x)
+            y_pred = views.call_views(self.model, x)
         terms = self.evaluate(x, y, y_pred, sample_weight)
         self._require_known(terms)
         return [t.denominator for t in terms]

@@ -375,6 +375,8 @@ class Mechanism:
         strategy: by which noise is correlated from step to step, or None.
         search: the JSON of the search whose best trial this is (see
             `private_search`); empty where training was not part of one.
+        augmentations: how many views of an example its gradient is the mean
+            of; the accounting does not depend on it.
     """
 
     sampling: str
@@ -386,6 +388,7 @@ class Mechanism:
     unit: str = "example"
     strategy: Strategy | None = None
     search: str = ""
+    augmentations: int = 1
 
     @property
     def selection(self) -> BatchSelection:

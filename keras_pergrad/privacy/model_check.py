@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
-    call_model,
     compiled_loss,
     entries_of,
     has_fixed_vocabulary,
@@ -413,7 +413,7 @@ def _trace_forward(model, batches):
             keras.StatelessScope(collect_losses=True) as scope,
             recording_losses(model, added_losses),
         ):
-            y_pred = call_model(model, x)
+            y_pred = call_views(model, x)
         assigned = [
             (v, value)
             for v in model.weights
@@ -427,7 +427,9 @@ def _trace_forward(model, batches):
         )
 
     data = batches.spec
-    build_symbolically(model, keras.utils.unpack_x_y_sample_weight(data))
+    rows = keras.utils.unpack_x_y_sample_weight(batches.row_spec)
+    with model.distribute_strategy.scope():
+        build_symbolically(model, rows)
     concrete = forward_pass.get_concrete_function(data)
     batch, assigned, *losses = traces[-1]
     values = [value for _, value in assigned]
@@ -441,7 +443,7 @@ def _trace_forward(model, batches):
 
 def _added_sums(model, batches):
     rows = np.arange(min(PROBED_EXAMPLES, batches.source.size))
-    x = keras.utils.unpack_x_y_sample_weight(batches.source.take(rows))[0]
+    x = keras.utils.unpack_x_y_sample_weight(batches.take(rows))[0]
 
     @tf.function(autograph=False)
     def added_sums(x):

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.privacy.augmentation import Augmentation, views_seed
 from keras_pergrad.privacy.mechanism import (
     EXAMPLE,
     SELECTIONS,
@@ -39,12 +40,21 @@ class PrivateBatches:
         mechanism: Mechanism,
         rows: np.ndarray | None = None,
         excluded_rows: Any = (),
+        augment: Any = None,
     ):
         self.source = source
         self.mechanism = mechanism
         self.rows: np.ndarray | None = rows
         self.excluded_rows: np.ndarray = np.asarray(excluded_rows, int)
-        self.spec: Any = batch_spec(source)
+        self._source_spec: Any = batch_spec(source)
+        #: Of what a step gets, and of what the model is called with.
+        self.spec: Any = self._source_spec
+        self.row_spec: Any = self._source_spec
+        self._augmentation: Any = None
+        if augment is not None:
+            views = Augmentation(augment, mechanism.augmentations, self.spec)
+            self._augmentation = views
+            self.spec, self.row_spec = views.spec, views.row_spec
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
@@ -61,7 +71,18 @@ class PrivateBatches:
         self, ledger: Any, step: int, part: int = 0, parts: int = 1
     ) -> Any:
         """Return the batch of an update, a structure of arrays."""
-        return self.source.take(self.draw_rows(ledger, step, part, parts))
+        rows = self.draw_rows(ledger, step, part, parts)
+        return self.take(rows, self._views_seed(ledger, step))
+
+    def take(self, rows: np.ndarray, seed: Any = (0, 0)) -> Any:
+        """Return some examples as a batch, with their views drawn by a seed."""
+        batch = self.source.take(rows)
+        if self._augmentation is None:
+            return batch
+        return self._augmentation(batch, rows, seed)
+
+    def _views_seed(self, ledger, step):
+        return views_seed(ledger.key, step, len(ledger.phases))
 
     def draw_rows(
         self, ledger: Any, step: int, part: int = 0, parts: int = 1
@@ -98,19 +119,41 @@ class PrivateBatches:
 
     def _generate_batches(self, ledger, own_parts, parts, steps):
         """Return batches of some parts in turn, from the ledger's position."""
-        begun_epochs: list = []
 
-        def rows():
+        def rows_with_seeds():
             # Not `updates`: a step may count itself before its batch is drawn.
             step = first = ledger.epoch_start
             while steps is None or step < first + steps:
                 for part in own_parts:
-                    yield self.draw_rows(ledger, step, part, parts)
+                    chosen = self.draw_rows(ledger, step, part, parts)
+                    yield chosen, self._views_seed(ledger, step)
                 step += 1
+
+        def rows():
+            return (chosen for chosen, _ in rows_with_seeds())
+
+        batches = self._take_batches(ledger, rows, len(own_parts))
+        if self._augmentation is None:
+            return batches
+        draws: Any = tf.data.Dataset.from_generator(
+            rows_with_seeds,
+            output_signature=(
+                tf.TensorSpec([None], tf.int64),
+                tf.TensorSpec([2], tf.int64),
+            ),
+        )
+        return tf.data.Dataset.zip((batches, draws)).map(
+            lambda batch, draw: self._augmentation(batch, *draw),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+
+    def _take_batches(self, ledger, rows, part_count):
+        """Return the batches of the examples in `rows()`."""
+        begun_epochs: list = []
 
         def batches():
             # Keras may begin an epoch twice, to build the model by a batch.
-            period, first = len(own_parts) * len(self), ledger.epoch_start
+            period, first = part_count * len(self), ledger.epoch_start
             for count, chosen in enumerate(rows()):
                 epoch, position = divmod(count, period)
                 if not position and begun_epochs != [(first, epoch)]:
@@ -125,9 +168,11 @@ class PrivateBatches:
         in_memory = self.source.tensors()
         if in_memory is None:
             examples = from_generator(
-                batches, output_signature=_flatten(self.spec)
+                batches, output_signature=_flatten(self._source_spec)
             )
-            return examples.map(lambda *tensors: _unflatten(self.spec, tensors))
+            return examples.map(
+                lambda *tensors: _unflatten(self._source_spec, tensors)
+            )
 
         def chunks():
             # Rows of many batches in one array, and where each batch ends.

@@ -48,6 +48,13 @@ def describe_clipping(text):
     return words + _NORM_SCOPES.get(config.get("per"), "")
 
 
+def describe_views(count):
+    """Say how many views a gradient is the mean of, if there are several."""
+    if count == 1:
+        return ""
+    return f", each the mean over {count} augmented views of its example"
+
+
 def describe_noise(values):
     """Say how large the noise multipliers are, from the least and the most."""
     least, most = values
@@ -70,7 +77,8 @@ def describe_plan(private):
     rows = {
         "steps": planned,
         "batches": f"{m.batch_size} of {m.examples} examples, {m.sampling}",
-        "clipping": describe_clipping(m.clipping),
+        "clipping": describe_clipping(m.clipping)
+        + describe_views(m.augmentations),
         "noise": f"{describe_noise(m.noise_range(steps or 1))} times that norm"
         f"{_describe_strategy(m.to_dict()['strategy'])}",
         "unit": _describe_unit(m),
@@ -264,6 +272,7 @@ def _phase_entry(mechanism, steps):
         "strategy": mechanism.to_dict()["strategy"],
         "clipping": mechanism.clipping,
         "search": json.loads(mechanism.search) if mechanism.search else None,
+        "augmentations": mechanism.augmentations,
     }
 
 
@@ -271,7 +280,8 @@ def _describe_phase(phase):
     return (
         f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
         f"{phase['batch_size']} from {phase['samples']} examples, "
-        f"{describe_clipping(phase['clipping'])}, noise multiplier "
+        f"{describe_clipping(phase['clipping'])}"
+        f"{describe_views(phase.get('augmentations', 1))}, noise multiplier "
         f"{describe_noise(phase['noise_multiplier'])}"
         f"{_describe_strategy(phase.get('strategy'))}"
         f"{_describe_search(phase.get('search'))}"

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -19,6 +19,7 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, GradientMode, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.accounting import calibrate_noise
+from keras_pergrad.privacy.augmentation import check_augmentations
 from keras_pergrad.privacy.fit_check import (
     PrivacyBudget,
     TrainedModels,
@@ -123,6 +124,17 @@ class PrivateTraining:
         continue_from: a privately trained model, whose training goes on here,
             in this model or another one that begins with its weights. The noise
             is calibrated so that both together stay within the budget.
+        augmentations: how many augmented views each example has in a step,
+            together with `augment`. The example's loss, and so its gradient,
+            is the mean over its views, and is clipped once (De et al., arXiv
+            2204.13650). Epsilon is the same, and a step costs about as much
+            as one of so many times more examples. Metrics see all views.
+        augment: a keras layer, called with training=True, or a function of a
+            batch of inputs, (n, ...) or a structure of these, that returns a
+            view of each. It draws by `keras.random`. It gets one example at a
+            time, while data are prepared; `evaluate` and `predict` do not
+            call it. The seed, the number of the step and that of the example
+            determine what it draws.
 
     Raises:
         ValueError: an argument is out of range.
@@ -180,6 +192,8 @@ class PrivateTraining:
         samples_per_user: int | None = None,
         public_layers: Sequence[str] = (),
         continue_from: keras.Model | None = None,
+        augmentations: int | None = None,
+        augment: Callable[[Any], Any] | None = None,
     ):
         accounting.import_dp_accounting()
         self.delta: float = check_probability("delta", delta)
@@ -219,7 +233,9 @@ class PrivateTraining:
             clipping="",
             examples_per_user=samples_per_user or 1,
             unit=privacy_unit(user_ids),
+            augmentations=check_augmentations(augmentations, augment),
         )
+        self.augment: Callable[[Any], Any] | None = augment
         self.steps: int | None = planned_steps(epochs, steps, mechanism)
         self._earlier_phases, self._earlier_record = spent_phases(continue_from)
         strategy = choose_strategy(
@@ -330,7 +346,11 @@ class PrivateTraining:
         require_examples(source, self.num_samples)
         warn_of_weights(sample_weight)
         return PrivateBatches(
-            source, self.mechanism, self._user_rows, excluded_rows
+            source,
+            self.mechanism,
+            self._user_rows,
+            excluded_rows,
+            self.augment,
         )
 
     def epsilon(self, steps: int | None = None) -> float:

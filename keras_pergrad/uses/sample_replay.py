@@ -6,11 +6,13 @@ batch, and differentiated alone. Nothing it assigns is kept.
 """
 
 import dataclasses
+import functools
 
 import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.keras_internals.data import views
 from keras_pergrad.keras_internals.data.batches import is_composite
 from keras_pergrad.keras_internals.graphs import draws as draws_module
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
@@ -93,6 +95,7 @@ class Replay:
         # The variables themselves, not their values: a custom gradient, as in
         # `keras.remat`, does not pass on gradients of captured tensors.
         self.values = [v.value for v in variables]
+        self._views = views.count_views(*recorded.args)
         self._rows = [self._draw_rows(draw) for draw in recorded.draws]
         #: How far a repeated value may be off, relative to its size; None:
         #: only as far as its type rounds.
@@ -100,9 +103,7 @@ class Replay:
         # What all outputs add up is rounded by its size, not by that of what
         # is left of it in those of a single sample.
         self._coarse_scales = [
-            _largest(t)
-            if self.tolerance and t.dtype.is_floating
-            else None
+            _largest(t) if self.tolerance and t.dtype.is_floating else None
             for t in recorded.outputs
         ]
 
@@ -124,6 +125,8 @@ class Replay:
         if rows.shape.rank == 0:
             return rows  # One number for all samples.
         size = self.recorded.batch_axis
+        if size is not None:
+            size *= self._views or 1
         if rows.shape[0] not in (None, 1, size):
             raise ValueError(
                 f"{caller} calls keras.random.{draw.name} for an array of "
@@ -149,19 +152,28 @@ class Replay:
             set_mask(selected, tf.gather(mask, rows))
         return selected
 
+    def _take_drawn(self, drawn, rows):
+        """Return the numbers that were drawn for these rows of the batch."""
+        if drawn.shape.rank == 0 or drawn.shape[0] == 1:
+            return drawn
+        if self._views:
+            rows = rows[:, None] * self._views + tf.range(self._views)
+            rows = tf.reshape(rows, [-1])
+        return tf.gather(drawn, rows)
+
     def forward(self, rows):
         """Return the outputs and added losses of a batch of these rows."""
         args, kwargs = tf.nest.map_structure(
             lambda t: self._take(t, rows),
             (self.recorded.args, self.recorded.kwargs),
         )
-        drawn_rows = [
-            r if r.shape.rank == 0 or r.shape[0] == 1 else tf.gather(r, rows)
-            for r in self._rows
-        ]
+        drawn_rows = [self._take_drawn(r, rows) for r in self._rows]
         scope = keras.StatelessScope(self._state, collect_losses=True)
         layer = self.recorded.layer
-        context = _CallContext(lambda: layer(*args, **kwargs))
+        call = layer
+        if self._views and _layers_in(layer):
+            call = functools.partial(views.on_rows, layer)
+        context = _CallContext(lambda: call(*args, **kwargs))
         with scope, draws_module.replaying(drawn_rows):
             outputs = context(tf.zeros([]), training=self.recorded.training)
         return loss_tensors(outputs), scope.losses

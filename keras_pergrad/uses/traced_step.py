@@ -20,12 +20,12 @@ from keras_pergrad.keras_internals.data.batches import (
     first_tensor,
     sample_count,
 )
+from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
 from keras_pergrad.keras_internals.models.parts import (
     layers_of,
     recording_scopes,
-    takes_training,
 )
 from keras_pergrad.keras_internals.tensorflow.kernels import loops_instead
 from keras_pergrad.keras_internals.tensorflow.settings import (
@@ -165,10 +165,7 @@ class Forward:
                 else:
                     call = self._wrap_call(layer, rule)
                     stack.enter_context(patched_attribute(layer, "call", call))
-            if takes_training(self.model):
-                self.outputs = self.model(x, training=self.training)
-            else:
-                self.outputs = self.model(x)
+            self.outputs = call_views(self.model, x, self.training)
         self.stop = len(self.graph.get_operations())
         return self.outputs
 

@@ -67,9 +67,13 @@ def trained(training, without=(), epochs=1, make=model):
     return net, np.concatenate(moved), history
 
 
-def clipped_sums():
+def shifted(x):
+    return x + keras.random.normal((1, 3))
+
+
+def clipped_sums(views=1, **arguments):
     """The sum of both replicas' parts, against NumPy on what they drew."""
-    training = private(noise_multiplier=1e-3, clip_norm=0.05)
+    training = private(noise_multiplier=1e-3, clip_norm=0.05, **arguments)
     net, found, history = trained(training)
     plain = model(training)
     plain.compile("sgd", "binary_crossentropy")
@@ -78,14 +82,16 @@ def clipped_sums():
     for step in range(4):
         for part in range(2):
             x, y = data.batch(net.aggregation_state, step, part, 2)
-            drawn.append(len(x))
-            if not len(x):
+            drawn.append(len(y))
+            if not len(y):
                 continue
-            norms = kpg.per_sample_norms(plain, x, y, verbose=0).numpy()
+            x, y = np.reshape(x, (-1, 3)), np.repeat(y, views, 0)
             gradients = kpg.per_sample_gradients(plain, x, y, verbose=0)
             flat = [np.asarray(g).reshape(len(x), -1) for g in gradients]
-            factors = np.minimum(1, 0.05 / norms)
-            expected = expected + factors @ np.concatenate(flat, 1)
+            means = np.concatenate(flat, 1).reshape(len(x) // views, views, -1)
+            means = means.mean(1)
+            factors = np.minimum(1, 0.05 / np.linalg.norm(means, axis=1))
+            expected = expected + factors @ means
     return {
         "error": float(np.abs(found - expected).max()),
         "size": float(np.abs(expected).max()),
@@ -149,6 +155,7 @@ if __name__ == "__main__":
     results = {"sums": clipped_sums(), "noise": noise()}
     if arguments["mirrored"]:
         results["correlated"] = correlated()
+        results["views"] = clipped_sums(2, augmentations=2, augment=shifted)
         results["broken"] = added_by_each_replica()
         results["refusal"] = refusal()
     print(json.dumps(results))

@@ -19,19 +19,24 @@ def workers():
         return cluster.results()
 
 
-def check(found):
-    sums = found["sums"]
+def check_sums(sums):
     # Noise of 1e-3 of the clip, and rounding.
     assert sums["error"] < 0.02 * sums["size"]
     assert sums["updates"] == 4
     assert sums["epsilon"] == pytest.approx(sums["alone"])
     assert len(set(sums["drawn"])) > 1
+
+
+def check(found):
+    check_sums(found["sums"])
     assert 0.85 < found["noise"] < 1.15
 
 
 def test_mirrored(mirrored):
     check(mirrored)
+    check_sums(mirrored["views"])
     assert "multiples of 2, the number of replicas" in mirrored["refusal"]
+    assert mirrored["correlated"] < 1e-4
 
 
 def test_noise_of_each_replica_would_be_seen(mirrored):

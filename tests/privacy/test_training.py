@@ -1,5 +1,6 @@
 """Private training in `fit`, from its iterate_from to its budget's end."""
 
+import contextlib
 import types
 
 import keras
@@ -91,7 +92,9 @@ def test_steps_at_once_that_the_budget_does_not_allow_are_named():
 def test_steps_at_once_beyond_an_epoch_of_several_replicas_are_refused():
     training = private()
     net = model(training, steps_per_execution=3)
-    two = types.SimpleNamespace(num_replicas_in_sync=2)
+    two = types.SimpleNamespace(
+        num_replicas_in_sync=2, scope=contextlib.nullcontext
+    )
     net._distribute_strategy = two
     with pytest.raises(ValueError, match="must divide the 4 steps"):
         fit(net, training)

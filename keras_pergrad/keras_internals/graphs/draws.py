@@ -13,6 +13,7 @@ Private names in use: `keras.src.backend.tensorflow.random.draw_seed`,
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
 
 import tensorflow as tf
@@ -169,6 +170,19 @@ def recording(on_draw):
         return result
 
     with _handled_by(record):
+        yield
+
+
+@contextlib.contextmanager
+def seeded(seed_of):
+    """Have the thread's k-th draw inside take the seed `seed_of(k)`."""
+    numbers = itertools.count()
+
+    def draw(name, original, args, seed, kwargs):
+        with _pinned_seed(seed_of(next(numbers))):
+            return original(*args, seed=seed, **kwargs)
+
+    with _handled_by(draw):
         yield
 
 

@@ -14,6 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.patching import patched_attribute
+from keras_pergrad.keras_internals.data.views import (
+    count_views,
+    rows_of_views,
+    split,
+)
 from keras_pergrad.keras_internals.losses.compiled import losses_replaced
 from keras_pergrad.keras_internals.losses.losses import consistent_hinge_labels
 from keras_pergrad.keras_internals.models.parts import (
@@ -66,6 +71,8 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     """Return the compiled losses as fractions, or raise `NotAdditive`."""
     if compile_loss is None:
         return []
+    views = count_views(y_pred)
+    _, y, y_pred, sample_weight = rows_of_views(None, y, y_pred, sample_weight)
     fractions = []
     recorders = [
         _FractionRecorder(entry, fractions)
@@ -76,8 +83,22 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
         # If one output has several losses, Keras minimises the first.
-        return fractions[:1]
-    return fractions
+        fractions = fractions[:1]
+    return (
+        [_mean_over_views(f, views) for f in fractions] if views else fractions
+    )
+
+
+def _mean_over_views(fraction, views):
+    """Return the fraction of a sample's mean loss over its views."""
+    by_sample = split(fraction.by_sample, views)
+    denominator = fraction.denominator
+    return dataclasses.replace(
+        fraction,
+        numerator=fraction.numerator / views,
+        by_sample=tf.reduce_mean(by_sample, 1),
+        denominator=None if denominator is None else denominator / views,
+    )
 
 
 def require_additive_loss(model):

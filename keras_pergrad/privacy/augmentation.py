@@ -1,0 +1,164 @@
+"""The augmented views of the examples of private training."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.keras_internals.data.batches import map_tensors
+from keras_pergrad.keras_internals.data.views import Views, split_rows
+from keras_pergrad.keras_internals.graphs import draws
+from keras_pergrad.keras_internals.models.parts import trace_symbolically
+from keras_pergrad.keras_internals.replicas.hooks import not_converted
+from keras_pergrad.proof.op_facts import DRAWS, FACTS, KNOWN_STATE
+
+#: Names the stream of the views' seeds: no part of the examples has it.
+_STREAM = 2**63
+
+_SEED_SPEC = tf.TensorSpec([2], tf.int64)
+
+
+def check_augmentations(augmentations, augment):
+    """Return the number of views of an example, 1 without augmentation."""
+    if (augmentations is None) != (augment is None):
+        raise ValueError(
+            "Expected `augmentations`, the number of views of each example, "
+            "together with `augment`, which makes one. Received: "
+            f"augmentations={augmentations!r}, augment={augment!r}"
+        )
+    if augmentations is None:
+        return 1
+    if not callable(augment):
+        raise TypeError(
+            "`augment` must be a keras layer, or a function of a batch of "
+            f"inputs. Received: augment={augment!r}"
+        )
+    return positive_integer("augmentations", augmentations)
+
+
+def views_seed(key, step, phase):
+    """Return the seed of the views of one batch, (2,) integers."""
+    bits = np.random.Philox(key=key, counter=[0, step, _STREAM, phase])
+    return bits.random_raw(2).view("int64")
+
+
+class Augmentation:
+    """A function of batches of examples that gives views of each of them.
+
+    A view is made of its example alone, with numbers that follow from the
+    seed of the batch, the example's row in the data and the view's number. So
+    it does not depend on what else is in the batch.
+
+    Args:
+        augment: a layer, or a function of a batch of inputs.
+        count: how many views an example has.
+        spec: the `tf.TensorSpec`s of batches, a tuple (x, ...).
+
+    Attributes:
+        row_spec: the same of batches after `augment`.
+        spec: the same of batches of views.
+
+    Raises:
+        ValueError: `augment` gives something else than one row for a batch of
+            one example, or does what cannot be repeated.
+    """
+
+    def __init__(self, augment, count, spec):
+        self._augment, self._count = augment, count
+        self._is_layer = isinstance(augment, keras.layers.Layer)
+        x, *others = spec
+        single = map_tensors(
+            lambda s: tf.TensorSpec([1, *s.shape[1:]], s.dtype), x
+        )
+        if self._is_layer and not augment.built:
+            # A seed of ours must not make the first values of its weights.
+            symbolic = map_tensors(
+                lambda s: keras.KerasTensor(s.shape, s.dtype.name), single
+            )
+            trace_symbolically(augment, symbolic)
+        self._view = tf.function(
+            self._make_view,
+            autograph=False,
+            input_signature=[single, _SEED_SPEC],
+        )
+        concrete = self._view.get_concrete_function()
+        _require_repeatable(concrete.graph)
+        self._view_spec = map_tensors(
+            lambda t: tf.TensorSpec(t.shape, t.dtype),
+            concrete.structured_outputs,
+        )
+        self.row_spec = self._with_sizes([None], others)
+        rows, *others = self._with_sizes([None, count], others)
+        self.spec = Views(rows), *others
+
+    def _with_sizes(self, sizes, others):
+        x = map_tensors(
+            lambda s: tf.TensorSpec([*sizes, *s.shape], s.dtype),
+            self._view_spec,
+        )
+        return x, *others
+
+    @not_converted
+    def __call__(self, batch, rows, seed):
+        """Return a batch (x, ...) with `Views` in place of its inputs.
+
+        `rows`: the places of its examples in all data, (n,).
+        """
+        x, *others = map_tensors(tf.convert_to_tensor, batch)
+        rows, seed = tf.cast(rows, tf.int64), tf.cast(seed, tf.int64)
+
+        def make_view(number):
+            i, k = number // self._count, number % self._count
+            single = map_tensors(lambda t: t[i : i + 1], x)
+            return self._view(single, _folded(_folded(seed, rows[i]), k))
+
+        views = tf.map_fn(
+            make_view,
+            tf.range(tf.size(rows, tf.int64) * self._count),
+            fn_output_signature=self._view_spec,
+        )
+        return split_rows(views, self._count), *others
+
+    def _make_view(self, single, seed):
+        """Return one view of an example, without a first axis."""
+        arguments = {"training": True} if self._is_layer else {}
+        with draws.seeded(lambda k: _folded(seed, k)):
+            views = self._augment(single, **arguments)
+        views = map_tensors(tf.convert_to_tensor, views)
+        for view in tf.nest.flatten(views):
+            if view.shape.rank in (None, 0) or view.shape[0] != 1:
+                raise ValueError(
+                    "`augment` must give as many rows as it gets. Expected "
+                    "tensors of shape (1, ...) for a batch of one example. "
+                    f"Received: the shape {view.shape}"
+                )
+        return map_tensors(lambda t: t[0], views)
+
+
+def _folded(seed, number):
+    return tf.random.experimental.stateless_fold_in(seed, number)
+
+
+def _require_repeatable(graph):
+    """Refuse ops that keep state, or draw what a seed does not determine."""
+    definition = graph.as_graph_def()
+    bodies = [f.node_def for f in definition.library.function]
+    for op_type in sorted(
+        {node.op for nodes in (definition.node, *bodies) for node in nodes}
+    ):
+        facts = FACTS[op_type]
+        is_unknown = facts.has_state and not (
+            facts.has_functions or op_type in KNOWN_STATE
+        )
+        if op_type in DRAWS:
+            reason = "draws numbers that no seed repeats"
+        elif facts.is_python or facts.is_assignment or is_unknown:
+            reason = "may keep something of an example for the next"
+        else:
+            continue
+        raise ValueError(
+            "The views of an example must follow from it and from its seed "
+            "alone. Expected that `augment` draws by keras.random (or is a "
+            "layer of Keras), and runs no Python and assigns nothing. "
+            f"Received: the op {op_type}, which {reason}."
+        )

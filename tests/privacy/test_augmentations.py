@@ -1,0 +1,309 @@
+"""Several augmented views of an example count as one sample."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.keras_internals.data.views import Views
+from keras_pergrad.keras_internals.models.building import build_all
+from keras_pergrad.modes import one_step
+from tests import oracle
+from tests.privacy.tiny import X, Y, compile_privately, fit, model, private
+
+layers = keras.layers
+K = 3
+
+
+def shifted(x):
+    return x + keras.random.normal(keras.ops.shape(x), 0.0, 0.5)
+
+
+def with_views(**arguments):
+    return private(**{"augmentations": K, "augment": shifted, **arguments})
+
+
+def weights(net):
+    return np.concatenate([w.ravel() for w in net.get_weights()])
+
+
+class MeanOfViews(layers.Layer):
+    """Adds the mean over the views of a sample to each of them."""
+
+    def call(self, x):
+        split = keras.ops.reshape(x, (-1, K, x.shape[-1]))
+        mean = keras.ops.mean(split, 1, keepdims=True)
+        return keras.ops.reshape(split + mean, (-1, x.shape[-1]))
+
+
+def two_of_each():
+    """A model of two inputs and two outputs, and its data with views."""
+    image, number = keras.Input((5, 5, 2)), keras.Input((3,))
+    hidden = layers.Conv2D(3, 3, activation="tanh")(image)
+    hidden = layers.LayerNormalization()(hidden)
+    joined = layers.Concatenate()([layers.Flatten()(hidden), number])
+    joined = MeanOfViews()(layers.Dense(4, activation="tanh")(joined))
+    outputs = [layers.Dense(2)(joined), layers.Dense(1)(joined)]
+    net = kpg.PerGradModel([image, number], outputs)
+    rng = np.random.default_rng(2)
+    n = 5
+    x = rng.normal(size=(n, K, 5, 5, 2)), rng.normal(size=(n, K, 3))
+    y = rng.normal(size=(n, 2)), rng.normal(size=(n, 1))
+    return net, tf.nest.map_structure(tf.constant, (x, y, rng.uniform(1, 2, n)))
+
+
+def single_gradients(net, x, y, sample_weight):
+    """For each sample the gradient of the mean of its views' losses."""
+    gradients = []
+    for i in range(len(sample_weight)):
+        with tf.GradientTape() as tape:
+            first, second = net([part[i] for part in x], training=True)
+            losses = tf.reduce_mean((first - y[0][i]) ** 2, 1)
+            losses += 0.5 * tf.reduce_mean((second - y[1][i]) ** 2, 1)
+            loss = sample_weight[i] * tf.reduce_mean(losses)
+        gradients.append(tape.gradient(loss, net.trainable_variables))
+    return [np.stack(column) for column in zip(*gradients)]
+
+
+@pytest.mark.parametrize("method", [kpg.Vectorized, kpg.PerSample])
+@pytest.mark.usefixtures("float64")
+def test_gradients_and_norms(method):
+    net, (x, y, sample_weight) = two_of_each()
+    gradients = single_gradients(net, x, y, sample_weight)
+    squares = sum(np.sum(g.reshape(len(g), -1) ** 2, 1) for g in gradients)
+    clip_norm = float(np.median(np.sqrt(squares)))
+    factors = np.minimum(1, clip_norm / np.sqrt(squares))
+    expected = [np.tensordot(factors, g, 1) / len(g) for g in gradients]
+    inner = method(kpg.ClippedMean(clip_norm))
+    batch = Views(x), y, sample_weight
+
+    def compile_with(mode):
+        net.compile(
+            "sgd", ["mse", "mse"], loss_weights=[1.0, 0.5], gradient_mode=mode
+        )
+        build_all(net, ([t[:, 0] for t in x], y, sample_weight))
+
+    @tf.function(autograph=False)
+    def whole(*batch):
+        step, norms = one_step.step_of_whole_batch(inner, net, batch)
+        return step.gradients, step.loss, norms
+
+    compile_with(inner)
+    found, loss, norms = whole(*batch)
+    np.testing.assert_allclose(norms, np.sqrt(squares), rtol=1e-10)
+    oracle.assert_agree(found, expected)
+    in_parts = kpg.Accumulated(microbatch_size=2, inner=inner)
+    compile_with(in_parts)
+    step = in_parts.step(net, *batch)
+    oracle.assert_agree(step.gradients, expected)
+    np.testing.assert_allclose(step.loss, loss, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ({}, {}),
+        ({"method": "per_sample"}, {"run_eagerly": True}),
+        ({"microbatch_size": 3}, {"jit_compile": True}),
+    ],
+)
+def test_fit_makes_the_steps_of_a_loop(arguments, settings):
+    training = with_views(noise_multiplier=1e-3, clip_norm=0.1, **arguments)
+    sgd = keras.optimizers.SGD(1.0)
+    net = model(training, sgd, metrics=["accuracy"], **settings)
+    plain = model(training)
+    data = training.batches(X, Y)
+    history = fit(net, training, data=data)
+    hits, rows = 0, 0
+    for step in range(4):
+        views, y = data.batch(net.aggregation_state, step)
+        total = [np.zeros(w.shape) for w in plain.get_weights()]
+        for i, target in enumerate(np.asarray(y)):
+            with tf.GradientTape() as tape:
+                y_pred = plain(views.tensors[i])
+                targets = np.repeat(target[None], K, 0)
+                loss = keras.losses.binary_crossentropy(targets, y_pred)
+                loss = tf.reduce_mean(loss)
+            gradients = tape.gradient(loss, plain.trainable_variables)
+            factor = min(1, 0.1 / float(tf.linalg.global_norm(gradients)))
+            total = [t + factor * g for t, g in zip(total, gradients)]
+            hits += np.sum((np.asarray(y_pred) > 0.5) == target)
+            rows += K
+        plain.set_weights(
+            [w - t / 10 for w, t in zip(plain.get_weights(), total)]
+        )
+    np.testing.assert_allclose(weights(net), weights(plain), atol=2e-4)
+    # Metrics see every view.
+    assert history["accuracy"][0] == pytest.approx(hits / rows)
+
+
+class MeanSquare(layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_draws_of_the_model_are_repeated_for_each_view(size):
+    """Dropout, and a loss of `add_loss`, in both methods."""
+    found = []
+    for method in ("vectorized", "per_sample"):
+        training = with_views(
+            noise_multiplier=1e-3, method=method, microbatch_size=size
+        )
+        keras.utils.set_random_seed(4)
+        inputs = keras.Input((3,))
+        hidden = MeanSquare()(layers.Dense(4)(inputs))
+        hidden = layers.Dropout(0.5, seed=1)(hidden)
+        outputs = layers.Dense(1, activation="sigmoid")(hidden)
+        net = kpg.PerGradModel(inputs, outputs)
+        compile_privately(net, training)
+        assert fit(net, training)["nonfinite_samples"] == [0.0]
+        found.append(weights(net))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_views_follow_from_the_example_and_the_seed():
+    """Also of a layer that draws one crop for all that it is called with."""
+    crop = keras.Sequential([layers.RandomCrop(4, 4), layers.RandomFlip()])
+    x = np.arange(40 * 64, dtype="float32").reshape(40, 8, 8, 1)
+    data = with_views(augment=crop).batches(x)
+    (views,) = data.take(np.array([2, 7, 30]), (1, 2))
+    found = np.asarray(views.tensors)
+    assert found.shape == (3, K, 4, 4, 1)
+    (alone,) = data.take(np.array([7]), (1, 2))
+    np.testing.assert_array_equal(np.asarray(alone.tensors)[0], found[1])
+    assert all(np.isin(a, b).all() for a, b in zip(found, x[[2, 7, 30]]))
+    relative = found - x[[2, 7, 30], :1, :1][:, None]
+    corners = relative.reshape(9, -1)
+    assert len(np.unique(corners, axis=0)) > 5
+    (others,) = data.take(np.array([7]), (1, 3))
+    assert not np.array_equal(others.tensors, alone.tensors)
+
+
+def test_each_update_has_views_of_its_own():
+    training = with_views(sampling="fixed", batch_size=40)
+    data = training.batches(X, Y)
+    ledger = model(training).aggregation_state
+    first, again, second = (
+        np.asarray(data.batch(ledger, step)[0].tensors) for step in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    drawn = np.stack([first, second]) - X[None, :, None]
+    assert len(np.unique(drawn.round(5))) > 0.99 * drawn.size
+
+
+class Neighbour(layers.Layer):
+    """Adds the row before, which may be of another example."""
+
+    def call(self, x):
+        return x + keras.ops.roll(x, 1, 0)
+
+
+def mixing_model(training, layer):
+    inputs = keras.Input((3,))
+    hidden = layer(name="mixing")(layers.Dense(3)(inputs))
+    outputs = layers.Dense(1, activation="sigmoid")(hidden)
+    net = kpg.PerGradModel(inputs, outputs)
+    compile_privately(net, training)
+    return net
+
+
+def test_a_layer_may_mix_the_views_of_one_example():
+    training = with_views()
+    net = mixing_model(training, MeanOfViews)
+    fit(net, training)
+    assert "proved for all" in training.statement(net)["proof"]
+
+
+def test_a_layer_that_mixes_examples_is_refused():
+    training = with_views()
+    net = mixing_model(training, Neighbour)
+    before = weights(net)
+    with pytest.raises(ValueError, match=r"'mixing' \(Neighbour\) mixes"):
+        fit(net, training)
+    np.testing.assert_array_equal(weights(net), before)
+
+
+def test_one_view_that_is_the_example_changes_nothing():
+    found = []
+    for training in (
+        private(),
+        with_views(augmentations=1, augment=lambda x: x),
+    ):
+        net = model(training)
+        fit(net, training, 2)
+        found.append(weights(net))
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+def test_resumed_training_is_equal_in_every_bit(tmp_path):
+    """The views follow from the key in the ledger, not from an object."""
+    training = with_views(seed=None)
+    net = model(training)
+    fit(net, training)
+    net.save_weights(tmp_path / "kept.weights.h5")
+    fit(net, training)
+    other = with_views(seed=None)
+    resumed = model(other)
+    resumed.load_weights(tmp_path / "kept.weights.h5")
+    fit(resumed, other)
+    np.testing.assert_array_equal(weights(resumed), weights(net))
+
+
+def test_the_statement_counts_the_views():
+    plans = private(steps=4), with_views(steps=4)
+    statements = [plan.statement() for plan in plans]
+    assert statements[0]["epsilon"] == statements[1]["epsilon"]
+    words = "each the mean over 3 augmented views of its example"
+    assert words in " ".join(str(statements[1]).split())
+    assert words in str(plans[1])
+    assert "views" not in str(statements[0])
+
+
+def in_numpy(x):
+    return tf.ensure_shape(tf.numpy_function(np.sin, [x], x.dtype), x.shape)
+
+
+class Counting(layers.Layer):
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("augment", "expected"),
+    [
+        (lambda x: keras.ops.repeat(x, 2, 0), r"Received: the shape \(2, 3\)"),
+        (lambda x: keras.ops.mean(x), r"Received: the shape \(\)"),
+        (
+            lambda x: x + tf.random.normal((3,)),
+            "RandomStandardNormal, which",
+        ),
+        (in_numpy, "PyFunc, which may keep"),
+        (Counting(), "AssignVariableOp, which may keep"),
+    ],
+)
+def test_an_augment_that_is_no_function_of_an_example_is_refused(
+    augment, expected
+):
+    with pytest.raises(ValueError, match=expected):
+        with_views(augment=augment).batches(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "expected"),
+    [
+        ({"augmentations": None}, ValueError, "together with `augment`"),
+        ({"augment": None}, ValueError, "augmentations=3, augment=None"),
+        ({"augmentations": 0}, ValueError, "`augmentations`"),
+        ({"augment": 5}, TypeError, "keras layer, or a function"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, error, expected):
+    with pytest.raises(error, match=expected):
+        with_views(**arguments)
