@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+Kind = Literal["banded", "banded_inverse"]
 #: Digits of the coefficients: what an optimiser finds differs from machine to
 #: machine in the later ones, and a resumed run must find the same strategy.
 _DIGITS = 6
@@ -32,7 +33,7 @@ class Strategy:
             column of C has the norm 1 over the planned steps, or nearly so.
     """
 
-    kind: Literal["banded", "banded_inverse"]
+    kind: Kind
     coefficients: tuple[float, ...]
 
     @property
@@ -73,7 +74,7 @@ class Strategy:
         return math.sqrt(np.mean(np.cumsum(sums**2)))
 
 
-def _filtered(signal, coefficients, multiplies):
+def _filtered(signal, coefficients, multiplies) -> Any:
     from scipy import signal as filters  # a requirement of dp-accounting
 
     if multiplies:
@@ -85,9 +86,7 @@ def _impulse(steps):
     return np.arange(steps) == 0.0
 
 
-def make_strategy(
-    kind: Literal["banded", "banded_inverse"], bands: int, steps: int
-) -> Strategy:
+def make_strategy(kind: Kind, bands: int, steps: int) -> Strategy:
     """Return a strategy for so many steps, of at most that many bands."""
     bands = min(bands, steps)
     if kind == "banded":
@@ -191,7 +190,8 @@ class CorrelatedNoise:
         kept = self.strategy.bands - 1
         if self.strategy.kind != "banded" or not kept:
             return
-        needed = [((kept, *shape), dtype) for shape, dtype in self.weights]
+        weights = self.weights or []
+        needed = [((kept, *shape), dtype) for shape, dtype in weights]
         if self.weights != before:
             self._history = [
                 _shared_variable(tf.zeros(shape, dtype))

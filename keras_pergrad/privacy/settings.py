@@ -10,13 +10,13 @@ import numpy as np
 from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
 from keras_pergrad.common.numbers import positive_integer, positive_number
 from keras_pergrad.privacy.clipping_variants import AdaptiveClippedMean
-from keras_pergrad.privacy.correlated_noise import make_strategy
+from keras_pergrad.privacy.correlated_noise import Kind, make_strategy
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import SAMPLINGS
 
 NOISES = INDEPENDENT, CORRELATED = ("independent", "correlated")
 #: What is done with the noise of earlier steps → the kind of the strategy.
-EARLIER_NOISE = {"kept": "banded", "redrawn": "banded_inverse"}
+EARLIER_NOISE: dict[str, Kind] = {"kept": "banded", "redrawn": "banded_inverse"}
 #: The numbers of bands that are tried where none is given.
 _BANDS = (1, 2, 4, 8, 16, 32)
 
