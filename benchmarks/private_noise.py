@@ -28,7 +28,7 @@ WAYS = {
         "earlier_noise": "redrawn",
     },
 }
-RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+RATES = (0.02, 0.05, 0.1, 0.2)
 
 
 def accuracy(epsilon, batch_size, steps, seeds):

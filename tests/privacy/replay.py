@@ -9,9 +9,9 @@ what the unit contributes to the mechanism: at most the sensitivity that the
 accounting assumes. All else, such as the state of layers, must be equal.
 (arXiv 2602.17454.)
 
-A setting is a row: `Setting(arguments, ...)`. If its noise is correlated over
-steps, or its batches are augmented, `whitened` is the place that turns what is
-released in a step into numbers whose noise has the deviation 1.
+A setting is a row: `Setting(arguments, ...)`. `whitened` turns what is released
+in a step into numbers whose noise has the deviation 1; if it is correlated over
+steps, the strategy of `check_strategy` makes its draws independent.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ import keras_pergrad as kpg
 from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.modes import sums
 from keras_pergrad.modes.microbatches import part_sizes
+from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import REPLACE
 from keras_pergrad.privacy.private_mean import PrivateMean
 
@@ -182,12 +183,21 @@ class Recorder:
 def recording(recorder):
     """Let a recorder see batches, draws and releases of what is traced here."""
     finish, normal = PrivateMean.finish, AggregationState.normal
+    gradient_noise = Ledger.gradient_noise
 
-    def seen_normal(self, like, deviation):
-        draw = normal(self, like, deviation)
+    def seen_draw(draw, deviation):
         seen = [draw, tf.cast(deviation, "float32")]
         tf.numpy_function(recorder.see_draw, seen, [])
         return draw
+
+    def seen_normal(self, like, deviation):
+        return seen_draw(normal(self, like, deviation), deviation)
+
+    def seen_noise(self, index, like, deviation):
+        draw = gradient_noise(self, index, like, deviation)
+        if self.correlated_noise is None:
+            return draw  # It was seen.
+        return seen_draw(draw, deviation)
 
     def seen_finish(self, gradients, n, state=None):
         gradients = [tf.convert_to_tensor(g) for g in gradients]
@@ -211,6 +221,7 @@ def recording(recorder):
 
     with (
         mock.patch.object(AggregationState, "normal", seen_normal),
+        mock.patch.object(Ledger, "gradient_noise", seen_noise),
         mock.patch.object(PrivateMean, "finish", seen_finish),
         mock.patch.object(sums, "PaddedBatch", SeenBatch),
     ):
@@ -315,6 +326,8 @@ def check(setting):
         check_releases(training, steps)
     check_noise(training, runs[PLAIN])
     check_distances(setting, training, model, runs)
+    if training.mechanism.strategy is not None:
+        check_strategy(setting, training, runs)
 
 
 def check_equal(setting, steps, recorded):
@@ -350,12 +363,16 @@ def check_releases(training, steps):
 
 def check_noise(training, steps):
     """The draws have the deviation that they are given."""
-    drawn = [
-        (draw / deviation).ravel()
-        for step in steps
-        for draw, deviation in step.draws
-    ]
-    drawn = np.concatenate(drawn)
+    drawn = np.stack(
+        [
+            np.concatenate([(draw / d).ravel() for draw, d in step.draws])
+            for step in steps
+        ]
+    )
+    if training.mechanism.strategy is not None:
+        times = training.mechanism.strategy.times
+        drawn = np.stack([times(column) for column in drawn.T])
+    drawn = drawn.ravel()
     assert abs(drawn.std() - 1) < 4 / np.sqrt(2 * len(drawn)), "noise"
     assert len(np.unique(drawn)) == len(drawn), "noise that was added before"
 
@@ -393,6 +410,30 @@ def check_distances(setting, training, model, runs):
             largest = np.maximum(largest, moved / bound)
     if setting.attains:
         assert (largest >= 0.9).all(), ("not attained", largest)
+
+
+def check_strategy(setting, training, runs):
+    """The unit moves all steps together by no more than is accounted for."""
+    mechanism, steps = training.mechanism, len(runs[PLAIN])
+    strategy, period = mechanism.strategy, mechanism.steps_per_epoch
+    if mechanism.sampling == "ordered":
+        bound = strategy.sensitivity(steps, period)
+    else:
+        looks = -(-steps // strategy.bands)
+        bound = strategy.sensitivity(steps, steps) * looks**0.5
+    for form in runs:
+        moved = [
+            np.concatenate(
+                [
+                    (a - b).ravel().astype(float) / CLIP
+                    for a, b in zip(one.contributed, other.contributed)
+                ]
+            )
+            for one, other in zip(runs[form], runs[BLANK])
+        ]
+        correlated = [strategy.times(column) for column in np.stack(moved).T]
+        norm = np.linalg.norm(correlated)
+        assert norm <= bound * (1 + setting.rounding), ("strategy", form)
 
 
 def distances(training, groups, one, other):

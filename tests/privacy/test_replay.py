@@ -29,6 +29,9 @@ USERS = {
     "samples_per_user": 2,
     "batch_size": 3,
 }
+
+
+CORRELATED = {"noise": "correlated", "bands": 3, "steps": 6}
 XLA = {"jit_compile": True}
 # For every change: each value of each argument once.
 SETTINGS = {
@@ -53,6 +56,11 @@ SETTINGS = {
         unit=(0,),
     ),
     "users": Setting(USERS, unit=(0, 2, 4, 6)),
+    "cyclic, kept noise": Setting(CORRELATED),
+    "ordered, redrawn noise, XLA": Setting(
+        {**CORRELATED, "sampling": "ordered", "earlier_noise": "redrawn"},
+        compiled=XLA,
+    ),
 }
 
 
