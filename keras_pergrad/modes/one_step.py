@@ -18,6 +18,7 @@ from keras_pergrad.aggregations.aggregation import (
     spread_statistics,
     weighs,
 )
+from keras_pergrad.common.float_types import to_zero
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
@@ -226,11 +227,23 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
             gradients = replicas.from_first_replica(gradients)
         if weighs(aggregation) and scale is not None and norms is not None:
             gradients = overflow_to_infinity(gradients, norms, scale)
+    penalties = [
+        p if p is None or g is None else tf.cast(p, g.dtype)
+        for p, g in zip(penalties, gradients, strict=True)
+    ]
     gradients = plus(gradients, penalties)
-    if scale is None:
-        return gradients
-    dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
-    return [times(g, scale) for g in dense_gradients]
+    if scale is not None:
+        dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
+        gradients = [times(g, scale) for g in dense_gradients]
+    # Noise hides what rounding adds; without it no sample may gain by that.
+    limits = aggregation is not None and aggregation.limits_norms
+    convert = to_zero if limits and not aggregation.adds_noise else tf.cast
+    return [
+        g
+        if g is None or g.dtype == v.value.dtype
+        else convert(g, v.value.dtype)
+        for g, v in zip(gradients, model.trainable_variables, strict=True)
+    ]
 
 
 def overflow_to_infinity(gradients, norms, scale):
