@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.factors import rates
 from keras_pergrad.factors.base import (
     Kronecker,
     SampleGradients,
@@ -118,7 +119,8 @@ def _squares_by_table(ids, dz, rows, max_samples):
 
 def ids_by_sample(ids, n, rows, dtype):
     """Return flat ids that are separate for each sample: below n · rows."""
-    firsts = tf.range(tf.cast(n, dtype))[:, None] * tf.cast(rows, dtype)
+    # A CUDA card's int32 is the host's, so the sizes do not wait for the card.
+    firsts = tf.cast(tf.range(n)[:, None], dtype) * tf.cast(rows, dtype)
     return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
 
 
@@ -166,9 +168,10 @@ class Rows(SampleGradients):
         whole: the variable's shape, where its rows have several axes.
         method: how equal ids are found, one of `METHODS`; default: tables of
             fewer rows than positions are written out ("whole"), of others a
-            hash table has the ids ("unique"). XLA has none: there, a small
-            vocabulary has a table of places ("table"), few ids are compared
-            pair by pair, many are sorted.
+            hash table has the ids ("unique"). XLA has none, and on a CUDA
+            card it takes tens of ops, some of which the host waits for:
+            there, a small vocabulary has a table of places ("table"), few
+            ids are compared pair by pair, and many are sorted under XLA.
 
     Example:
 
@@ -211,7 +214,7 @@ class Rows(SampleGradients):
         positions = self.ids.shape[1]
         if self.shape[0] < (positions or 0):
             return "whole"
-        if not in_xla():
+        if not in_xla() and rates.device() != "cuda":
             return "unique"
         if (
             self.shape[0]
@@ -219,7 +222,9 @@ class Rows(SampleGradients):
         ):
             return "table"
         is_few = positions is not None and positions <= MAX_COMPARED
-        return "compare" if is_few else "sort"
+        if is_few:
+            return "compare"
+        return "sort" if in_xla() else "unique"
 
     def sum_method(self) -> str:
         return "slices"
@@ -402,25 +407,32 @@ class Rows(SampleGradients):
 def _last_places(ids, n, rows):
     """Return for each position the last one with its id, by a table of all."""
     keys = ids_by_sample(ids, n, rows, tf.int64)
-    last = tf.math.unsorted_segment_max(
-        tf.range(tf.size(keys)), keys, tf.cast(n, tf.int64) * rows
-    )
+    # A size is needed on the host.
+    with tf.device(None if in_xla() else "CPU:0"):
+        places = tf.cast(n, tf.int64) * rows
+    last = tf.math.unsorted_segment_max(tf.range(tf.size(keys)), keys, places)
     return tf.gather(last, keys)
 
 
 def _last_equal(ids, n, positions):
     """Return for each position the last one with its id, in flat numbers."""
-    equal = ids[:, :, None] == ids[:, None, :]
-    # XLA reduces an outer axis twice as fast as the inner one, and narrow
-    # numbers faster than wide ones.
     static_count = ids.shape[1]
+    # XLA reduces an outer axis twice as fast as the inner one, and narrow
+    # numbers faster than wide ones. A CUDA card has no kernel for integers
+    # but int64.
     if static_count is None or static_count > 2**15:
-        dtype = tf.int32
-    else:
+        dtype, index = tf.int32, tf.int32
+    elif in_xla():
         dtype = tf.uint8 if static_count <= 2**8 else tf.int16
+        index = tf.int32
+    else:
+        dtype, index = tf.float32, tf.int64
+    ids = tf.cast(ids, tf.int64) if index == tf.int64 else ids
+    equal = ids[:, :, None] == ids[:, None, :]
     numbers = tf.cast(tf.range(positions), dtype)[:, None]
     last = tf.reduce_max(tf.where(equal, numbers, tf.zeros([], dtype)), 1)
-    return tf.cast(last, tf.int32) + tf.range(n)[:, None] * positions
+    firsts = tf.range(n)[:, None] * positions
+    return tf.cast(last, index) + tf.cast(firsts, index)
 
 
 def _ranks(ids, n, positions):
