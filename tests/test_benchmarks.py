@@ -251,8 +251,8 @@ def test_the_table_of_a_gpu_has_ratios_and_gaps():
         "plain, ms": "2",
         "clipped": "3 (1.50)",
     }
-    assert cells[5:9] == ["100", "", "9", ""]
-    assert cells[9:] == ["4", "", "8 (2.00)", "", "error", "", ""]
+    assert cells[7:11] == ["100", "", "9", ""]
+    assert cells[11:] == ["4", "", "8 (2.00)", "", "error", "", ""]
 
 
 @pytest.mark.slow
