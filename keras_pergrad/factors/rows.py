@@ -147,7 +147,8 @@ def _equal_segments(ids, n, rows, max_samples):
 
 
 METHODS = ("whole", "unique", "table", "compare", "sort")
-#: A table of places for each sample has at most so many for each number of dz.
+#: A table of places for each sample, or of pairs of positions, has at most so
+#: many for each number of dz.
 PLACES_PER_NUMBER = 4
 #: Above it, comparing all pairs of positions costs more than sorting.
 MAX_COMPARED = 512
@@ -216,15 +217,14 @@ class Rows(SampleGradients):
             return "whole"
         if not in_xla() and rates.device() != "cuda":
             return "unique"
-        if (
-            self.shape[0]
-            <= PLACES_PER_NUMBER * (positions or 0) * self.shape[-1]
-        ):
+        held = PLACES_PER_NUMBER * self.shape[-1]
+        if self.shape[0] <= held * (positions or 0):
             return "table"
         is_few = positions is not None and positions <= MAX_COMPARED
-        if is_few:
-            return "compare"
-        return "sort" if in_xla() else "unique"
+        if in_xla():
+            return "compare" if is_few else "sort"
+        # Only XLA compares all pairs without an array of them.
+        return "compare" if is_few and positions <= held else "unique"
 
     def sum_method(self) -> str:
         return "slices"
@@ -234,9 +234,13 @@ class Rows(SampleGradients):
         dz_bytes = held_bytes(self.dz, n)
         if dz_bytes is None:
             return None
-        has_table = self.chosen_method() == "table"
-        table_bytes = tf.int32.size * n * self.shape[0] if has_table else 0
-        return 2 * dz_bytes + table_bytes
+        method, found_by = self.chosen_method(), 0
+        if method == "table":
+            found_by = tf.int32.size * n * self.shape[0]
+        elif method == "compare" and not in_xla():
+            positions: Any = self.dz.shape[1]
+            found_by = n * positions**2 * (tf.bool.size + tf.float32.size)
+        return 2 * dz_bytes + found_by
 
     def squared_norms(self) -> tf.Tensor:
         if self.ids.shape[1] == 1:

@@ -6,6 +6,7 @@ the op only arranges numbers, the factor keeps its kind.
 """
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -300,7 +301,8 @@ class Part(PulledBack):
             for k, t in enumerate(op.inputs)
             if k != source
         ]
-        self.key = self._offsets = None
+        self._offsets: Any = None
+        self.key = None
         is_static = (
             full_tensor.shape.is_fully_defined()
             and part.shape.is_fully_defined()
