@@ -220,11 +220,11 @@ class Rows(SampleGradients):
         held = PLACES_PER_NUMBER * self.shape[-1]
         if self.shape[0] <= held * (positions or 0):
             return "table"
-        is_few = positions is not None and positions <= MAX_COMPARED
-        if in_xla():
-            return "compare" if is_few else "sort"
         # Only XLA compares all pairs without an array of them.
-        return "compare" if is_few and positions <= held else "unique"
+        most = MAX_COMPARED if in_xla() else min(MAX_COMPARED, held)
+        if positions is not None and positions <= most:
+            return "compare"
+        return "sort" if in_xla() else "unique"
 
     def sum_method(self) -> str:
         return "slices"
