@@ -172,6 +172,7 @@ def step_of_whole_batch(
         part = WholeBatch(
             model, batch, scale, aggregation, set_apart, padded, is_single
         )
+        variables = list(model.trainable_variables)
         sums = mode.partial_sums(model, part)
     y_pred, norms = sums.y_pred, sums.norms
     if padded is not None:
@@ -189,7 +190,14 @@ def step_of_whole_batch(
     logged = {**sums.statistics, **logged}
     penalties = part.penalties.gradients(part.loss)
     gradients = finish(
-        model, aggregation, sums.gradients, part.n, scale, norms, penalties
+        model,
+        aggregation,
+        sums.gradients,
+        part.n,
+        scale,
+        norms,
+        penalties,
+        variables,
     )
     gradients = set_apart.merged(gradients, part.scaled_loss)
     step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
@@ -215,10 +223,21 @@ def observe(mode, model, aggregation, norms, n, plain, squares=None):
     return logged
 
 
-def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
+def finish(
+    model,
+    aggregation,
+    sums,
+    n,
+    scale,
+    norms=None,
+    penalties=None,
+    variables=None,
+):
     """Return gradients as the optimizer expects them, of the weighted mean."""
+    if variables is None:
+        variables = model.trainable_variables
     if penalties is None:
-        penalties = regularization_gradients(model.trainable_variables)
+        penalties = regularization_gradients(variables)
     gradients = sums
     if aggregation is not None:
         gradients = aggregation.finish(sums, n, model.aggregation_state)
@@ -242,7 +261,7 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
         g
         if g is None or g.dtype == v.value.dtype
         else convert(g, v.value.dtype)
-        for g, v in zip(gradients, model.trainable_variables, strict=True)
+        for g, v in zip(gradients, variables, strict=True)
     ]
 
 
