@@ -15,6 +15,7 @@ import os
 import pathlib
 
 from benchmarks import alone, interleaved, machine, results
+from benchmarks.large_models import HALF
 from benchmarks.models import STANDARD
 from benchmarks.process import GPU
 from benchmarks.rivals import CLIPPED, RIVALS
@@ -29,8 +30,15 @@ SIZES = {
     "gpt2_1024": (2, 4),
     "gpt2_512_lora": (8, 16),
     "vit": (16, 64),
+    # In mixed precision.
+    **{f"bert_{half}": (64,) for half in HALF},
+    **{f"gpt2_512_{half}": (8,) for half in HALF},
+    **{f"vit_{half}": (64,) for half in HALF},
 }
 OURS = ("plain_xla", "ours_xla", "plain", "ours")
+#: On one card, split in two logical ones; Keras switches XLA off.
+SPLIT = ("plain_replicas", "ours_replicas")
+IN_TWO = {"mnist", "cifar10", "transformer", "wrn_16_4", "bert"}
 TORCH = ("torch_plain", "torch_compiled", "opacus", "opacus_ghost")
 JAX = ("jax_plain", "jax_vmap", "jax_privacy")
 IN_TORCH = {*STANDARD, "wrn_16_4", "bert"}
@@ -42,6 +50,8 @@ HEADER = (
     "plain, ms",
     "clipped",
     "without XLA: plain",
+    "clipped",
+    "card split in two: plain",
     "clipped",
     "peak, MB: plain",
     "clipped",
@@ -59,10 +69,12 @@ HEADER = (
 
 def rivals_of(model):
     """Return who can do a model."""
+    own = (*OURS, *(SPLIT if model in IN_TWO else ()))
     peers = TORCH if model in IN_TORCH else ()
     if model in STANDARD:
-        return (*OURS, *peers, *JAX)
-    return (*OURS, *peers, "jax_privacy")
+        return (*own, *peers, *JAX)
+    is_half = model.endswith(HALF)
+    return (*own, *peers, *(() if is_half else ("jax_privacy",)))
 
 
 def measure(model, batch, rivals, rounds, log=print):
@@ -106,6 +118,8 @@ def _cells(found):
         _ms(found, "ours_xla", "plain_xla"),
         _ms(found, "plain"),
         _ms(found, "ours", "plain"),
+        _ms(found, "plain_replicas"),
+        _ms(found, "ours_replicas", "plain_replicas"),
         *(_figure(found, r, "peak_mb", 1) for r in ("plain_xla", "ours_xla")),
         *(
             _figure(found, r, "first_ms", 1e3)
@@ -152,7 +166,7 @@ def _parse(arguments):
     def names(text):
         return text.split(",")
 
-    everyone = [*OURS, *TORCH, *JAX]
+    everyone = [*OURS, *SPLIT, *TORCH, *JAX]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=names, default=[*SIZES])
     parser.add_argument("--rivals", type=names, default=everyone)

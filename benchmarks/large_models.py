@@ -36,6 +36,7 @@ class Large:
         vocabulary: the number of ids where inputs are ids, else None.
         causal: whether there is a target for each position.
         encoder: the sizes of its blocks, or None.
+        policy: the dtype policy of its layers.
     """
 
     inputs: tuple
@@ -43,6 +44,7 @@ class Large:
     vocabulary: int | None = None
     causal: bool = False
     encoder: Encoder | None = None
+    policy: str = "float32"
 
 
 _GPT2 = {
@@ -57,6 +59,13 @@ _FULL = {
     "bert": Large((128,), 3, 30_522, encoder=Encoder()),
     **_GPT2,
     "vit": Large((224, 224, 3), 10, encoder=Encoder()),
+}
+#: Those in mixed precision, as "bert_bfloat16".
+HALF = ("bfloat16", "float16")
+_FULL |= {
+    f"{name}_{half}": dataclasses.replace(_FULL[name], policy=f"mixed_{half}")
+    for name in ("bert", "gpt2_512", "vit")
+    for half in HALF
 }
 
 

@@ -53,10 +53,16 @@ RIVALS = {
         "keras_pergrad, microbatches of 16", "tensorflow", (GROWTH,)
     ),
     "plain_replicas": Rival(
-        "Keras, plain, two replicas", "tensorflow", (GROWTH,), "replicas"
+        "Keras, plain, two replicas",
+        "tensorflow",
+        (GROWTH, ON_GPU),
+        "replicas",
     ),
     "ours_replicas": Rival(
-        "keras_pergrad, two replicas", "tensorflow", (GROWTH,), "replicas"
+        "keras_pergrad, two replicas",
+        "tensorflow",
+        (GROWTH, ON_GPU),
+        "replicas",
     ),
     "loop": Rival("TF, loop", "tensorflow"),
     "map_fn": Rival("TF, map_fn", "tensorflow"),

@@ -215,8 +215,8 @@ def test_costs_of_convolutions_are_linear_in_the_rates():
         )
         for method in ("taps", "patches", "pixel_gram"):
             features = rates.convolution_features(name, method, False)
-            expected = costs[method] % 1e9
-            assert np.dot(features, row) == pytest.approx(expected, rel=1e-6)
+            expected = pytest.approx(costs[method], rel=1e-6)
+            assert np.dot(features, row) == expected
 
 
 def test_rates_that_made_the_times_are_found_again():
@@ -251,8 +251,8 @@ def test_the_table_of_a_gpu_has_ratios_and_gaps():
         "plain, ms": "2",
         "clipped": "3 (1.50)",
     }
-    assert cells[5:9] == ["100", "", "9", ""]
-    assert cells[9:] == ["4", "", "8 (2.00)", "", "error", "", ""]
+    assert cells[7:11] == ["100", "", "9", ""]
+    assert cells[11:] == ["4", "", "8 (2.00)", "", "error", "", ""]
 
 
 @pytest.mark.slow

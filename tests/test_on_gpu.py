@@ -10,7 +10,9 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle
+from tests.keras_internals.distribution.cluster import run_alone
 from tests.marks import CPU_ONLY
+from tests.privacy import test_replicas
 from tests.uses.rules.exact import Unmasked
 
 layers = keras.layers
@@ -80,6 +82,21 @@ def test_no_sample_keeps_more_than_the_clip_norm(offset, jit_compile):
         pairs = zip(net.get_weights(), start)
         moved = sum(np.square(a - b).sum(dtype="float64") for a, b in pairs)
         assert np.sqrt(moved) <= 0.1 * (1 + 1e-4)
+
+
+@pytest.mark.gpu
+def test_a_card_split_in_two_trains_as_one():
+    """XLA is off under a strategy; clipping counts the samples of both."""
+    names = ["batch", "vectorized_clipped_with_statistics", "per_sample"]
+    module = "tests.keras_internals.distribution.mirrored"
+    results = run_alone(module, "GPU", *names)
+    assert results == dict.fromkeys(names), results
+
+
+@pytest.mark.gpu
+def test_private_training_on_a_card_split_in_two():
+    """A step is the sum of what both draw, clipped, with noise added once."""
+    test_replicas.check(run_alone("tests.privacy.replicas", mirrored="GPU"))
 
 
 MASKS = np.array(

@@ -10,8 +10,13 @@ layers = keras.layers
 def build_model(name, model_class=keras.Model):
     """Return a model of ids or images that returns logits."""
     keras.utils.set_random_seed(0)
-    inputs, outputs = _BODIES[name.split("_")[0]](name, MODELS[name])
-    return model_class(inputs, outputs)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(MODELS[name].policy)
+    try:
+        inputs, outputs = _BODIES[name.split("_")[0]](name, MODELS[name])
+        return model_class(inputs, outputs)
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def make_loss():

@@ -104,30 +104,38 @@ def _fit_step(net, loss, data, xla, **kwargs):
     return _steps(net, tf.data.Dataset.from_tensors(data).repeat())
 
 
+#: Megabytes of a card for either half of it.
+HALF_MB = 16_000
+
+
 @functools.cache
 def _two_devices():
     """The one strategy of a process that runs nothing else."""
-    cpus = tf.config.list_physical_devices("CPU")
-    two = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpus[0], two)
+    kind = "GPU" if card else "CPU"
+    half = tf.config.LogicalDeviceConfiguration(HALF_MB if card else None)
+    physical = tf.config.list_physical_devices(kind)[0]
+    tf.config.set_logical_device_configuration(physical, [half] * 2)
     one = tf.distribute.ReductionToOneDevice()
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], one)
+    return tf.distribute.MirroredStrategy([f"{kind}:0", f"{kind}:1"], one)
 
 
 def _replicas(base, model, batch):
     """The same on two logical devices."""
-    strategy = _two_devices()
+    from benchmarks.workers import keras_large
+
+    strategy, is_large = _two_devices(), model in large_models.MODELS
     with strategy.scope():
-        if base == "plain":
-            net, settings = build_model(model), {}
-        else:
-            net = build_model(model, kpg.PerGradModel)
-            settings = {"gradient_mode": _clipped()}
-        net.compile(
-            keras.optimizers.SGD(LEARNING_RATE), make_loss(model), **settings
-        )
-    x, y = make_batch(model, batch)
-    data = tf.data.Dataset.from_tensor_slices((x, targets(model, y)))
+        settings = {"gradient_mode": _clipped()} if base == "ours" else {}
+        make = keras_large.build_model if is_large else build_model
+        net = make(model, kpg.PerGradModel if settings else keras.Model)
+        loss = keras_large.make_loss() if is_large else make_loss(model)
+        net.compile(keras.optimizers.SGD(LEARNING_RATE), loss, **settings)
+    if is_large:
+        data = large_models.make_batch(model, batch)
+    else:
+        x, y = make_batch(model, batch)
+        data = x, targets(model, y)
+    data = tf.data.Dataset.from_tensor_slices(data)
     data = data.batch(batch).cache().repeat()
     return _steps(net, strategy.experimental_distribute_dataset(data))
 

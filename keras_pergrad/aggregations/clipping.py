@@ -24,6 +24,9 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.state.saved import AggregationState
 
 PER = ("model", "layer", "variable")
+#: A part of the clip norm, 16 units in the last place of float32, left for the
+#: rounding of norms and of weighted sums.
+ROOM = 2.0**-20
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
@@ -141,7 +144,10 @@ class ClippedMean(Aggregation):
         return current
 
     def weights(self, norms: tf.Tensor) -> tf.Tensor:
-        weights = self._scales(norms, self._limit(norms))
+        limit = self._limit(norms)
+        if norms.dtype == tf.float32:
+            limit *= 1 - ROOM
+        weights = self._scales(norms, limit)
         finite = is_finite(of_samples(norms))
         if norms.shape.rank > 1:
             finite = finite[:, None]

@@ -19,6 +19,8 @@ HELD = 2**17
 # its square is not chosen then.
 GUESSED_SIZE = 16
 OF_ANY_SIZE = ("taps", "patches", "tap_norms")
+#: Those that write the gradients out.
+HOLDING = ("taps", "patches", "identity", "loop")
 
 
 def costs(windows, groups, big, small, rates, xla=False):
@@ -93,11 +95,13 @@ def costs(windows, groups, big, small, rates, xla=False):
         # XLA runs the ops of one sample on one thread.
         loop = rates.loop + rates.turn * count * entries + hold
         microseconds["loop"] = math.inf if xla or depthwise else loop
-    if entries > HELD:
-        for name in ("taps", "patches", "identity", "loop"):
-            if name in microseconds:
-                microseconds[name] += 1e9
     return microseconds
+
+
+def holds_too_much(method, windows, groups, big, small):
+    """Whether a method writes out gradients that are too large for that."""
+    entries = windows.taps * big // groups * small
+    return method in HOLDING and entries > HELD
 
 
 def _with_guessed_sizes(windows):

@@ -142,7 +142,7 @@ class Patches(SampleGradients):
 
     def chosen_method(self):
         """How the norms are computed: one of `METHODS`."""
-        return self.method or min(self._costs, key=self._cost)
+        return self.method or min(self._costs, key=self._rank)
 
     def sum_method(self):
         is_held = self.chosen_method() in _GRADIENTS
@@ -322,7 +322,7 @@ class Patches(SampleGradients):
         method = self.chosen_method()
         if method in _GRADIENTS:
             return method
-        return min(_GRADIENTS, key=self._cost)
+        return min(_GRADIENTS, key=self._rank)
 
     def _matrices(self):
         if self._gradients is None:
@@ -330,8 +330,13 @@ class Patches(SampleGradients):
             self._gradients = method(*self._method_arguments())
         return self._gradients
 
-    def _cost(self, method):
-        return self._costs.get(method, math.inf)
+    def _rank(self, method):
+        """Return what orders methods: those that hold too much come last."""
+        sizes = self.groups, self.big.shape[-1], self.small.shape[-1]
+        holds_too_much = convolution_costs.holds_too_much(
+            method, self.windows, *sizes
+        )
+        return holds_too_much, self._costs.get(method, math.inf)
 
     def _method_arguments(self):
         return self.big, self.small, self.windows, self.groups

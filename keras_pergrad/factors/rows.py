@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.factors import rates
 from keras_pergrad.factors.base import (
     Kronecker,
     SampleGradients,
@@ -118,7 +119,8 @@ def _squares_by_table(ids, dz, rows, max_samples):
 
 def ids_by_sample(ids, n, rows, dtype):
     """Return flat ids that are separate for each sample: below n · rows."""
-    firsts = tf.range(tf.cast(n, dtype))[:, None] * tf.cast(rows, dtype)
+    # A CUDA card's int32 is the host's, so the sizes do not wait for the card.
+    firsts = tf.cast(tf.range(n)[:, None], dtype) * tf.cast(rows, dtype)
     return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
 
 
@@ -145,7 +147,8 @@ def _equal_segments(ids, n, rows, max_samples):
 
 
 METHODS = ("whole", "unique", "table", "compare", "sort")
-#: A table of places for each sample has at most so many for each number of dz.
+#: A table of places for each sample, or of pairs of positions, has at most so
+#: many for each number of dz.
 PLACES_PER_NUMBER = 4
 #: Above it, comparing all pairs of positions costs more than sorting.
 MAX_COMPARED = 512
@@ -166,9 +169,10 @@ class Rows(SampleGradients):
         whole: the variable's shape, where its rows have several axes.
         method: how equal ids are found, one of `METHODS`; default: tables of
             fewer rows than positions are written out ("whole"), of others a
-            hash table has the ids ("unique"). XLA has none: there, a small
-            vocabulary has a table of places ("table"), few ids are compared
-            pair by pair, many are sorted.
+            hash table has the ids ("unique"). XLA has none, and on a CUDA
+            card it takes tens of ops, some of which the host waits for:
+            there, a small vocabulary has a table of places ("table"), few
+            ids are compared pair by pair, and many are sorted under XLA.
 
     Example:
 
@@ -211,15 +215,16 @@ class Rows(SampleGradients):
         positions = self.ids.shape[1]
         if self.shape[0] < (positions or 0):
             return "whole"
-        if not in_xla():
+        if not in_xla() and rates.device() != "cuda":
             return "unique"
-        if (
-            self.shape[0]
-            <= PLACES_PER_NUMBER * (positions or 0) * self.shape[-1]
-        ):
+        held = PLACES_PER_NUMBER * self.shape[-1]
+        if self.shape[0] <= held * (positions or 0):
             return "table"
-        is_few = positions is not None and positions <= MAX_COMPARED
-        return "compare" if is_few else "sort"
+        # Only XLA compares all pairs without an array of them.
+        most = MAX_COMPARED if in_xla() else min(MAX_COMPARED, held)
+        if positions is not None and positions <= most:
+            return "compare"
+        return "sort" if in_xla() else "unique"
 
     def sum_method(self) -> str:
         return "slices"
@@ -229,9 +234,13 @@ class Rows(SampleGradients):
         dz_bytes = held_bytes(self.dz, n)
         if dz_bytes is None:
             return None
-        has_table = self.chosen_method() == "table"
-        table_bytes = tf.int32.size * n * self.shape[0] if has_table else 0
-        return 2 * dz_bytes + table_bytes
+        method, found_by = self.chosen_method(), 0
+        if method == "table":
+            found_by = tf.int32.size * n * self.shape[0]
+        elif method == "compare" and not in_xla():
+            positions: Any = self.dz.shape[1]
+            found_by = n * positions**2 * (tf.bool.size + tf.float32.size)
+        return 2 * dz_bytes + found_by
 
     def squared_norms(self) -> tf.Tensor:
         if self.ids.shape[1] == 1:
@@ -402,25 +411,32 @@ class Rows(SampleGradients):
 def _last_places(ids, n, rows):
     """Return for each position the last one with its id, by a table of all."""
     keys = ids_by_sample(ids, n, rows, tf.int64)
-    last = tf.math.unsorted_segment_max(
-        tf.range(tf.size(keys)), keys, tf.cast(n, tf.int64) * rows
-    )
+    # A size is needed on the host.
+    with tf.device(None if in_xla() else "CPU:0"):
+        places = tf.cast(n, tf.int64) * rows
+    last = tf.math.unsorted_segment_max(tf.range(tf.size(keys)), keys, places)
     return tf.gather(last, keys)
 
 
 def _last_equal(ids, n, positions):
     """Return for each position the last one with its id, in flat numbers."""
-    equal = ids[:, :, None] == ids[:, None, :]
-    # XLA reduces an outer axis twice as fast as the inner one, and narrow
-    # numbers faster than wide ones.
     static_count = ids.shape[1]
+    # XLA reduces an outer axis twice as fast as the inner one, and narrow
+    # numbers faster than wide ones. A CUDA card has no kernel for integers
+    # but int64.
     if static_count is None or static_count > 2**15:
-        dtype = tf.int32
-    else:
+        dtype, index = tf.int32, tf.int32
+    elif in_xla():
         dtype = tf.uint8 if static_count <= 2**8 else tf.int16
+        index = tf.int32
+    else:
+        dtype, index = tf.float32, tf.int64
+    ids = tf.cast(ids, tf.int64) if index == tf.int64 else ids
+    equal = ids[:, :, None] == ids[:, None, :]
     numbers = tf.cast(tf.range(positions), dtype)[:, None]
     last = tf.reduce_max(tf.where(equal, numbers, tf.zeros([], dtype)), 1)
-    return tf.cast(last, tf.int32) + tf.range(n)[:, None] * positions
+    firsts = tf.range(n)[:, None] * positions
+    return tf.cast(last, index) + tf.cast(firsts, index)
 
 
 def _ranks(ids, n, positions):

@@ -359,9 +359,9 @@ def widened(factor, dtype):
 
 
 class Widened(Adapted):
-    """A factor in float32; sums and gradients have the variable's type.
+    """A factor in float32; gradients written out have the variable's type.
 
-    What is squared or multiplied stays in float32.
+    What is squared, multiplied or added stays in float32.
 
     Args:
         factor: `SampleGradients` of half precision; its tensors are widened.
@@ -373,7 +373,7 @@ class Widened(Adapted):
     >>> from keras_pergrad import factors
     >>> half = factors.Full(300 * tf.ones((2, 1), tf.float16))
     >>> wide = factors.Widened(half, tf.float16)
-    >>> wide.squared_norms().numpy(), wide.weighted_sum(None).dtype.name
+    >>> wide.squared_norms().numpy(), wide.materialize().dtype.name
     (array([90000., 90000.], dtype=float32), 'float16')
     """
 
@@ -395,6 +395,9 @@ class Widened(Adapted):
 
     def squared_norm_of_sum(self):
         return self.factor.squared_norm_of_sum()
+
+    def weighted_sum(self, weights):
+        return self.factor.weighted_sum(weights)
 
     def dot(self, direction):
         return self.factor.dot(of_values(wide, direction))

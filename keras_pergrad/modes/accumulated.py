@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, weighs
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.data.batches import is_composite
@@ -86,7 +87,8 @@ class AccumulatorState(SavedState):
         if sum_key not in self._sums:
             shape, dtype = (), keras.config.floatx()
             if variable is not None:
-                shape, dtype = variable.shape, variable.dtype
+                # Half precision has too few digits for a sum.
+                shape, dtype = variable.shape, norm_type([variable]).name
             # Replicas create it together, each with the loaded value.
             initial = self._loaded_values.get(name, np.zeros(shape))
             self._sums[sum_key] = _create_variable(

@@ -18,6 +18,7 @@ from keras_pergrad.aggregations.aggregation import (
     spread_statistics,
     weighs,
 )
+from keras_pergrad.common.float_types import to_zero
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
@@ -171,6 +172,7 @@ def step_of_whole_batch(
         part = WholeBatch(
             model, batch, scale, aggregation, set_apart, padded, is_single
         )
+        variables = list(model.trainable_variables)
         sums = mode.partial_sums(model, part)
     y_pred, norms = sums.y_pred, sums.norms
     if padded is not None:
@@ -188,7 +190,14 @@ def step_of_whole_batch(
     logged = {**sums.statistics, **logged}
     penalties = part.penalties.gradients(part.loss)
     gradients = finish(
-        model, aggregation, sums.gradients, part.n, scale, norms, penalties
+        model,
+        aggregation,
+        sums.gradients,
+        part.n,
+        scale,
+        norms,
+        penalties,
+        variables,
     )
     gradients = set_apart.merged(gradients, part.scaled_loss)
     step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
@@ -214,10 +223,21 @@ def observe(mode, model, aggregation, norms, n, plain, squares=None):
     return logged
 
 
-def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
+def finish(
+    model,
+    aggregation,
+    sums,
+    n,
+    scale,
+    norms=None,
+    penalties=None,
+    variables=None,
+):
     """Return gradients as the optimizer expects them, of the weighted mean."""
+    if variables is None:
+        variables = model.trainable_variables
     if penalties is None:
-        penalties = regularization_gradients(model.trainable_variables)
+        penalties = regularization_gradients(variables)
     gradients = sums
     if aggregation is not None:
         gradients = aggregation.finish(sums, n, model.aggregation_state)
@@ -226,11 +246,23 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
             gradients = replicas.from_first_replica(gradients)
         if weighs(aggregation) and scale is not None and norms is not None:
             gradients = overflow_to_infinity(gradients, norms, scale)
+    penalties = [
+        p if p is None or g is None else tf.cast(p, g.dtype)
+        for p, g in zip(penalties, gradients, strict=True)
+    ]
     gradients = plus(gradients, penalties)
-    if scale is None:
-        return gradients
-    dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
-    return [times(g, scale) for g in dense_gradients]
+    if scale is not None:
+        dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
+        gradients = [times(g, scale) for g in dense_gradients]
+    # Noise hides what rounding adds; without it no sample may gain by that.
+    limits = aggregation is not None and aggregation.limits_norms
+    convert = to_zero if limits and not aggregation.adds_noise else tf.cast
+    return [
+        g
+        if g is None or g.dtype == v.value.dtype
+        else convert(g, v.value.dtype)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
 
 
 def overflow_to_infinity(gradients, norms, scale):

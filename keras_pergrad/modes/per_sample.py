@@ -16,7 +16,11 @@ from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.data.batches import sample_count
+from keras_pergrad.factors import wide
+from keras_pergrad.keras_internals.data.batches import (
+    map_tensors,
+    sample_count,
+)
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.losses.losses import (
@@ -290,7 +294,7 @@ class PerSample(GradientMode):
 
         def add_sample(i, sums, plain):
             """Return the sums with those of sample i, and its norm."""
-            contributions = samples.contributions(i)
+            contributions = map_tensors(wide, samples.contributions(i))
             has_gradient[:] = [
                 gradient is not None for gradient in contributions
             ]
@@ -309,7 +313,8 @@ class PerSample(GradientMode):
                 plain = plus(plain, [_scaled(g, finite) for g in contributions])
             return plus(sums, weighted), plain, norm
 
-        sums = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
+        values = [v.value for v in samples.variables]
+        sums = [wide(tf.zeros(v.shape, v.dtype)) for v in values]
         plain = sums if needs_plain_sums else []
         if part.is_single:
             sums, plain, norm = add_sample(tf.constant(0), sums, plain)

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.base import (
-    in_type,
+    HALF,
     squares_by_sample,
     weighted_total,
 )
@@ -20,15 +20,30 @@ class PulledBack(SampleGradients):
         tensor: the tensor.
         sources: tensors that it depends on; their gradients are added.
         keeps_norms: whether the norms are those of `factor`.
+        move: where the tensor has entries of its only source, and no more: the
+            function that moves a gradient's entries back, in any type. Norms
+            are those of `factor` then.
         group: a list of others with this factor and tensor, to which it is
             added: what one of them needs is computed for all.
     """
 
     rows = ("_gradients",)
 
-    def __init__(self, factor, tensor, sources, keeps_norms=False, group=None):
+    def __init__(
+        self,
+        factor,
+        tensor,
+        sources,
+        keeps_norms=False,
+        move=None,
+        group=None,
+    ):
         self.factor, self.tensor, self.sources = factor, tensor, sources
-        self.keeps_norms = keeps_norms
+        # The ops' own gradients have the type of the tensor: of half precision
+        # they would round a sum, and not the norms.
+        precise = tensor.dtype not in HALF
+        self.move = move
+        self.keeps_norms = move is not None or (keeps_norms and precise)
         self.shape = list(sources[0].shape)
         self._gradients, self._cached_sum = None, {}
         self._group = [] if group is None else group
@@ -86,9 +101,9 @@ class PulledBack(SampleGradients):
             return super().dot(direction)
         # The other way, from the sources to the tensor. `_pull_back` is linear:
         # the gradient of its result is the transposed map, at any point.
-        zeros = tf.zeros(sizes_of(self.tensor), self.tensor.dtype)
+        direction = tf.convert_to_tensor(direction)
+        zeros = tf.zeros(sizes_of(self.tensor), direction.dtype)
         (source_gradient,) = self._pull_back(zeros)
-        direction = in_type(direction, source_gradient.dtype)
         (direction,) = tf.gradients(source_gradient, zeros, direction)
         return self.factor.dot(direction)
 
@@ -106,11 +121,12 @@ class PulledBack(SampleGradients):
 
     def _moves_entries(self):
         """Whether each entry is one of `factor`'s, which holds the tensors."""
-        precise = self.tensor.dtype in (tf.float32, tf.float64)
-        return self.keeps_norms and precise and self._gradients is None
+        return self.keeps_norms and self._gradients is None
 
     def _pull_back(self, gradient):
         """Return the gradients at the sources of all in the group."""
+        if self.move is not None:
+            return [self.move(gradient)]
         tensor, group = self.tensor, self._group
         gradients = iter(
             op_gradients(

@@ -5,6 +5,9 @@ g·v/‖v‖. A factor of the output of such an op is pulled back to its input. 
 the op only arranges numbers, the factor keeps its kind.
 """
 
+import functools
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad.factors import Adapted, Full, Outer, Rows, Sum, join
@@ -151,7 +154,9 @@ def _with_shape(factor, op, shape):
         return Full(tf.reshape(gradients, [n, *shape]))
     if type(factor) is Rows and shape[:1] == factor.shape[:1]:
         return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
-    return Reshaped(factor, op.outputs[0], [op.inputs[0]], True)
+    source, sizes = op.inputs[0], sizes_of(op.inputs[0])
+    move = functools.partial(tf.reshape, shape=sizes)
+    return Reshaped(factor, op.outputs[0], [source], move=move)
 
 
 @path_rule("Transpose")
@@ -175,7 +180,8 @@ def _transpose(factor, op, source, target):
     if isinstance(factor, Full):
         gradients = factor.gradients
         return Full(tf.transpose(gradients, [0, *(k + 1 for k in inverse)]))
-    return PulledBack(factor, op.outputs[0], [op.inputs[0]], True)
+    move = functools.partial(tf.transpose, perm=inverse)
+    return PulledBack(factor, op.outputs[0], [op.inputs[0]], move=move)
 
 
 @path_rule("Neg")
@@ -295,7 +301,8 @@ class Part(PulledBack):
             for k, t in enumerate(op.inputs)
             if k != source
         ]
-        self.key = self._offsets = None
+        self._offsets: Any = None
+        self.key = None
         is_static = (
             full_tensor.shape.is_fully_defined()
             and part.shape.is_fully_defined()
@@ -312,6 +319,8 @@ class Part(PulledBack):
         self._offsets = _part_offsets(
             op, target, parameters, part.shape.as_list()
         )
+        if self._offsets is not None:
+            self.move, self.keeps_norms = self._pad, True
 
     # `SampleGradients` drops a base's answers where a class materialises
     # differently. These hold: the gradients are the same, with fewer ops.
@@ -325,15 +334,17 @@ class Part(PulledBack):
 
     def materialize(self):
         if self._gradients is None and self._offsets is not None:
-            starts, sizes = self._offsets
             gradients = self.factor.materialize()
-            gradients = tf.reshape(gradients, [tf.shape(gradients)[0], *sizes])
-            zeros = [
-                (start, full_size - start - size)
-                for start, size, full_size in zip(starts, sizes, self.shape)
-            ]
-            self._gradients = tf.pad(gradients, [(0, 0), *zeros])
+            n = tf.shape(gradients)[0]
+            self._gradients = self._pad(gradients, [n], [(0, 0)])
         return super().materialize()
+
+    def _pad(self, part, sizes=(), zeros=()):
+        starts, part_sizes = self._offsets
+        ends = zip(starts, part_sizes, self.shape)
+        around = [(start, full - start - size) for start, size, full in ends]
+        part = tf.reshape(part, [*sizes, *part_sizes])
+        return tf.pad(part, [*zeros, *around])
 
 
 def _part_offsets(op, target, parameters, sizes):

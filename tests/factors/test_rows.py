@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.factors import Rows
+from keras_pergrad.factors import Rows, rates
 from keras_pergrad.factors.rows import METHODS, squares_by_hash
 
 
@@ -128,3 +128,49 @@ def test_xla_gives_the_same_norms(method):
 
     expected = _factor(3, 7, "sort").squared_norms()
     np.testing.assert_allclose(norms(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "positions", "method"),
+    [
+        (4, 7, "whole"),
+        (40, 7, "table"),
+        (10**6, 7, "compare"),
+        (10**6, 600, "unique"),
+    ],
+)
+def test_a_card_without_xla_launches_few_ops(
+    vocabulary, positions, method, monkeypatch
+):
+    """A hash table takes some 50 ops, in a loop for large batches."""
+    factor = _factor(3, positions, None, vocabulary)
+    expected = factor.squared_norms()
+    monkeypatch.setattr(rates, "device", lambda: "cuda")
+    assert factor.chosen_method() == method
+    signature = [
+        tf.TensorSpec([None, positions], tf.int32),
+        tf.TensorSpec([None, positions, 3], tf.float64),
+    ]
+
+    @tf.function(input_signature=signature)
+    def norms(ids, dz):
+        return Rows(ids, dz, factor.shape).squared_norms()
+
+    found = norms(factor.ids, factor.dz)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    ops = norms.get_concrete_function().graph.get_operations()
+    names = {op.type for op in ops}
+    loops = {"UniqueWithCounts", "While", "StatelessWhile", "If", "StatelessIf"}
+    assert bool(names & loops) == (method == "unique")
+    if method != "unique":
+        assert _launches(ops) <= 12
+
+
+def _launches(ops):
+    """How many ops of a graph compute with tensors of a card."""
+    host = {"Const", "Placeholder", "Identity", "Shape", "Size", "Range"}
+    views = {"Reshape", "ExpandDims", "StridedSlice", "Pack", "Unpack"}
+    return sum(
+        op.type not in host | views and any(t.shape.rank for t in op.outputs)
+        for op in ops
+    )

@@ -1,5 +1,6 @@
 """Half and mixed precision: norms that do not overflow, clipping that holds."""
 
+import itertools
 import sys
 
 import keras
@@ -127,6 +128,72 @@ def test_clipped_gradients_in_mixed_precision(policy):
         step = np.tensordot(weights, gradient, 1)
         error = np.linalg.norm(old - variable - step)
         assert error <= 0.02 * np.linalg.norm(step)
+
+
+class Gradients(keras.optimizers.SGD):
+    """The weights become the gradients, in the type in which they are kept."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        gradient = tf.convert_to_tensor(gradient)
+        assert gradient.dtype == tf.as_dtype(variable.dtype)
+        variable.assign(gradient)
+
+
+def _accumulated(aggregation, **settings):
+    inner = kpg.Vectorized(aggregation)
+    return kpg.Accumulated(microbatch_size=3, inner=inner, **settings)
+
+
+#: A mode, the clip norm, the number of samples.
+CLIPPED = {
+    "vectorized": (kpg.Vectorized, 100.0, 4),
+    "per_sample": (kpg.PerSample, 1e-4, 4),
+    "updates": (lambda a: kpg.PerSample(a, updates="sample"), 100.0, 1),
+    "microbatches": (_accumulated, 1e-4, 4),
+    "steps": (lambda a: _accumulated(a, steps=2), 1e-4, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "policy"),
+    [
+        *itertools.product(CLIPPED, ["bfloat16", "mixed_float16"]),
+        ("vectorized", "mixed_bfloat16"),
+        *itertools.product(
+            ["vectorized", "per_sample"], ["float16", "float32"]
+        ),
+    ],
+)
+def test_no_rounding_lets_a_sample_keep_more(case, policy):
+    """One sample has a gradient; the others have the weight zero."""
+    keras.config.set_dtype_policy(policy)
+    make, clip, n = CLIPPED[case]
+    model, optimizer = _model(kpg.PerGradModel), Gradients(1.0)
+    if policy == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer, initial_scale=8.0
+        )
+    mode = make(kpg.ClippedMean(clip))
+    model.compile(optimizer, "mse", gradient_mode=mode, jit_compile=False)
+    start, steps = model.get_weights(), getattr(mode, "steps", 1)
+    count = sum(map(np.size, start))
+    for seed in range(3):
+        model.set_weights(start)
+        rng = np.random.default_rng(seed)
+        for step in range(steps):
+            x = [rng.integers(0, 5, (n, 3)), rng.normal(size=(n, 6, 4))]
+            y = 3 * clip * rng.normal(size=(n, 4))
+            weights = np.eye(n)[0] * (step == 0)
+            model.train_on_batch(x, y, sample_weight=weights)
+        kept = [
+            np.float64(tf.cast(v, "float64")) for v in model.trainable_variables
+        ]
+        norm = np.sqrt(sum(np.square(g).sum() for g in kept))
+        norm *= n * steps  # Of a mean.
+        least = 1 - 2**-7 if "b" in policy else 1 - 2**-10
+        if policy == "float16":  # The distance of its smallest numbers.
+            least -= n * steps * np.sqrt(count) * 2**-24 / clip
+        assert least * clip <= norm <= clip
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])

@@ -1,8 +1,8 @@
 """Private training on two replicas, in a process of its own.
 
-`mirrored`: two devices of this process; else one of two workers, as
-`tests.keras_internals.distribution.cluster` starts them. Prints one line of
-JSON in the end.
+`mirrored`: two halves of a "CPU" or a "GPU" in this process; else one of two
+workers, as `tests.keras_internals.distribution.cluster` starts them. Prints
+one line of JSON in the end.
 """
 
 import json
@@ -10,14 +10,13 @@ import sys
 
 import tensorflow as tf
 
+from tests.keras_internals.distribution.split import split_device
+
 if __name__ == "__main__":
     # Before anything else of TensorFlow runs.
     arguments = json.loads(sys.argv[1])
     if arguments["mirrored"]:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        two = [tf.config.LogicalDeviceConfiguration()] * 2
-        tf.config.set_logical_device_configuration(cpu, two)
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        strategy = split_device(arguments["mirrored"])()
     else:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 

@@ -10,12 +10,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def mirrored():
-    return run_alone(MODULE, mirrored=True)
+    return run_alone(MODULE, mirrored="CPU")
 
 
 @pytest.fixture(scope="module")
 def workers():
-    with Cluster(MODULE, 2, mirrored=False) as cluster:
+    with Cluster(MODULE, 2, mirrored=None) as cluster:
         return cluster.results()
 
 

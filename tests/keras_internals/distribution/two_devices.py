@@ -14,12 +14,14 @@ import traceback
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.keras_internals.distribution.split import split_device
 from tests.modes import big_batch
 
 CHECKS = {}
+#: What makes the strategy, once the device is split.
+MAKERS = []
 X, Y = (a.astype("float32") for a in (big_batch.X, big_batch.TARGETS))
 
 
@@ -29,12 +31,13 @@ def check(function):
 
 
 def main():
-    """Runs the checks, or those that the command line names."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    two = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpu, two)
+    """Runs the checks, or those that the command line names behind "GPU"."""
+    kind, names = "CPU", sys.argv[1:]
+    if names[:1] == ["GPU"]:
+        kind, *names = names
+    MAKERS.append(split_device(kind))
     results = {}
-    for name in sys.argv[1:] or CHECKS:
+    for name in names or CHECKS:
         keras.backend.clear_session()
         keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
@@ -50,7 +53,7 @@ def main():
 @functools.cache
 def strategy():
     # One for all: TensorFlow numbers the messages of each from the start.
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return MAKERS[0]()
 
 
 def clipped(**arguments):
