@@ -100,9 +100,7 @@ class Replay:
         # What all outputs add up is rounded by its size, not by that of what
         # is left of it in those of a single sample.
         self._coarse_scales = [
-            _largest(t)
-            if self.tolerance and t.dtype.is_floating
-            else None
+            _largest(t) if self.tolerance and t.dtype.is_floating else None
             for t in recorded.outputs
         ]
 

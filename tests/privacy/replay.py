@@ -9,9 +9,11 @@ what the unit contributes to the mechanism: at most the sensitivity that the
 accounting assumes. All else, such as the state of layers, must be equal.
 (arXiv 2602.17454.)
 
-A setting is a row: `Setting(arguments, ...)`. If its noise is correlated over
-steps, or its batches are augmented, `whitened` is the place that turns what is
-released in a step into numbers whose noise has the deviation 1.
+A setting is a row: `Setting(arguments, ...)`. `whitened` turns what a step has
+released into numbers whose noise has the deviation 1. Where noise is correlated
+over steps, `check_releases` and `check_distances` must take a whole run at
+once. Where an example has several views, the recorder sees the batch before
+them.
 """
 
 import contextlib
