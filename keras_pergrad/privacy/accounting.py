@@ -233,7 +233,7 @@ def calibrate_noise(
     uses_pld = accountant_name((*earlier_phases, (candidate, steps))) == "PLD"
     stages = [(_SEARCH_INTERVAL, 2e-2), (_NARROW_INTERVAL, 1e-4), (None, 1e-4)]
     stages = stages if uses_pld else [(None, 1e-4)]
-    for interval, width in stages[:1] if is_rough else stages:
+    for interval, width in stages[:2] if is_rough else stages:
 
         def stage_excess(noise, interval=interval):
             return excess_epsilon(noise, interval)

@@ -166,6 +166,8 @@ PRODUCT = {
         {"sampling": sampling, "clipping": CLIPPINGS[clipping], **WAYS[way]},
         unit=(N - 1,) if jit_compile else (0,),
         compiled={"jit_compile": jit_compile},
+        # No exchange moves both the sum and the count as far as they can.
+        attains=(sampling, clipping) != ("fixed", "adaptive"),
     )
     for sampling, clipping, way, jit_compile in itertools.product(
         ("poisson", "fixed", "shuffled"), CLIPPINGS, WAYS, (False, True)
