@@ -12,7 +12,8 @@ from keras_pergrad.keras_internals.models.parts import trace_symbolically
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.proof.op_facts import DRAWS, FACTS, KNOWN_STATE
 
-#: Names the stream of the views' seeds: no part of the examples has it.
+#: The stream of the views' seeds. Batches are drawn from others: no part of
+#: the examples has this number (see `draw_batch`).
 _STREAM = 2**63
 
 _SEED_SPEC = tf.TensorSpec([2], tf.int64)
@@ -55,8 +56,8 @@ class Augmentation:
         spec: the `tf.TensorSpec`s of batches, a tuple (x, ...).
 
     Attributes:
-        row_spec: the same of batches after `augment`.
-        spec: the same of batches of views.
+        spec: those of batches of views.
+        row_spec: those of batches of one view of each example.
 
     Raises:
         ValueError: `augment` gives something else than one row for a batch of
@@ -124,6 +125,8 @@ class Augmentation:
         arguments = {"training": True} if self._is_layer else {}
         with draws.seeded(lambda k: _folded(seed, k)):
             views = self._augment(single, **arguments)
+        # A tf.data.Dataset takes a list for one tensor.
+        views = keras.tree.lists_to_tuples(views)
         views = map_tensors(tf.convert_to_tensor, views)
         for view in tf.nest.flatten(views):
             if view.shape.rank in (None, 0) or view.shape[0] != 1:
