@@ -41,6 +41,7 @@ from keras_pergrad.keras_internals.models.parts import (
     call_model,
     compiled_loss,
     loss_scale,
+    nested_optimizers,
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.modes.sums import plus, times
@@ -220,6 +221,8 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
         penalties = regularization_gradients(model.trainable_variables)
     gradients = sums
     if aggregation is not None:
+        if aggregation.adds_noise:
+            _tell_noise(model, aggregation, n)
         gradients = aggregation.finish(sums, n, model.aggregation_state)
         if gradients is not sums:
             # Each replica draws its own noise.
@@ -231,6 +234,15 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
         return gradients
     dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
     return [times(g, scale) for g in dense_gradients]
+
+
+def _tell_noise(model, aggregation, n):
+    """Tell optimizers that correct for noise how much this step has."""
+    for optimizer in nested_optimizers(model.optimizer):
+        if hasattr(optimizer, "set_noise_variance"):
+            optimizer.set_noise_variance(
+                aggregation.noise_variance(n, model.aggregation_state)
+            )
 
 
 def overflow_to_infinity(gradients, norms, scale):

@@ -6,5 +6,6 @@ from keras_pergrad.privacy.clipping_variants import (
 from keras_pergrad.privacy.clipping_variants import (
     AutomaticClippedMean as AutomaticClippedMean,
 )
+from keras_pergrad.privacy.corrected_adam import corrected as corrected
 from keras_pergrad.privacy.statement import Statement as Statement
 from keras_pergrad.privacy.training import PrivateTraining as PrivateTraining
