@@ -57,6 +57,9 @@ if not _is_command():
     from keras_pergrad.privacy import (
         clipping_variants as _clipping_variants,  # noqa: F401
     )
+    from keras_pergrad.privacy import (
+        corrected_adam as _corrected_adam,  # noqa: F401
+    )
     from keras_pergrad.privacy import private_mean as _private_mean  # noqa: F401
 
 __getattr__, __dir__, __all__ = _lazy(__name__, __file__)

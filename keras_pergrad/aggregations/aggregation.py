@@ -103,6 +103,25 @@ class Aggregation(Configured):
         del n, state
         return gradients
 
+    def noise_variance(self, n: Any, state: Any = None) -> Any:
+        """Return the variance of the noise that the next `finish` adds.
+
+        It is that of each number of the gradient, a number or a tensor ().
+        Optimizers of `privacy.corrected` ask for it. A class that adds noise
+        and does not define it raises NotImplementedError.
+
+        Args:
+            n: the number of samples.
+            state: what `make_state` gave for the model that is trained.
+        """
+        del n, state
+        if self.adds_noise:
+            raise NotImplementedError(
+                f"{type(self).__name__} must define noise_variance(n, state) "
+                "for optimizers that are corrected for noise."
+            )
+        return 0.0
+
     def statistics(self, norms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return scalars to log, by name."""
         del norms

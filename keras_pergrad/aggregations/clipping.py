@@ -216,6 +216,17 @@ class ClippedMean(Aggregation):
             noisy.append(gradient)
         return noisy
 
+    def noise_variance(self, n: Any, state: Any = None) -> Any:
+        if not self.adds_noise:
+            return 0.0
+        current, dtype = self.at(state), keras.config.floatx()
+        deviation = _of_dtype(current.noise_multiplier, dtype)
+        deviation *= _of_dtype(current.clip_norm, dtype)
+        size = self.expected_batch_size
+        size = _of_dtype(n if size is None else size, dtype)
+        factor = self._own(state).noise_variance()
+        return tf.square(deviation / size) * _of_dtype(factor, dtype)
+
     @property
     def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
         return {

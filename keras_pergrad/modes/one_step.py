@@ -42,6 +42,7 @@ from keras_pergrad.keras_internals.losses.terms import (
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     loss_scale,
+    nested_optimizers,
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.modes.sums import plus, times
@@ -240,6 +241,8 @@ def finish(
         penalties = regularization_gradients(variables)
     gradients = sums
     if aggregation is not None:
+        if aggregation.adds_noise:
+            _tell_noise(model, aggregation, n)
         gradients = aggregation.finish(sums, n, model.aggregation_state)
         if gradients is not sums:
             # Each replica draws its own noise.
@@ -263,6 +266,15 @@ def finish(
         else convert(g, v.value.dtype)
         for g, v in zip(gradients, variables, strict=True)
     ]
+
+
+def _tell_noise(model, aggregation, n):
+    """Tell optimizers that correct for noise how much this step has."""
+    for optimizer in nested_optimizers(model.optimizer):
+        if hasattr(optimizer, "set_noise_variance"):
+            optimizer.set_noise_variance(
+                aggregation.noise_variance(n, model.aggregation_state)
+            )
 
 
 def overflow_to_infinity(gradients, norms, scale):

@@ -6,6 +6,7 @@ from keras_pergrad.privacy.clipping_variants import (
 from keras_pergrad.privacy.clipping_variants import (
     AutomaticClippedMean as AutomaticClippedMean,
 )
+from keras_pergrad.privacy.corrected_adam import corrected as corrected
 from keras_pergrad.privacy.private_search import SearchResult as SearchResult
 from keras_pergrad.privacy.private_search import search as search
 from keras_pergrad.privacy.statement import Statement as Statement

@@ -107,8 +107,13 @@ def compute_epsilon(phases, delta, interval=None):
     phases = tuple((m, steps) for m, steps in phases if steps)
     if not phases:
         return 0.0
+    return float(epsilon_of_delta(phases, interval)(delta))
+
+
+def epsilon_of_delta(phases, interval=None):
+    """Return epsilon as a function of delta, for phases with steps."""
     if accountant_name(phases) == "PLD":
-        return float(_pld_epsilon(phases, interval)(delta))
+        return loss_distribution(phases, interval).get_epsilon_for_delta
     dp = import_dp_accounting()
     relations = {
         ADD_OR_REMOVE: dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -120,11 +125,11 @@ def compute_epsilon(phases, delta, interval=None):
     )
     for mechanism, steps in phases:
         accountant.compose(phase_event(mechanism, steps))
-    return float(accountant.get_epsilon(delta))
+    return accountant.get_epsilon
 
 
-def _pld_epsilon(phases, interval):
-    """Return epsilon as a function of delta, from the loss distribution."""
+def loss_distribution(phases, interval=None):
+    """Return the distribution of the privacy loss of phases with steps."""
     # As `PLDAccountant` does, but the distribution of one step is kept from
     # one epoch to the next, since this takes most of the time.
     if interval is None:
@@ -135,8 +140,7 @@ def _pld_epsilon(phases, interval):
         for mechanism, steps in phases
         for event in phase_event(mechanism, steps).events
     ]
-    composed = functools.reduce(lambda a, b: a.compose(b), distributions)
-    return composed.get_epsilon_for_delta
+    return functools.reduce(lambda a, b: a.compose(b), distributions)
 
 
 def _composed_distribution(event, count, interval):

@@ -208,6 +208,11 @@ class AdaptiveClippedMean(ClippedMean):
         self._adapt_clip(state)
         return gradients
 
+    def noise_variance(self, n: Any, state: Any = None) -> Any:
+        current = copy.copy(self)
+        current.noise_multiplier = self.gradient_noise
+        return ClippedMean.noise_variance(current, n, state)
+
     def _adapt_clip(self, state):
         """Move the clip towards the quantile, and forget the counts."""
         below, seen = state.below, state.seen

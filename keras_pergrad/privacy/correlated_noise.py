@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+#: After so many steps the variance of the noise has come to its limit.
+_MAX_VARIANCES = 2**16
 Kind = Literal["banded", "banded_inverse"]
 #: Digits of the coefficients: what an optimiser finds differs from machine to
 #: machine in the later ones, and a resumed run must find the same strategy.
@@ -282,6 +284,12 @@ class CorrelatedNoise:
 
     def _step(self):
         return tf.convert_to_tensor(self._position[1])
+
+    def variance(self) -> tf.Tensor:
+        """Return the variance of the noise at this step, for draws of 1."""
+        variances = self.strategy.variances(_MAX_VARIANCES)
+        step = tf.minimum(self._step(), _MAX_VARIANCES - 1)
+        return tf.gather(tf.constant(variances, "float32"), step)
 
     def advance(self, count: Any) -> None:
         """Go on by `count` steps, in the graph of a step."""

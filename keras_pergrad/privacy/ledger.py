@@ -92,6 +92,11 @@ class Ledger(AggregationState):
         noise = self.correlated_noise.draw(index, like, allowed)
         return noise * tf.cast(deviation, noise.dtype)
 
+    def noise_variance(self):
+        if self.correlated_noise is None:
+            return 1.0
+        return self.correlated_noise.variance()
+
     def prepare_noise(self, variables=None):
         """Let the noise go on, or close the phase where it cannot.
 

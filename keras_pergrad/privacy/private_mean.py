@@ -122,6 +122,9 @@ class PrivateMean(Aggregation):
             for g in gradients
         ]
 
+    def noise_variance(self, n, state=None):
+        return self.clipping.noise_variance(n, state)
+
     def require_fit(self, model, received, is_step=False):
         state = model.aggregation_state
         in_fit = isinstance(state, Ledger) and state.in_fit

@@ -20,6 +20,7 @@ from keras_pergrad.privacy.mechanism import (
     Mechanism,
 )
 from keras_pergrad.privacy.model_check import ProofRecord
+from keras_pergrad.privacy.trade_off import MU_DELTA, trade_off
 
 # The words for private training, for those who read it.
 
@@ -177,9 +178,15 @@ class Statement(dict[str, Any]):
         names = proof.names if proof.ops else vouched
         for_users = len(units) == 1 and units.pop()[0] == USER
         unit = "user" if for_users else "example"
+        beside = trade_off(tuple(phases))
         return cls(
             epsilon=accounting.compute_epsilon(tuple(phases), delta),
             delta=delta,
+            mu=beside.mu,
+            epsilons=[list(pair) for pair in beside.epsilons],
+            true_positive_rates=[
+                list(pair) for pair in beside.true_positive_rates
+            ],
             planned=planned,
             budget=private.target_epsilon,
             unit=unit,
@@ -216,6 +223,7 @@ class Statement(dict[str, Any]):
                 "gradient mode, in a loop of one's own, through a model that "
                 "shares layers, or by weights set or loaded from elsewhere."
             )
+        lines += _in_other_figures(self)
         lines += [
             f"Phase: {_describe_phase(phase)}" for phase in self["phases"]
         ]
@@ -259,6 +267,30 @@ def _sha256(path):
 
 def _accountant_or_default(started):
     return accounting.accountant_name(tuple(started)) if started else "PLD"
+
+
+def _in_other_figures(entries):
+    """Yield what all pairs of epsilon and delta together say, in words."""
+    if "true_positive_rates" not in entries:
+        return  # It was saved before this was stated.
+    first, *others = [
+        f"1 in {1 / wrong:,.0f} {{}}at most {100 * found:.3g} %"
+        for wrong, found in entries["true_positive_rates"]
+    ]
+    first = first.format(f"{entries['unit']}s that were not used, finds ")
+    yield (
+        f"An attacker who tells from the weights which {entries['unit']}s were "
+        f"used, and wrongly accuses {first} of those that were; "
+        + ", ".join(f"with {text.format('')}" for text in others)
+        + "."
+    )
+    pairs = [f"{e:.4g} at {delta:g}" for delta, e in entries["epsilons"]]
+    yield f"At each delta epsilon is as follows: {', '.join(pairs)}."
+    if entries["mu"] is not None:
+        yield (
+            "As Gaussian differential privacy: mu is "
+            f"{entries['mu']:.4g}, apart from a probability of {MU_DELTA:g}."
+        )
 
 
 def _phase_entry(mechanism, steps):

@@ -89,6 +89,10 @@ class AggregationState(SavedState):
         """Return the noise of the gradient of a weight, by its number."""
         return self.normal(like, deviation)
 
+    def noise_variance(self) -> Any:
+        """Return the variance of `gradient_noise` for a deviation of 1."""
+        return 1.0
+
     def save_own_variables(self, store: Any) -> None:
         store[STATE] = np.asarray(self.generator.state)
         for name in self.kept:
