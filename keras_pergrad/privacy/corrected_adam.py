@@ -53,16 +53,16 @@ class CorrectedAdam(keras.optimizers.Adam):
         if not self._has_been_told:
             raise ValueError(_NOT_TOLD)
 
-        def cast(value):
+        def cast(value) -> Any:
             return ops.cast(value, variable.dtype)
 
         k, momentum, velocity = adam_moments(self, variable)
-        noise = self.noise_parts[k]
-        gradient, step = cast(gradient), cast(self.iterations + 1)
-        weight_1 = 1 - ops.power(cast(self.beta_1), step)
-        weight_2 = 1 - ops.power(cast(self.beta_2), step)
+        noise: Any = self.noise_parts[k]
+        gradient, step = cast(gradient), cast(self.iterations) + 1
+        weight_1: Any = 1 - cast(self.beta_1) ** step
+        weight_2: Any = 1 - cast(self.beta_2) ** step
         self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
-        square = ops.square(gradient)
+        square = gradient * gradient
         self.assign_add(velocity, (square - velocity) * (1 - self.beta_2))
         variance = cast(self.noise_variance)
         self.assign_add(noise, (variance - noise) * (1 - self.beta_2))
@@ -71,8 +71,8 @@ class CorrectedAdam(keras.optimizers.Adam):
         if self.gamma is not None:
             floor = cast(self.gamma) * weight_2
         second = ops.maximum(velocity - noise, floor)
-        alpha = cast(learning_rate) * ops.sqrt(weight_2) / weight_1
-        step = momentum * alpha / (ops.sqrt(second) + self.epsilon)
+        alpha = cast(learning_rate) * cast(ops.sqrt(weight_2)) / weight_1
+        step = momentum * alpha / (cast(ops.sqrt(second)) + self.epsilon)
         self.assign_sub(variable, step)
 
     def get_config(self):

@@ -55,7 +55,7 @@ def trade_off(phases: Any) -> TradeOff:
     if has_curve:
         has_users = any(m.examples_per_user > 1 for m, _ in phases)
         interval = _ROUGH_INTERVAL if has_users else _INTERVAL
-        losses = accounting.loss_distribution(phases, interval)
+        losses: Any = accounting.loss_distribution(phases, interval)
         by_delta = losses.get_epsilon_for_delta
         epsilons = np.linspace(0, by_delta(MU_DELTA), _POINTS)
         deltas = losses.get_delta_for_epsilon(epsilons)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy.stats import norm
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy import statement as statements
@@ -53,6 +54,51 @@ def test_a_plan():
 def test_kinds(arguments, words):
     statement = private(steps=1, **arguments).statement()
     assert words in " ".join(str(statement).split())
+
+
+@pytest.mark.parametrize("noise", [0.7, 2.0])
+def test_what_one_gaussian_mechanism_gives_away(noise):
+    """An epoch of shuffled batches is one: its curve has closed formulas."""
+    training = private(
+        noise_multiplier=noise, sampling="shuffled", epochs=1, delta=1e-5
+    )
+    statement, mu = training.statement(), 1 / noise
+    assert mu <= statement["mu"] <= 1.01 * mu
+    for wrong, found in statement["true_positive_rates"]:
+        exact = norm.cdf(norm.ppf(wrong) + mu)
+        assert exact <= found <= 1.02 * exact
+    for delta, epsilon in statement["epsilons"]:
+        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        exact = norm.cdf(a) - np.exp(epsilon) * norm.cdf(b)
+        assert 0.95 * delta <= exact <= delta
+    text = " ".join(str(statement).split())
+    assert "wrongly accuses 1 in 100 examples that were not used" in text
+    assert f"mu is {statement['mu']:.4g}" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"sampling": "fixed"}, {"sampling": "ordered"}],
+    ids=["poisson", "fixed", "ordered"],
+)
+def test_an_attacker_finds_no_more_than_each_pair_allows(arguments):
+    training = private(steps=30, delta=1e-4, **arguments)
+    statement = training.statement()
+    epsilon, delta = statement["epsilon"], statement["delta"]
+    rates = dict(statement["true_positive_rates"])
+    for wrong, found in rates.items():
+        assert wrong < found <= np.exp(epsilon) * wrong + delta
+    assert list(rates.values()) == sorted(rates.values(), reverse=True)
+    assert (statement["mu"] is None) == (statement["accountant"] == "RDP")
+    again = Statement(json.loads(json.dumps(statement)))
+    assert str(again) == str(statement)
+
+
+def test_statements_from_before_the_rates_are_printed():
+    statement = dict(private(steps=4).statement())
+    del statement["mu"], statement["epsilons"]
+    del statement["true_positive_rates"]
+    assert "attacker" not in str(Statement(statement))
 
 
 def test_it_is_a_dict():
