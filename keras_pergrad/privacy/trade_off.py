@@ -1,4 +1,4 @@
-"""What all pairs of epsilon and delta of a training say together.
+"""The bounds that all pairs of epsilon and delta of a training give together.
 
 Each pair bounds an attacker who tells from the result whether someone's
 example was in the data. If he wrongly says so of a share α of those whose

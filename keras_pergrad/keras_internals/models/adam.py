@@ -1,4 +1,4 @@
-"""What Keras's Adam keeps for each variable.
+"""The moments that Keras's Adam keeps for each variable.
 
 Private names in use: `Adam._momentums`, `_velocities`;
 `Optimizer._get_variable_index`, `_exclude_from_weight_decay`,
