@@ -1,10 +1,11 @@
-"""The accelerators of this machine, its libraries, and its free memory."""
+"""This machine: accelerators, libraries, free memory, and whole files."""
 
 import dataclasses
 import os
 import pathlib
 import re
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -150,3 +151,17 @@ def as_text(size):
             break
         size /= 1000
     return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+
+
+def write_atomically(path, write):
+    """Write a file beside its place and move it: nobody sees half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -12,7 +12,7 @@ import pathlib
 
 import numpy as np
 
-from keras_pergrad.common.files import write_atomically
+from keras_pergrad.common.machine import write_atomically
 
 _READ_BYTES = 2**23
 _FORMAT = 1

@@ -27,7 +27,7 @@ from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.microbatches import for_optimizer
+from keras_pergrad.modes.one_step import for_optimizer
 
 
 class LossModel(keras.Model):

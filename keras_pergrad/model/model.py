@@ -14,7 +14,7 @@ from keras_pergrad.aggregations.logs import Logs, log_statistics
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data import batches
-from keras_pergrad.keras_internals.data.views import rows_of_views
+from keras_pergrad.keras_internals.data.views import Views, rows_of_views
 from keras_pergrad.keras_internals.fit.callback_list import (
     prepare_fit,
     restored_order,
@@ -50,7 +50,7 @@ from keras_pergrad.keras_internals.state.saved import (
 )
 from keras_pergrad.model import custom_step
 from keras_pergrad.modes.batch import evaluate
-from keras_pergrad.modes.microbatches import for_optimizer
+from keras_pergrad.modes.one_step import for_optimizer
 from keras_pergrad.modes.step_readers import (
     StepReadings,
     checks_of,
@@ -358,8 +358,11 @@ class PerGradModel(FitHooks, keras.Model):
         x, numbers = split_numbers(x) if isinstance(x, dict) else (x, None)
         checks = checks_of(mode, numbers) if mode.readers else ()
         # Loops and the optimizer need all variables.
-        rows = rows_of_views(x, y, None, sample_weight)
-        build_all(self, (rows[0], rows[1], rows[3]))
+        batch = x, y, sample_weight
+        if isinstance(x, Views):
+            rows = rows_of_views(x, y, None, sample_weight)
+            batch = rows[0], rows[1], rows[3]
+        build_all(self, batch)
         mode.build(self)
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
@@ -471,7 +474,9 @@ class PerGradModel(FitHooks, keras.Model):
         """Update the metrics, if there are outputs; return the results."""
         if y_pred is None:
             return self.get_metrics_result()
-        batch = rows_of_views(x, y, y_pred, sample_weight)
+        batch = x, y, y_pred, sample_weight
+        if isinstance(x, Views):
+            batch = rows_of_views(*batch)
         if not replicas.has_several_replicas():
             return self.compute_metrics(*batch)
         variables = self.metrics_variables

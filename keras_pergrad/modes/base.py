@@ -327,3 +327,35 @@ def _traced_step(mode, model, batch):
 
 def _flat_tensors(structure):
     return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]
+
+
+def get(identifier: Any) -> GradientMode:
+    """Return a `GradientMode` for a name, a config dict or an object.
+
+    Args:
+        identifier: such as "vectorized", what `keras.saving` has made of a
+            mode, or a mode, which is returned as it is.
+
+    Raises:
+        ValueError: the name is unknown, or the config cannot be read.
+        TypeError: the identifier is of another type.
+
+    Example:
+
+    >>> from keras_pergrad import modes
+    >>> modes.get("batch")
+    Batch()
+    """
+    if isinstance(identifier, Aggregation):
+        raise TypeError(
+            f"Expected a gradient mode. Received: {identifier!r}, an "
+            "aggregation, which a mode applies to its gradients; write "
+            f"Vectorized(aggregation={identifier!r})."
+        )
+    if isinstance(getattr(identifier, "gradient_mode", None), GradientMode):
+        raise TypeError(
+            "Expected a gradient mode. Received an object that has one, of "
+            f"type {type(identifier).__name__}; if it is named `private`, "
+            "write gradient_mode=private.gradient_mode."
+        )
+    return gradient_modes.get(identifier)

@@ -285,3 +285,48 @@ def overflow_to_infinity(gradients, norms, scale):
         lambda g: tf.where(overflow, tf.constant(float("inf"), g.dtype), g),
         map_tensors(tf.convert_to_tensor, gradients),
     )
+
+
+# Gradients of embedding tables, with the rows of an id added up.
+#
+# Keras's optimizers take the rows of a `tf.IndexedSlices` one by one: Adam
+# adds up the squares of an id's parts, where its formula has the square of
+# their sum.
+
+
+#: A gradient of at most so many numbers is made dense, which costs no more.
+SMALL = 2**18
+
+
+def for_optimizer(gradients, checks=()):
+    """Return gradients with the rows of an id added up, once all are computed.
+
+    No weight changes before every check inside them, and of `checks`, has
+    passed.
+    """
+    gradients = [
+        _merge_duplicate_ids(g) if isinstance(g, tf.IndexedSlices) else g
+        for g in gradients
+    ]
+    return tf.tuple(gradients, control_inputs=checks)
+
+
+def _merge_duplicate_ids(slices):
+    """Return the same gradient; an id's sum stands where it comes last."""
+    size = slices.shape.num_elements()
+    if size is not None and size <= SMALL:
+        return tf.convert_to_tensor(slices)
+    # Rows of an id that come before become zero, so that all sizes stay as
+    # they are: XLA must know them.
+    ids, rows = slices.indices, slices.dense_shape[0]
+    count = tf.size(ids)
+    positions = tf.range(count)
+    last_positions = tf.math.unsorted_segment_max(positions, ids, rows)
+    # Ids of no row, which a GPU and XLA pass over, stay alone.
+    valid = (ids >= 0) & (ids < tf.cast(rows, ids.dtype))
+    positions = tf.where(
+        valid, tf.gather(last_positions, tf.where(valid, ids, 0)), positions
+    )
+    values = tf.math.unsorted_segment_sum(slices.values, positions, count)
+    values.set_shape(slices.values.shape)
+    return tf.IndexedSlices(values, ids, slices.dense_shape)

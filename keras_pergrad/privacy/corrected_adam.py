@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_pergrad.common.numbers import positive_number
 from keras_pergrad.common.registry import PACKAGE
-from keras_pergrad.keras_internals.models.adam import (
+from keras_pergrad.keras_internals.models.parts import (
     adam_moments,
     copy_decay_exclusions,
 )

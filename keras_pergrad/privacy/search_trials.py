@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_pergrad.common.files import write_atomically
+from keras_pergrad.common.machine import write_atomically
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.privacy.ledger import Ledger

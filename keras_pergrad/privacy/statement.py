@@ -11,6 +11,7 @@ from typing import Any
 
 from keras_pergrad.common.machine import library_versions
 from keras_pergrad.privacy import accounting
+from keras_pergrad.privacy.accounting import MU_DELTA, trade_off
 from keras_pergrad.privacy.mechanism import (
     ADD_OR_REMOVE,
     BLANK,
@@ -20,7 +21,6 @@ from keras_pergrad.privacy.mechanism import (
     Mechanism,
 )
 from keras_pergrad.privacy.model_check import ProofRecord
-from keras_pergrad.privacy.trade_off import MU_DELTA, trade_off
 
 # The words for private training, for those who read it.
 

@@ -102,14 +102,6 @@ LOOP_TYPES = (
 )
 
 
-def has_loop_types(types):
-    """Whether types are those of loops through the samples, or of lists."""
-    return any(
-        isinstance(t, LOOP_TYPES) or (isinstance(t, At) and t.axis == OF_LIST)
-        for t in types
-    )
-
-
 def type_in_loop(op, types):
     """Return the type of an op's outputs; None: as of any other op."""
     rule = _RULES.get(op.type)

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
-from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.op_facts import CALLS, FACTS
 from keras_pergrad.proof.origins import (
@@ -76,7 +75,7 @@ class StepRefusals:
 
     def _chance_refusals(self):
         """Refuse layers that mix in some steps alone."""
-        layers = layers_of(self._traced.model)
+        layers = self._traced.layers
         for layer in layers if self._traced.training else ():
             is_mixing = isinstance(layer, messages.MIX_BY_CHANCE)
             if is_mixing and not self._proof.takes_as_batch(layer):
@@ -123,7 +122,7 @@ class StepRefusals:
         if not isinstance(layer, batch_norm):
             return
         model = self._traced.model
-        for other in layers_of(model):
+        for other in self._traced.layers:
             is_mixing = isinstance(other, batch_norm) and other.trainable
             if is_mixing and other is not layer:
                 yield other, ValueError(messages.mixing_op(model, other, mixed))
@@ -320,7 +319,7 @@ class StepProof:
         # What no layer of the model needs is not asked for each op.
         has_per_sample_layers = any(
             isinstance(layer, messages.PER_SAMPLE_LAYERS)
-            for layer in layers_of(traced.model)
+            for layer in traced.layers
         )
         asks_vouching = (
             has_per_sample_layers

@@ -37,6 +37,7 @@ from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
     FREE,
+    OF_LIST,
     RULES,
     USER_RULES,
     VALUES,
@@ -375,7 +376,7 @@ class Typing:
         try:
             if self._every_number.is_needed:
                 self._every_number.check(op)
-            if sample_loops.has_loop_types(types) and not facts.is_python:
+            if _has_loop_types(types) and not facts.is_python:
                 results = sample_loops.type_in_loop(self._typed_op(op), types)
                 results = Free(flags_of(types)) if results is None else results
             else:
@@ -475,3 +476,12 @@ class Typing:
 def _any_flagged(flag, types):
     """Whether one of several types has a flag."""
     return any(tensor_type.flags & flag for tensor_type in types)
+
+
+def _has_loop_types(types):
+    """Whether types are those of loops through the samples, or of lists."""
+    return any(
+        isinstance(t, sample_loops.LOOP_TYPES)
+        or (isinstance(t, At) and t.axis == OF_LIST)
+        for t in types
+    )

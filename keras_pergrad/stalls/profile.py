@@ -17,7 +17,7 @@ from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,
 )
-from keras_pergrad.stalls import verdicts
+from keras_pergrad.stalls import accounting
 from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
 from keras_pergrad.stalls.diagnosis import short_number
 from keras_pergrad.stalls.facts import kind_of
@@ -262,7 +262,7 @@ def profile_pipeline(
         fraction_without_longest=together.report.fraction_without_longest,
         spread=max(_difference(*map(_rate, pair)) for pair in repeats),
     )
-    is_bottleneck = _label(profile) == verdicts.BOTTLENECK
+    is_bottleneck = _label(profile) == accounting.BOTTLENECK
     profile.stages = stage_rows(data, kind, written, running, is_bottleneck)
     profile.slowest_stage = slowest(profile.stages)
     return profile
@@ -348,7 +348,7 @@ def _trial_cells(trial, knee):
 
 
 def _label(profile):
-    """Return the words of `verdicts` for a profile; None without a model."""
+    """Return the words of `label_of` for a profile; None without a model."""
     pipeline = profile.pipeline_batches_per_s
     model = profile.model_batches_per_s
     if not model:
@@ -357,8 +357,8 @@ def _label(profile):
     without_longest = profile.fraction_without_longest
     if without_longest is None:
         without_longest = stall_share
-    return verdicts.label_of(
-        verdicts.stalls(stall_share, wait, without_longest),
+    return accounting.label_of(
+        accounting.stalls(stall_share, wait, without_longest),
         stall_share,
         1e3 / pipeline if pipeline else math.inf,
         1e3 / model,
@@ -376,11 +376,11 @@ def _verdict(profile):
             f"batches/s{_best_change(profile)}"
         )
     ratio = _ratio_text(pipeline / profile.model_batches_per_s)
-    if label == verdicts.FAST_ENOUGH:
+    if label == accounting.FAST_ENOUGH:
         return f"{label}: the pipeline gives {ratio} what the model takes"
     waits = f"{label}: the model waits {profile.stall_fraction:.0%} of the time"
     best = _best_change(profile)
-    if label == verdicts.BOTTLENECK:
+    if label == accounting.BOTTLENECK:
         return waits + (best or f", the pipeline gives {ratio} what it takes")
     return f"{waits}; alone the pipeline gives {ratio} what it takes{best}"
 
@@ -397,7 +397,7 @@ def _best_change(profile):
     rates = {name: rate for name, (rate, _) in profile.what_if.items()}
     best = max(rates, key=lambda name: rates[name], default=None)
     noise = max(
-        verdicts.NOISE,
+        accounting.NOISE,
         profile.spread,
         *(_difference(rate, limit) for *_, rate, limit in _excesses(profile)),
     )
@@ -427,5 +427,5 @@ def _excesses(profile):
     }
     for part, (limit, faster) in limits.items():
         name = max(faster, key=lambda name: faster[name])
-        if limit and faster[name] > (1 + verdicts.NOISE) * limit:
+        if limit and faster[name] > (1 + accounting.NOISE) * limit:
             yield name, part, faster[name], limit

@@ -142,8 +142,8 @@ class Forward:
         calls: a list of `RuleCall`.
     """
 
-    def __init__(self, model, training=True):
-        self.model = model
+    def __init__(self, model, layers, training=True):
+        self.model, self._layers = model, layers
         self.training = training
         self.graph, self.start, self.stop = None, 0, 0
         self.outputs = None
@@ -157,14 +157,15 @@ class Forward:
             if in_xla():
                 # XLA has no gradient for the call of a function.
                 stack.enter_context(inline_functions())
-            layers = layers_of(self.model)
-            for layer in layers:
+            without_rule = []
+            for layer in self._layers:
                 rule = find_rule(layer) if layer.trainable_variables else None
                 if rule is None:
-                    stack.enter_context(loops_instead([layer]))
+                    without_rule.append(layer)
                 else:
                     call = self._wrap_call(layer, rule)
                     stack.enter_context(patched_attribute(layer, "call", call))
+            stack.enter_context(loops_instead(without_rule))
             self.outputs = call_views(self.model, x, self.training)
         self.stop = len(self.graph.get_operations())
         return self.outputs
@@ -278,7 +279,9 @@ class TracedStep:
         self.refuse = refuse or _raise
         self.variables = list(model.trainable_variables)
         self._stack = contextlib.ExitStack()
-        self._forward = Forward(model, training)
+        #: The layers of the model, in it and in one another.
+        self.layers = layers_of(model)
+        self._forward = Forward(model, self.layers, training)
         self.operations = []
         #: Name scopes of the calls of layers → layer.
         self.scopes = {}
@@ -288,9 +291,7 @@ class TracedStep:
     def __enter__(self):
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_gradients(self.variables))
-            stack.enter_context(
-                recording_scopes(layers_of(self.model), self.scopes)
-            )
+            stack.enter_context(recording_scopes(self.layers, self.scopes))
             self._stack = stack.pop_all()
         return self
 

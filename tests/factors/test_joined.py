@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.factors import Full, Joined, Outer, Rows, join
 from keras_pergrad.factors.joined import Tied
-from keras_pergrad.modes import microbatches
+from keras_pergrad.modes import one_step
 from tests.uses.rules.exact import RUNS, assert_exact, normal, randomized
 
 layers = keras.layers
@@ -141,7 +141,7 @@ def test_a_shared_table_holds_its_used_rows():
 
 
 def test_the_mean_of_a_shared_table_stays_in_slices(monkeypatch):
-    monkeypatch.setattr(microbatches, "SMALL", 0)
+    monkeypatch.setattr(one_step, "SMALL", 0)
     model = kpg.PerGradModel.from_model(_siamese())
     found = []
     optimizer = keras.optimizers.SGD()

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.modes import microbatches
-from keras_pergrad.modes.microbatches import for_optimizer
+from keras_pergrad.modes import one_step
+from keras_pergrad.modes.one_step import for_optimizer
 
 optimizers = keras.optimizers
 OPTIMIZERS = {
@@ -50,7 +50,7 @@ START = rng.normal(size=(ROWS, 3)).astype("float32")
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """Have all tables treated as large ones are."""
-    monkeypatch.setattr(microbatches, "SMALL", 0)
+    monkeypatch.setattr(one_step, "SMALL", 0)
 
 
 def updated(make, gradient):
@@ -95,7 +95,7 @@ def test_equal_ids_are_added_where_the_sizes_are_unknown(jit):
 
 
 def test_a_small_table_gets_a_dense_gradient(monkeypatch):
-    monkeypatch.setattr(microbatches, "SMALL", 8)
+    monkeypatch.setattr(one_step, "SMALL", 8)
     ids, shape = tf.constant([0, 1, 0, 3, 0]), tf.constant([4, 2])
     slices = tf.IndexedSlices(tf.ones((5, 2)), ids, shape)
     (dense,) = for_optimizer([slices])

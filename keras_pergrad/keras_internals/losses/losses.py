@@ -17,7 +17,7 @@ from keras.src.losses.loss import unscale_loss_for_distribution
 
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.common.refusal_messages import not_one_number
-from keras_pergrad.keras_internals.data.views import rows_of_views
+from keras_pergrad.keras_internals.data.views import Views, rows_of_views
 from keras_pergrad.keras_internals.graphs.gradients import (
     mark_same_for_all,
     mark_whole_loss,
@@ -47,7 +47,9 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
 
 def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
     """Return the number that Keras minimises, exact to the bit."""
-    batch = rows_of_views(x, y, y_pred, sample_weight)
+    batch = x, y, y_pred, sample_weight
+    if isinstance(y_pred, Views):
+        batch = rows_of_views(*batch)
     loss: Any = compute_loss(model, *batch, training)
     if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.

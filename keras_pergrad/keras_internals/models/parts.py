@@ -1,6 +1,8 @@
 """The parts of models, layers, optimizers and variables.
 
-Private names in use: `keras.src.models.functional.Functional`,
+Private names in use: `Adam._momentums`, `_velocities`;
+`Optimizer._get_variable_index`, `_exclude_from_weight_decay`,
+`_exclude_from_weight_decay_pattern`; `keras.src.models.functional.Functional`,
 `keras.src.models.functional.functional_like_constructor`,
 `keras.src.models.model.functional_init_arguments`,
 `KerasTensor._keras_history`, `Sequential._functional`;
@@ -469,3 +471,22 @@ def accumulating_optimizer(optimizer):
         if getattr(nested, "gradient_accumulation_steps", None):
             return nested
     return None
+
+
+# What Keras's Adam keeps for each variable.
+
+
+def adam_moments(optimizer, variable):
+    """Return a variable's position, its first and its second moment."""
+    k = optimizer._get_variable_index(variable)
+    return k, optimizer._momentums[k], optimizer._velocities[k]
+
+
+def copy_decay_exclusions(source, target):
+    """Leave out of a target's weight decay what a source leaves out."""
+    for name in (
+        "_exclude_from_weight_decay",
+        "_exclude_from_weight_decay_pattern",
+    ):
+        if hasattr(source, name):
+            setattr(target, name, getattr(source, name))
