@@ -123,6 +123,7 @@ def measure_rise(folder, request, meter):
     limit = getattr(getattr(model, "aggregation_state", None), "limit", None)
     if limit is not None:  # of private training, which counts its updates
         limit.assign(keras.ops.full_like(limit, 2**62))
+        model.aggregation_state.prepare_noise(model.trainable_variables)
     batches = _repeated_batches(rows, request["samples"])
     meter.start()
     with inspecting():
