@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import GradientStatistics
-from keras_pergrad.common.float_types import as_norms
 from keras_pergrad.factors import wide
+from keras_pergrad.factors.base import as_norms
 from keras_pergrad.functions.data_passes import (
     Method,
     concatenate_results,

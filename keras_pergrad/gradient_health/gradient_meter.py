@@ -8,10 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.common.text import reason
-from keras_pergrad.factors.base import unchanged_factors
+from keras_pergrad.factors.base import norm_type, unchanged_factors
 from keras_pergrad.gradient_health.batch_gradient import (
     BatchGradient,
     covariance_traces,

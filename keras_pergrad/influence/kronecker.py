@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.float_types import norm_type
+from keras_pergrad.factors.base import norm_type
 from keras_pergrad.factors.with_bias import WithBias, match_biases
 from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence import data

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
 from keras_pergrad.aggregations.logs import DefinedMean
-from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.registry import serialize
+from keras_pergrad.factors.base import norm_type
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.parts import layers_of

@@ -18,8 +18,8 @@ from keras_pergrad.aggregations.aggregation import (
     spread_statistics,
     weighs,
 )
-from keras_pergrad.common.float_types import to_zero
 from keras_pergrad.factors import squared_norm
+from keras_pergrad.factors.base import to_zero
 from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
     map_tensors,

@@ -13,10 +13,10 @@ from keras_pergrad.aggregations.aggregation import (
     weighs,
 )
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import wide
+from keras_pergrad.factors.base import norm_type
 from keras_pergrad.keras_internals.data.batches import (
     map_tensors,
     sample_count,

@@ -11,9 +11,8 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import split_numbers
-from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import unchanged_factors
+from keras_pergrad.factors.base import norm_type, unchanged_factors
 from keras_pergrad.keras_internals.data.views import without_mark
 from keras_pergrad.keras_internals.fit.train_function import (
     InnermostFunction,

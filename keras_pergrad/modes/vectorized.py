@@ -14,10 +14,14 @@ from keras_pergrad.aggregations.aggregation import (
     weighs,
 )
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.common.float_types import as_norms, norm_type
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
-from keras_pergrad.factors.base import round_up_gradient_norms, select
+from keras_pergrad.factors.base import (
+    as_norms,
+    norm_type,
+    round_up_gradient_norms,
+    select,
+)
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import norms_rounded_up

@@ -18,7 +18,7 @@ import json
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.tensorflow.kernels import (
+from keras_pergrad.keras_internals.tensorflow.kernel_registry import (
     registered_kernels,
 )
 from keras_pergrad.placement.graph import op_types, type_names

@@ -1,4 +1,4 @@
-"""The kernels that oneDNN and cuDNN give to layers, and those of an op.
+"""The kernels that oneDNN and cuDNN give to layers.
 
 On the CPU some builds of TensorFlow compute a product of shapes [b, 1, t, k]
 and [k, n] wrong or corrupt the heap (tensorflow#117700), which crashes this
@@ -6,7 +6,6 @@ process. So the traced step is searched for this shape, and such a product is
 tried in a separate process.
 
 Private names in use: `FuncGraph._functions`;
-`tensorflow.python.framework.kernels.get_registered_kernels_for_op`;
 `keras.src.backend.tensorflow.rnn.cudnn_ok`,
 `keras.src.backend.tensorflow.rnn.gru`, `keras.src.backend.tensorflow.rnn.lstm`.
 """
@@ -21,7 +20,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.rnn import cudnn_ok, gru, lstm
-from tensorflow.python.framework import kernels
 
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import layers_of
@@ -218,8 +216,3 @@ def cudnn_steps(cell, z, states, recurrent_kernel, state_bias, lengths=None):
         return_sequences=True,
     )
     return hidden, tf.nest.flatten(last)
-
-
-def registered_kernels(op_type):
-    """Return the kernels that this process has for a type of op."""
-    return tuple(kernels.get_registered_kernels_for_op(op_type).kernel)
