@@ -400,9 +400,8 @@ class Typing:
         return self._vouched_or_mixed(op, types, why, untyped)
 
     def _is_vouched(self, op):
-        return self._vouches_for is not None and self._vouches_for(
-            op, self._called_name(op)
-        )
+        asks, name = self._vouches_for, self._called_name(op)
+        return asks is not None and asks(op, name)
 
     def _vouched_or_mixed(self, op, types, why, untyped):
         """Return what the user vouches for, else a `Mixed`."""
@@ -442,9 +441,8 @@ class Typing:
 
         Queues, stages, files and the like, also without outputs.
         """
-        has_rule = (
-            op.type in RULES or op.type in USER_RULES or facts.forwards_handles
-        )
+        has_rule = op.type in RULES or op.type in USER_RULES
+        has_rule |= facts.forwards_handles
         if self.n <= 1 or (has_rule and not facts.may_keep):
             return False
         if not keeps_unknown(op, types) or self._is_vouched(op):
