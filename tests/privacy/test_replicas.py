@@ -36,7 +36,8 @@ def test_mirrored(mirrored):
     check(mirrored)
     check_sums(mirrored["views"])
     assert "multiples of 2, the number of replicas" in mirrored["refusal"]
-    assert mirrored["correlated"] < 1e-4
+    # Of 16 steps of 1e-4: the last digit of a weight is 5e-4 of a step.
+    assert mirrored["correlated"] < 2e-3
 
 
 def test_noise_of_each_replica_would_be_seen(mirrored):
