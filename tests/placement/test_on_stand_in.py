@@ -150,7 +150,7 @@ def test_a_step_without_loops_is_counted_as_the_plugin_counts_it(modes, mode):
         ("clipped", 10),
         ("per_sample", 5),
         ("accumulated", 5),
-        ("accumulated, clipped", 7),
+        ("accumulated, clipped", 6),
     ],
 )
 def test_what_stands_in_a_loop_or_branch_is_left_open(modes, mode, least):
