@@ -1,7 +1,6 @@
 """The augmented views of the examples of private training."""
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import positive_integer
@@ -10,6 +9,7 @@ from keras_pergrad.keras_internals.data.views import Views, split_rows
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.models.parts import trace_symbolically
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
+from keras_pergrad.privacy.mechanism import Generators
 from keras_pergrad.proof.op_facts import DRAWS, FACTS, KNOWN_STATE
 
 #: The stream of the views' seeds. Batches are drawn from others: no part of
@@ -39,8 +39,8 @@ def check_augmentations(augmentations, augment):
 
 def views_seed(key, step, phase):
     """Return the seed of the views of one batch, (2,) integers."""
-    bits = np.random.Philox(key=key, counter=[0, step, _STREAM, phase])
-    return bits.random_raw(2).view("int64")
+    generator = Generators(tuple(key), phase, _STREAM)(step)
+    return generator.bit_generator.random_raw(2).view("int64")
 
 
 class Augmentation:

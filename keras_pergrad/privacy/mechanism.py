@@ -159,14 +159,18 @@ class Poisson(BatchSelection):
         return poisson_sample(make_generator(step), total, mechanism.rate)
 
     def sizes(self, mechanism):
-        return _binomial_sizes(mechanism.examples, mechanism.rate)
+        from scipy.stats import binom  # a requirement of dp-accounting
+
+        group = math.ceil(mechanism.examples / mechanism.groups)
+        quantiles = binom.isf(_OVERFLOW_RATES, group, mechanism.group_rate)
+        return sorted({max(int(size), 1) for size in quantiles})
 
     def batch_event(self, mechanism, noise):
         dp = import_dp_accounting()
         if mechanism.examples_per_user > 1:
             return user_event(mechanism, noise)
         gaussian = dp.GaussianDpEvent(noise)
-        return dp.PoissonSampledDpEvent(mechanism.rate, gaussian)
+        return dp.PoissonSampledDpEvent(mechanism.group_rate, gaussian)
 
 
 class Fixed(BatchSelection):
@@ -226,7 +230,10 @@ class Shuffled(BatchSelection):
         epoch, position = divmod(step, mechanism.steps_per_epoch)
         edges = np.linspace(0, total, mechanism.steps_per_epoch + 1)
         first, last = np.round(edges[position : position + 2]).astype(int)
-        return make_generator(epoch).permutation(total)[first:last]
+        return self._order(make_generator, epoch, total)[first:last]
+
+    def _order(self, make_generator, epoch, total):
+        return make_generator(epoch).permutation(total)
 
     def count_noises(self, mechanism, steps):
         # In an epoch every example is in one batch: only the noise of that
@@ -240,7 +247,7 @@ class Shuffled(BatchSelection):
         return import_dp_accounting().GaussianDpEvent(user_noise)
 
 
-class Cyclic(BatchSelection):
+class Cyclic(Poisson):
     """Poisson sampling from one group of the examples after the other."""
 
     # With as many groups as the strategy of the noise has bands, no example
@@ -254,14 +261,11 @@ class Cyclic(BatchSelection):
         "probability {group_rate:.6g}, independently of all others and of "
         "other batches"
     )
+    supports_users = False
     supports_correlated_noise = True
 
     def relation(self, mechanism):
         return BLANK  # The groups depend on how many examples there are.
-
-    def sizes(self, mechanism):
-        group = math.ceil(mechanism.examples / mechanism.groups)
-        return _binomial_sizes(group, mechanism.group_rate)
 
     def rows(self, mechanism, make_generator, step, total, parts):
         order = _fixed_order(make_generator, total)
@@ -275,12 +279,10 @@ class Cyclic(BatchSelection):
             noise / mechanism.strategy.sensitivity(steps, steps)
         )
 
-    def event(self, mechanism, noise):
-        dp = import_dp_accounting()
-        gaussian = dp.GaussianDpEvent(noise)
+    def batch_event(self, mechanism, noise):
         if mechanism.group_rate >= 1:
-            return gaussian
-        return dp.PoissonSampledDpEvent(mechanism.group_rate, gaussian)
+            return import_dp_accounting().GaussianDpEvent(noise)
+        return super().batch_event(mechanism, noise)
 
 
 class Ordered(Shuffled):
@@ -292,11 +294,8 @@ class Ordered(Shuffled):
     )
     supports_correlated_noise = True
 
-    def rows(self, mechanism, make_generator, step, total, parts):
-        position = step % mechanism.steps_per_epoch
-        edges = np.linspace(0, total, mechanism.steps_per_epoch + 1)
-        first, last = np.round(edges[position : position + 2]).astype(int)
-        return _fixed_order(make_generator, total)[first:last]
+    def _order(self, make_generator, epoch, total):
+        return _fixed_order(make_generator, total)
 
     def count_noises(self, mechanism, steps):
         if mechanism.strategy is None:
@@ -323,13 +322,6 @@ _ORDER = 2**63
 @functools.lru_cache(maxsize=16)
 def _fixed_order(make_generator, total):
     return make_generator(_ORDER).permutation(total)
-
-
-def _binomial_sizes(examples, rate):
-    from scipy.stats import binom  # a requirement of dp-accounting
-
-    quantiles = binom.isf(_OVERFLOW_RATES, examples, rate)
-    return sorted({max(int(size), 1) for size in quantiles})
 
 
 def poisson_sample(generator, total, rate):
@@ -472,8 +464,8 @@ def make_key(seed):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Generators:
-    """The generators of a phase's batches, by number."""
+class Generators:
+    """The generators of a phase's draws, by number."""
 
     key: tuple[int, int]
     phase: int
@@ -494,6 +486,6 @@ def draw_batch(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
 
     total = len(range(part, mechanism.examples, parts))
     chosen = mechanism.selection.rows(
-        mechanism, _Generators(tuple(key), phase, part), step, total, parts
+        mechanism, Generators(tuple(key), phase, part), step, total, parts
     )
     return np.sort(chosen) * parts + part

@@ -14,6 +14,7 @@ from keras_pergrad.privacy.mechanism import (
     SELECTIONS,
     UNIQUE,
     USER,
+    Generators,
     Mechanism,
     draw_batch,
     make_key,
@@ -259,11 +260,8 @@ def select_user_rows(total, user_ids, max_per_user, sampling, seed):
 
 def sample_user_rows(user_ids, max_per_user, seed=None):
     """Return the rows that are used, sorted; of each user `max_per_user`."""
-    # A counter that no batch is drawn with.
-    bit_generator = np.random.Philox(
-        key=make_key(seed), counter=[0, 0, 0, 2**63]
-    )
-    generator = np.random.Generator(bit_generator)
+    # A number of a phase that no batch is drawn with.
+    generator = Generators(make_key(seed), phase=2**63, part=0)(0)
     order = generator.permutation(len(user_ids))
     _, users = np.unique(np.asarray(user_ids)[order], return_inverse=True)
     by_user = np.argsort(users, kind="stable")

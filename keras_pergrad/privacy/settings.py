@@ -68,8 +68,8 @@ def choose_strategy(mechanism, noise, bands, earlier_noise, steps, calibrate):
         mechanism: the `Mechanism` without it.
         noise, bands, earlier_noise: the arguments of `PrivateTraining`.
         steps: how many are planned, or None.
-        calibrate: calibrate(mechanism) returns its noise multiplier; None if
-            there is no budget.
+        calibrate: calibrate(mechanism, is_rough) returns its noise
+            multiplier; None if one is given.
     """
     kind = _strategy_kind(mechanism, noise, bands, earlier_noise)
     if kind is None:
@@ -104,7 +104,7 @@ def choose_strategy(mechanism, noise, bands, earlier_noise, steps, calibrate):
 
     def error(strategy):
         candidate = dataclasses.replace(mechanism, strategy=strategy)
-        return calibrate(candidate) * strategy.mean_error(steps)
+        return calibrate(candidate, is_rough=True) * strategy.mean_error(steps)
 
     return min(strategies, key=error)
 

@@ -244,7 +244,7 @@ class PrivateTraining:
             bands,
             earlier_noise,
             self.steps,
-            None if noise_multiplier is not None else self._calibrate_roughly,
+            None if noise_multiplier is not None else self._calibrate,
         )
         mechanism = dataclasses.replace(mechanism, strategy=strategy)
         multiplier = self._choose_noise(noise_multiplier, mechanism)
@@ -447,22 +447,16 @@ class PrivateTraining:
                 "the noise is calibrated, or `noise_multiplier`. Received: "
                 f"target_epsilon={self.target_epsilon}, steps={self.steps}"
             )
-        return calibrate_noise(
-            mechanism,
-            self.steps,
-            self.target_epsilon,
-            self.delta,
-            self._earlier_phases,
-        )
+        return self._calibrate(mechanism)
 
-    def _calibrate_roughly(self, mechanism):
+    def _calibrate(self, mechanism, is_rough=False):
         return calibrate_noise(
             mechanism,
             self.steps,
             self.target_epsilon,
             self.delta,
             self._earlier_phases,
-            is_rough=True,
+            is_rough,
         )
 
     def _require_budget(self):
