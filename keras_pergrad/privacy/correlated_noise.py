@@ -235,10 +235,12 @@ class CorrelatedNoise:
 
     def _weighted_sum(self, coefficients, like, earlier):
         """Return Σ_j coefficients[j − 1] · earlier(j) over the steps so far."""
+        # With one band nothing is taken back. Before a `fit` nothing is kept:
+        # such a step is the first one.
+        if not (self._history or self.strategy.kind != "banded"):
+            return tf.zeros_like(like)
         coefficients = tf.constant(coefficients, like.dtype)
-        # Before a `fit` nothing is kept: such a step is the first one.
-        is_known = self._history or self.strategy.kind != "banded"
-        count = tf.size(coefficients, "int64") if is_known else 0
+        count = tf.size(coefficients, "int64")
         # A loop, so that the memory of one array is enough for all of them.
         return tf.while_loop(
             lambda age, total: age <= tf.minimum(self._step(), count),
