@@ -124,7 +124,8 @@ class Explanation:
     ops: int = 0
     vouched: tuple[VouchedOp, ...] = ()
     products: str | None = None
-    _measure: Any = dataclasses.field(default=None, repr=False, compare=False)
+    _memory: Any = dataclasses.field(default=None, repr=False, compare=False)
+    _launches: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @functools.cached_property
     def memory(self):
@@ -142,7 +143,22 @@ class Explanation:
                 mode.
             MemoryError: the steps need more memory than is free.
         """
-        return self._measure()
+        return self._memory()
+
+    @functools.cached_property
+    def launches(self):
+        """How many kernels a step launches, a `KernelLaunches`.
+
+        They are counted when this is first read, in one step of a copy of the
+        model in its gradient mode and in an ordinary one, under the conditions
+        of `memory`. On a GPU without XLA the ratio of both says how much longer
+        a step of small kernels takes.
+
+        Raises:
+            ValueError: the model cannot be saved, loaded or trained in the
+                mode, or its inputs are sparse or ragged.
+        """
+        return self._launches()
 
     def __iter__(self) -> Iterator[LayerRow]:
         return iter(self.rows)
@@ -212,7 +228,7 @@ class Explanation:
                 "All gradients written out: "
                 f"{_size(self.materialized_bytes)}; held for the norms: "
                 f"{_size(self.held_bytes)}. `.memory` measures the peak of a "
-                "step."
+                "step, `.launches` counts its kernels."
             )
 
     def _notes(self):

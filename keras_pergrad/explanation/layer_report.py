@@ -36,6 +36,7 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes.accumulated import Accumulated
+from keras_pergrad.modes.batch import Batch
 from keras_pergrad.uses import TracedStep, sum_of_outputs
 
 
@@ -60,15 +61,16 @@ def explain(
             model's inputs name, else 32.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
-        y: its targets, for `memory` alone; needed where they cannot be told
-            from the loss and the outputs.
+        y: its targets, for `memory` and `launches` alone; needed where they
+            cannot be told from the loss and the outputs.
         jit_compile: whether the step is compiled by XLA; default: what the
             model was compiled with.
 
     Returns:
         An `Explanation`: prints as a table, in a terminal and in a notebook;
         iterates over `LayerRow` objects. Its `memory` is the peak of a
-        step, measured once it is asked for.
+        step, and its `launches` counts a step's kernels; both are measured
+        once they are asked for.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
@@ -114,7 +116,7 @@ def explain(
     request = model.name, batch_size, bool(jit_compile)
     split = _batch_split(model, batch_size)
 
-    def measure():
+    def memory():
         own_jit = jit_compile if requested_jit is not None else None
         with step_memory.SavedModel(model, x, y, batch_size, own_jit) as saved:
             step = saved.step(step_memory.mode_of(model), batch_size)
@@ -122,9 +124,15 @@ def explain(
             raise step_memory.too_large(model, batch_size)
         return step
 
+    def launches():
+        mode = step_memory.mode_of(model)
+        with step_memory.SavedModel(model, x, y, batch_size, False) as saved:
+            counts = [saved.launches(m, batch_size) for m in (mode, Batch())]
+        return step_memory.KernelLaunches(batch_size, repr(mode), *counts)
+
     lost_precision = _lost_precision(model)
     return Explanation(
-        *request, rows, split, ops, vouched, lost_precision, measure
+        *request, rows, split, ops, vouched, lost_precision, memory, launches
     )
 
 

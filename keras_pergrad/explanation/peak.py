@@ -1,9 +1,9 @@
-"""The peak memory of a saved model's training steps, by running them.
+"""What a saved model's training steps take, by running them: memory, kernels.
 
     python -m keras_pergrad.explanation.peak FOLDER REQUEST
 
-runs them in a process of its own and prints a line of JSON. The folder holds
-`model.keras` and `rows`, a data set of one batch.
+measures their memory in a process of its own and prints a line of JSON. The
+folder holds `model.keras` and `rows`, a data set of one batch.
 """
 
 import contextlib
@@ -26,7 +26,17 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad import modes
 from keras_pergrad.common.machine import resident_bytes
-from keras_pergrad.keras_internals.data.batches import map_tensors
+from keras_pergrad.keras_internals.data.batches import (
+    is_composite,
+    map_tensors,
+)
+from keras_pergrad.keras_internals.graphs.runs import (
+    PLUMBING,
+    GraphCopy,
+    executions,
+    op_types,
+    trace_step,
+)
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     compile_arguments,
@@ -35,6 +45,11 @@ from keras_pergrad.keras_internals.tensorflow.settings import inspecting
 
 MODEL, ROWS = "model.keras", "rows"
 STEPS = 3  # the first makes what later ones keep
+# Ops that give a tensor another shape, or hand it on.
+_VIEWS = op_types(
+    "ReadVariableOp Reshape Squeeze ExpandDims Shape ShapeN Rank Size "
+    "EnsureShape"
+)
 _LOOK_INTERVAL = 0.01  # between two looks at the resident size
 
 
@@ -96,7 +111,47 @@ class GpuMeter:
 
 
 def measure_rise(folder, request, meter):
-    """Run steps of a saved model; return how far the meter rose.
+    """Run steps of a saved model; return how far the meter rose."""
+    model, batches = _load(folder, request)
+    meter.start()
+    with inspecting():
+        # Not the model's own `fit`, which may ask for private batches.
+        options = {"steps_per_epoch": STEPS, "shuffle": False, "verbose": 0}
+        keras.Model.fit(model, batches, **options)
+    return meter.rise()
+
+
+def count_kernels(folder, request):
+    """Run a step of a saved model; return how many kernels it launches."""
+    model, batches = _load(folder, request)
+    batch = next(iter(batches))
+    if any(map(is_composite, tf.nest.flatten(batch))):
+        raise ValueError(
+            f"The kernels of a step of model {model.name!r} are counted for "
+            "dense inputs. Received sparse or ragged ones."
+        )
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    # As in `fit`, where TensorFlow does not know the size of a batch.
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
+    )
+    concrete, values = trace_step(model.train_step, batch, specs)
+    trace = tf.compat.v1.RunMetadata()
+    with GraphCopy(concrete) as copied:
+        copied.run(values, trace=trace)
+    return sum(_launches(op, stat) for _, op, stat in executions(trace))
+
+
+def _launches(op, stat):
+    """Whether a node that ran launches a kernel, where it runs on a GPU."""
+    dtypes = {output.tensor_description.dtype for output in stat.output}
+    # TensorFlow computes int32, as of shapes, on the host.
+    return op not in PLUMBING | _VIEWS and dtypes != {tf.int32.as_datatype_enum}
+
+
+def _load(folder, request):
+    """Return a saved model, ready for training, and a data set of batches.
 
     `request`: a dict of "samples"; "mode", the config of a gradient mode, or
     None for the compiled one; "jit_compile", or None likewise; "modules" to
@@ -124,13 +179,7 @@ def measure_rise(folder, request, meter):
     if limit is not None:  # of private training, which counts its updates
         limit.assign(keras.ops.full_like(limit, 2**62))
         model.aggregation_state.prepare_noise(model.trainable_variables)
-    batches = _repeated_batches(rows, request["samples"])
-    meter.start()
-    with inspecting():
-        # Not the model's own `fit`, which may ask for private batches.
-        options = {"steps_per_epoch": STEPS, "shuffle": False, "verbose": 0}
-        keras.Model.fit(model, batches, **options)
-    return meter.rise()
+    return model, _repeated_batches(rows, request["samples"])
 
 
 def has_own_step(model):

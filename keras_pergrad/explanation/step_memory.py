@@ -1,8 +1,9 @@
-"""The peak memory of a model's training steps, measured by running some.
+"""What a model's training steps take, measured by running some.
 
-On the CPU they run in a process of their own, which loads the saved model; the
-memory that TensorFlow keeps from earlier steps would hide them in this one. On
-a CUDA GPU a loaded copy runs here, since this process holds the card.
+For their peak memory they run, on the CPU, in a process of their own, which
+loads the saved model; the memory that TensorFlow keeps from earlier steps would
+hide them in this one. On a CUDA GPU a loaded copy runs here, since this process
+holds the card. Kernels are counted here as well.
 """
 
 import contextlib
@@ -85,6 +86,38 @@ class StepMemory:
     __repr__ = __str__
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelLaunches:
+    """How many kernels one training step launches; prints as one line.
+
+    Counted are the ops of one step of a copy, as TensorFlow has optimised it
+    and without XLA, that compute: those in loops as often as they run. On a
+    GPU each of them launches one kernel, or a few. Where the kernels are
+    small, the time of a step follows their number. Not counted is what only
+    hands a tensor on, and int32, which TensorFlow computes on the host.
+
+    Attributes:
+        batch_size: the number of samples.
+        mode: the gradient mode, as it prints.
+        step: kernels of a step in this mode.
+        plain: kernels of a step with the ordinary batch gradient.
+    """
+
+    batch_size: int
+    mode: str
+    step: int
+    plain: int
+
+    def __str__(self) -> str:
+        return (
+            f"A step of {self.batch_size} samples, {self.mode}, launches "
+            f"{self.step:,} kernels without XLA; an ordinary one "
+            f"{self.plain:,}"
+        )
+
+    __repr__ = __str__
+
+
 class SavedModel:
     """A model saved to a folder, whose steps are measured; a context.
 
@@ -142,18 +175,8 @@ class SavedModel:
         Raises:
             ValueError: the model cannot be loaded or trained.
         """
-        compiled_mode = getattr(self._model, "_gradient_mode", None)
-        is_plain = compiled_mode is None and isinstance(mode, Batch)
-        config = None if mode is compiled_mode or is_plain else serialize(mode)
         limits = [size for size in (limit, self.free) if size is not None]
-        request = {
-            "samples": n,
-            "limit": min(limits, default=None),
-            "mode": config,
-            "jit_compile": self._jit_compile,
-            "floatx": keras.config.floatx(),
-            "modules": self._modules(json.dumps(config)),
-        }
+        request = self._request(mode, n, min(limits, default=None))
         device = cuda_device()
         if device is None:
             rise = self._in_process(request)
@@ -162,6 +185,37 @@ class SavedModel:
         if rise is None or (limit is not None and rise > limit):
             return None
         return StepMemory(n, repr(mode), rise, self.process, device)
+
+    def launches(self, mode, n):
+        """Count the kernels of a step of n samples in a mode.
+
+        Raises:
+            ValueError: the model cannot be loaded or trained.
+        """
+        request = self._request(mode, n)
+        with self._errors(), preserve_random_state():
+            return peak.count_kernels(self._folder, request)
+
+    def _request(self, mode, n, limit=None):
+        compiled_mode = getattr(self._model, "_gradient_mode", None)
+        is_plain = compiled_mode is None and isinstance(mode, Batch)
+        config = None if mode is compiled_mode or is_plain else serialize(mode)
+        return {
+            "samples": n,
+            "limit": limit,
+            "mode": config,
+            "jit_compile": self._jit_compile,
+            "floatx": keras.config.floatx(),
+            "modules": self._modules(json.dumps(config)),
+        }
+
+    @contextlib.contextmanager
+    def _errors(self):
+        try:
+            yield
+        except peak.NotLoadedError as error:
+            text = _NOT_LOADED.format(self._model.name, error)
+            raise ValueError(text) from error
 
     def _modules(self, *texts):
         """List the modules of the registered parts that the model has."""
@@ -210,14 +264,11 @@ class SavedModel:
 
     def _in_this_process(self, request, device):
         try:
-            with preserve_random_state():
+            with self._errors(), preserve_random_state():
                 meter = peak.GpuMeter(device)
                 return peak.measure_rise(self._folder, request, meter)
         except tf.errors.ResourceExhaustedError:
             return None
-        except peak.NotLoadedError as error:
-            text = _NOT_LOADED.format(self._model.name, error)
-            raise ValueError(text) from error
 
 
 def mode_of(model):
@@ -350,9 +401,7 @@ def _require_one_replica(model):
         )
 
 
-_MEASURING = (
-    "The memory of model {!r} is measured in steps of a saved and loaded copy"
-)
+_MEASURING = "Model {!r} is measured in steps of a saved and loaded copy"
 _REGISTER_HINT = (
     " Expected classes and functions with get_config() that are registered "
     "(keras.saving.register_keras_serializable) in a module that can be "

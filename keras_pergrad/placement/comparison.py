@@ -14,7 +14,11 @@ from keras_pergrad.checking.check import check_gradients
 from keras_pergrad.checking.check_table import CheckRow
 from keras_pergrad.checking.execution import TracedMode
 from keras_pergrad.common.machine import accelerators, requested_devices
-from keras_pergrad.keras_internals.graphs.runs import GraphCopy, as_in_fit
+from keras_pergrad.keras_internals.graphs.runs import (
+    RUNTIME,
+    GraphCopy,
+    as_in_fit,
+)
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.placement import graph
@@ -251,7 +255,7 @@ def _find_suspect(model, x, y, device):
 
 def _run_all(copied, values):
     """Return all tensors of the graph that can be fetched and fed."""
-    skipped = graph.RUNTIME - {"Const"}
+    skipped = RUNTIME - {"Const"}
     outputs = [
         tensor
         for op in copied.graph.get_operations()

@@ -15,6 +15,7 @@ import re
 import tensorflow as tf
 
 from keras_pergrad.common.machine import short_name
+from keras_pergrad.keras_internals.graphs import runs
 from keras_pergrad.keras_internals.models.parts import inner_layers
 
 XLA, CALL = "XLA", "call"
@@ -28,23 +29,8 @@ _BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
 _STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
 
 
-def op_types(names):
-    """Split a text into a set of op types."""
-    return frozenset(names.split())
-
-
 SENDS = ("_Send", "_HostSend")
 RECEIVES = ("_Recv", "_HostRecv")
-# The runtime's own nodes: they carry tensors and compute nothing.
-RUNTIME = op_types(
-    "_Send _HostSend _Recv _HostRecv _Arg _Retval _DeviceArg _DeviceRetval "
-    "_SysArg Const NoOp Placeholder VarHandleOp"
-)
-CONTROL = op_types(
-    "ControlTrigger Enter Exit Identity IdentityN LoopCond Merge "
-    "NextIteration PreventGradient StopGradient Switch _SwitchN"
-)
-PLUMBING = RUNTIME | CONTROL
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,12 +51,7 @@ class Node:
 
     @property
     def op(self):
-        # On x86, oneDNN puts a prefix before the op it takes over.
-        name = self.definition.op
-        if not name.startswith("_Mkl"):
-            return name
-        name = name.removeprefix("_Mkl").removeprefix("Native")
-        return f"_{name}" if name.startswith("Fused") else name
+        return runs.plain_op_type(self.definition.op)
 
     @property
     def attr(self):

@@ -18,10 +18,11 @@ import json
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.graphs.runs import op_types
 from keras_pergrad.keras_internals.tensorflow.kernel_registry import (
     registered_kernels,
 )
-from keras_pergrad.placement.graph import op_types, type_names
+from keras_pergrad.placement.graph import type_names
 
 # A kernel of the accelerator; TensorFlow's host code, run in its name; none.
 DEVICE, GENERIC, NONE = "device", "generic", "none"

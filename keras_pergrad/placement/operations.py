@@ -8,6 +8,7 @@ keeps it in host memory, even on an accelerator.
 import collections
 import dataclasses
 
+from keras_pergrad.keras_internals.graphs.runs import PLUMBING
 from keras_pergrad.placement import graph, kernels
 
 TO_DEVICE, TO_HOST = "to device", "to host"
@@ -83,7 +84,7 @@ def read(partitions, model, device=None):
 
 def _step_operations(nodes, run_counts, layer_of, device):
     """Return the `Operation`s, and the opaque parts: (name, device, kind)."""
-    nodes = [node for node in nodes if node.op not in graph.PLUMBING]
+    nodes = [node for node in nodes if node.op not in PLUMBING]
     opaque = [(n.name, n.device, n.opaque_kind) for n in nodes if n.opaque_kind]
     operations = [
         _operation_of(n, layer_of(n.name), run_counts.runs_once(n), device)

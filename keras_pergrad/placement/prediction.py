@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.runs import (
+    PLUMBING,
     GraphCopy,
     as_in_fit,
     trace_step,
@@ -228,7 +229,7 @@ def optimised_nodes(model, data):
 def _place_nodes(nodes, table):
     """Yield a node, its op, and "device", "generic", "cpu" or "error"."""
     for node in nodes:
-        if node.op in graph.PLUMBING or node.opaque_kind:
+        if node.op in PLUMBING or node.opaque_kind:
             continue
         for op in _ONEDNN_MERGED.get(node.op, (node.op,)):
             kind = table.serving(node.definition, op)

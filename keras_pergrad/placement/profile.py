@@ -2,13 +2,17 @@
 
 import collections
 import dataclasses
-import re
 import time
 
 import tensorflow as tf
 
 from keras_pergrad.common.machine import as_text, short_name
-from keras_pergrad.keras_internals.graphs.runs import GraphCopy, trace_step
+from keras_pergrad.keras_internals.graphs.runs import (
+    PLUMBING,
+    GraphCopy,
+    executions,
+    trace_step,
+)
 from keras_pergrad.placement import graph, operations
 
 
@@ -85,25 +89,22 @@ def median_ms(copied, values, steps):
 def analyse(metadata, step_ms, cpu_ms):
     """Read a `DeepReport` from one traced run, and two times."""
     nodes = graph.read(metadata.partition_graphs)
-    ops = {node.name: node.op for node in nodes}
-    executions = collections.defaultdict(collections.Counter)
+    counts = collections.defaultdict(collections.Counter)
     host_ns = collections.Counter()
     sizes = collections.defaultdict(list)
-    for stats in metadata.step_stats.dev_stats:
-        device = short_name(stats.device)
-        for stat in stats.node_stats:
-            op = ops.get(stat.node_name) or _op_in_label(stat.timeline_label)
-            # A send copies another op's output: keep the size of each.
-            for output in stat.output:
-                memory = output.tensor_description.allocation_description
-                key = stat.node_name, output.slot
-                sizes[key].append(memory.requested_bytes)
-            if op in graph.PLUMBING:
-                continue
-            executions[device][op] += 1
-            if device.startswith("CPU"):
-                duration = stat.op_end_rel_nanos - stat.op_start_rel_nanos
-                host_ns[op] += duration
+    for full_name, op, stat in executions(metadata):
+        device = short_name(full_name)
+        # A send copies another op's output: keep the size of each.
+        for output in stat.output:
+            memory = output.tensor_description.allocation_description
+            key = stat.node_name, output.slot
+            sizes[key].append(memory.requested_bytes)
+        if op in PLUMBING:
+            continue
+        counts[device][op] += 1
+        if device.startswith("CPU"):
+            duration = stat.op_end_rel_nanos - stat.op_start_rel_nanos
+            host_ns[op] += duration
     copied_bytes, copy_count = collections.Counter(), 0
     for node in nodes:
         direction = operations.direction(node)
@@ -115,7 +116,7 @@ def analyse(metadata, step_ms, cpu_ms):
         copy_count += len(tensor_bytes)
     slowest = [(op, ns / 1e6) for op, ns in host_ns.most_common()]
     return DeepReport(
-        {device: dict(counts) for device, counts in executions.items()},
+        {device: dict(by_op) for device, by_op in counts.items()},
         copied_bytes[operations.TO_DEVICE],
         copied_bytes[operations.TO_HOST],
         copy_count,
@@ -124,8 +125,3 @@ def analyse(metadata, step_ms, cpu_ms):
         step_ms,
         cpu_ms,
     )
-
-
-def _op_in_label(label):
-    match = re.search(r" = (\w+)\(", label)
-    return match.group(1) if match else "unknown"

@@ -402,3 +402,43 @@ def test_it_says_what_products_on_a_gpu_lose(aggregation, more, monkeypatch):
     monkeypatch.setattr(settings, "may_use_tf32", lambda: True)
     said = " ".join(str(kpg.explain(model, 8)).split())
     assert f"(TensorFloat-32), so gradients and norms have {more}" in said
+
+
+def test_launches_are_the_ops_that_compute_and_run():
+    def launches(steps, mode="batch"):
+        cell = layers.SimpleRNNCell(3)
+        inputs = keras.Input((steps, 2))
+        outputs = layers.Dense(1)(layers.RNN(cell)(inputs))
+        model = kpg.PerGradModel(inputs, outputs)
+        model.compile("sgd", "mse", gradient_mode=mode)
+        before = [np.array(v) for v in model.variables]
+        found = kpg.explain(model, 4).launches
+        for a, b in zip(before, model.variables, strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert not model.optimizer.built
+        return found
+
+    two, four, six = (launches(steps) for steps in (2, 4, 6))
+    # What runs in the loop over positions counts each time.
+    assert six.plain - four.plain == four.plain - two.plain > 4
+    assert f"{two.plain:,}" in str(two)
+    assert "ClippedMean" in two.mode  # in place of "batch"
+    assert "PerSample" in launches(2, "per_sample").mode
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernels"),
+    [
+        (layers.Activation("tanh"), ["Tanh", "TanhGrad"]),
+        (layers.Reshape((3, 1)), []),  # hands the tensor on
+    ],
+)
+def test_a_layer_adds_the_launches_of_its_kernels(layer, kernels):
+    found = []
+    for more in ([], [layer]):
+        parts = [keras.Input((4,)), layers.Dense(3), *more, layers.Flatten()]
+        model = keras.Sequential([*parts, layers.Dense(2)])
+        model.compile("sgd", "mse")
+        found.append(kpg.explain(model, 8).launches)
+        assert found[-1].step > found[-1].plain + 5  # norms, factors, a sum
+    assert found[1].plain - found[0].plain == len(kernels)

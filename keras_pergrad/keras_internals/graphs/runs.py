@@ -11,6 +11,7 @@ Private attributes in use, covered by
 """
 
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -20,6 +21,23 @@ from keras_pergrad.keras_internals.tensorflow.settings import inspecting
 
 v1 = tf.compat.v1
 _copy_numbers = itertools.count()
+
+
+def op_types(names):
+    """Split a text into a set of op types."""
+    return frozenset(names.split())
+
+
+# The runtime's own nodes: they carry tensors and compute nothing.
+RUNTIME = op_types(
+    "_Send _HostSend _Recv _HostRecv _Arg _Retval _DeviceArg _DeviceRetval "
+    "_SysArg Const NoOp Placeholder VarHandleOp"
+)
+CONTROL = op_types(
+    "ControlTrigger Enter Exit Identity IdentityN LoopCond Merge "
+    "NextIteration PreventGradient StopGradient Switch _SwitchN"
+)
+PLUMBING = RUNTIME | CONTROL
 
 
 class NotCopyable(ValueError):
@@ -123,6 +141,31 @@ class GraphCopy:
                 targets, feed, options=options, run_metadata=trace
             )
         return result[0] if fetches is None else result
+
+
+def plain_op_type(name):
+    """Return an op's type without what oneDNN puts before it on x86."""
+    if not name.startswith("_Mkl"):
+        return name
+    name = name.removeprefix("_Mkl").removeprefix("Native")
+    return f"_{name}" if name.startswith("Fused") else name
+
+
+def executions(trace):
+    """Yield (device, op type, statistics) of each time a node of a run ran."""
+    # `trace` is the `RunMetadata` of `GraphCopy.run`. Nodes of functions that
+    # are not inlined are told by their labels alone.
+    types = {
+        node.name: node for part in trace.partition_graphs for node in part.node
+    }
+    for stats in trace.step_stats.dev_stats:
+        for stat in stats.node_stats:
+            if stat.node_name in types:
+                name = types[stat.node_name].op
+            else:
+                label = re.search(r" = (\w+)\(", stat.timeline_label)
+                name = label.group(1) if label else "unknown"
+            yield stats.device, plain_op_type(name), stat
 
 
 def _captured_state(source):
