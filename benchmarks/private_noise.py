@@ -1,8 +1,8 @@
 """Correlated noise: accuracy on digits at equal epsilon, and what a step costs.
 
-`accuracy` trains with independent and with correlated noise, each with the
-learning rate that is best for it over all seeds; `step` times private steps of
-GPT-2 in turns.
+`accuracy` trains with independent and with correlated noise, with batches drawn
+at random and with data in a fixed order, each with the learning rate that is
+best for it over all seeds; `step` times private steps of GPT-2.
 """
 
 import os
@@ -28,17 +28,28 @@ WAYS = {
         "earlier_noise": "redrawn",
     },
 }
-RATES = (0.02, 0.05, 0.1, 0.2)
+#: Ways to draw batches: what they are asked for with either noise.
+BATCHES = {
+    "at random": {
+        "independent": {"sampling": "poisson"},
+        "correlated": {"sampling": "cyclic", "noise": "correlated"},
+    },
+    "in order": {
+        "independent": {"sampling": "shuffled"},
+        "correlated": {"sampling": "ordered", "noise": "correlated"},
+    },
+}
+RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
-def accuracy(epsilon, batch_size, steps, seeds):
+def accuracy(epsilon, batch_size, steps, seeds, batches):
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
 
-    def trained(way, rate, seed):
+    def trained(arguments, rate, seed):
         x_train, x_test, y_train, y_test = train_test_split(
             x, y, random_state=seed
         )
@@ -50,7 +61,7 @@ def accuracy(epsilon, batch_size, steps, seeds):
             steps=steps,
             user_ids="unique",
             seed=seed,
-            **WAYS[way],
+            **arguments,
         )
         keras.utils.set_random_seed(seed)
         inputs = keras.Input((64,))
@@ -72,24 +83,23 @@ def accuracy(epsilon, batch_size, steps, seeds):
         return 100 * np.mean(guesses == y_test), private
 
     found = {}
-    for way in WAYS:
+    for noise, arguments in BATCHES[batches].items():
         by_rate = {}
         for rate in RATES:
-            results = [trained(way, rate, seed) for seed in range(seeds)]
+            results = [trained(arguments, rate, seed) for seed in range(seeds)]
             by_rate[rate] = [accuracy for accuracy, _ in results]
             private = results[0][1]
-            print(f"  {way}, rate {rate}: {np.round(by_rate[rate], 1)}")
+            print(f"  {noise}, rate {rate}: {np.round(by_rate[rate], 1)}")
         best = max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
-        found[way] = by_rate[best]
+        found[noise] = by_rate[best]
         bands = private.mechanism.groups
         print(
-            f"{way}: {np.mean(found[way]):.1f} % at rate {best}, {bands} "
+            f"{noise}: {np.mean(found[noise]):.1f} % at rate {best}, {bands} "
             f"bands, noise multiplier {private.noise_multiplier:.2f}",
             flush=True,
         )
-    for way in WAYS:
-        wins = np.sum(np.array(found[way]) > found["independent"])
-        print(f"{way} is better than independent in {wins} of {seeds} seeds")
+    wins = np.sum(np.array(found["correlated"]) > found["independent"])
+    print(f"correlated noise is better in {wins} of {seeds} seeds")
 
 
 def step(bands, batch_size, length, rounds, layers):
@@ -160,13 +170,20 @@ def main():
     parser.add_argument("--batch-size", type=int, default=67)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--batches", choices=BATCHES, default="at random")
     parser.add_argument("--bands", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=12)
     chosen = parser.parse_args()
     if chosen.what == "accuracy":
-        accuracy(chosen.epsilon, chosen.batch_size, chosen.steps, chosen.seeds)
+        accuracy(
+            chosen.epsilon,
+            chosen.batch_size,
+            chosen.steps,
+            chosen.seeds,
+            chosen.batches,
+        )
     else:
         step(
             chosen.bands,

@@ -1,4 +1,4 @@
-"""What a saved model's training steps take, by running them: memory, kernels.
+"""Measurements of a saved model's training steps: their memory and kernels.
 
     python -m keras_pergrad.explanation.peak FOLDER REQUEST
 

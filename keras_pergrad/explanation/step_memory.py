@@ -1,4 +1,4 @@
-"""What a model's training steps take, measured by running some.
+"""Measurements of a model's training steps, by running some.
 
 For their peak memory they run, on the CPU, in a process of their own, which
 loads the saved model; the memory that TensorFlow keeps from earlier steps would
