@@ -277,6 +277,7 @@ def test_what_is_not_to_be_printed_is_kept(
     printed = capsys.readouterr().out
     assert ("not the bottleneck" in stall.verdict) == (figures is SOUND)
     assert (stall.message is not None) == (figures is STALL)
+    assert printed == "" or verbose or verbose_fit
     # A message is printed even where the bar is not.
     assert ("DataStall" in printed) == (verbose == 1 and figures is STALL)
 
