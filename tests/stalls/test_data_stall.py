@@ -375,9 +375,12 @@ def test_two_agree_in_a_callback_list_which_is_left_as_it_was():
     both.callbacks.remove(both.callbacks[len(before)])
     trained(model, batches(3), callbacks=both)
     assert both.callbacks == before
+    # They agree where nobody stands between them, too.
+    trained(model, batches(6), callbacks=[one, two])
+    assert one.reports[0].data_stall_s == two.reports[0].data_stall_s
     # Without one of them, its report stays.
     trained(model, batches(5), callbacks=[two])
-    assert [stall.reports[0].steps for stall in (one, two)] == [3, 5]
+    assert [stall.reports[0].steps for stall in (one, two)] == [6, 5]
 
 
 def test_data_that_raises_is_reported_and_the_error_unchanged():
