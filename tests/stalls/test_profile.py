@@ -182,7 +182,7 @@ def test_what_a_gradient_mode_holds_is_left_alone(mode):
     x = normal(16, 3)
     y = x[:, :1]
     data = tf.data.Dataset.from_tensor_slices((100 * x, y)).batch(4)
-    plain = net(shape=(3,), units=1)
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     start, found = plain.get_weights(), []
     for profiled in (False, True):
         model = compiled(plain, MODES[mode](), jit_compile=False)
