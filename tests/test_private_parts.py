@@ -22,6 +22,8 @@ from tensorflow.python.data.ops.structured_function import (
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.data import sources
 from keras_pergrad.keras_internals.models import parts
+from keras_pergrad.privacy.model_check import adapted_layers
+from tests.models.making import compiled, net, trained
 
 X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
 #: The private modules that only reports and callbacks need.
@@ -116,16 +118,8 @@ class _Renamed:
         del vars(thing)[self._name]
 
 
-def _net(*layers):
-    layers = layers or [keras.layers.Dense(1, name="only")]
-    return keras.Sequential([keras.Input((3,)), *layers])
-
-
 def _model(mode="vectorized"):
-    inputs = keras.Input((3,))
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse", gradient_mode=mode)
-    return model
+    return compiled(net(shape=(3,), units=1, cls=kpg.PerGradModel), mode)
 
 
 def _adapted():
@@ -135,14 +129,9 @@ def _adapted():
 
 
 def _privately(layer):
-    from keras_pergrad.privacy.model_check import adapted_layers
-
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-    return list(adapted_layers(Model(), ()))
+    model = keras.Model()
+    model.layer = layer
+    return list(adapted_layers(model, ()))
 
 
 def _batched_by(name):
@@ -162,10 +151,7 @@ CASES = {
         lambda: kpg.explain(_model(), 4, jit_compile="auto"),
     ),
     "Layer._layers": (keras.Layer, lambda: kpg.explain(_model(), 4)),
-    "Functional._inputs_struct": (
-        Functional,
-        lambda: kpg.explain(_model(), 4),
-    ),
+    "Functional._inputs_struct": (Functional, lambda: kpg.explain(_model(), 4)),
     "KerasTensor._keras_history": (
         keras.KerasTensor,
         lambda: kpg.replace_batch_norm(_norm()),
@@ -184,20 +170,13 @@ CASES = {
 
 
 def _norm():
-    inputs = keras.Input((3,))
-    outputs = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
-    return keras.Model(inputs, outputs)
+    norm = keras.layers.BatchNormalization()
+    return net(keras.layers.Dense(4), norm, shape=(3,), units=None)
 
 
 def _profile():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x, y))
     kpg.diagnose.profile_pipeline(data.batch(2), batches=2)
-
-
-def _placement(**settings):
-    model = _model()
-    model.compile("sgd", "mse", **settings)
-    model.fit(X, Y, verbose=0, callbacks=[kpg.callbacks.DevicePlacement()])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -207,14 +186,14 @@ def test_modes_work_where_a_report_lacks_a_name(name, monkeypatch):
     renamed = _Renamed(last, cls.__dict__.get(last))
     monkeypatch.setattr(cls, last, renamed, raising=False)
     model = _model(kpg.Vectorized(kpg.ClippedMean(1.0)))
-    model.fit(X, Y, batch_size=4, verbose=0)
+    trained(model, X, Y)
     with pytest.raises((AttributeError, ValueError), match=last):
         report()
 
 
 def _record(folder):
     watching = kpg.callbacks.GradientVariance(log_dir=folder)
-    _model().fit(X, Y, batch_size=4, verbose=0, callbacks=[watching])
+    trained(_model(), X, Y, callbacks=[watching])
 
 
 def _grain():
@@ -245,22 +224,14 @@ def _grain_class(name):
     return type(kinds[0].range(1).to_iter_dataset())
 
 
+PLAIN = tf.data.Dataset.range(2)
 #: Private name that some objects have → the class that has it, and what asks.
 OPTIONAL = {
     "_map_func": (tf.data.Dataset, lambda _: _profile()),
     "_func": (StructuredFunctionWrapper, lambda _: _profile()),
-    "_buffer_size": (
-        tf.data.Dataset,
-        lambda _: sources.buffer_size(tf.data.Dataset.range(2)),
-    ),
-    "_batch_size": (
-        tf.data.Dataset,
-        lambda _: sources.batch_size(tf.data.Dataset.range(2)),
-    ),
-    "_impl": (
-        tf.data.Dataset,
-        lambda _: sources.inner_reader(tf.data.Dataset.range(2)),
-    ),
+    "_buffer_size": (tf.data.Dataset, lambda _: sources.buffer_size(PLAIN)),
+    "_batch_size": (tf.data.Dataset, lambda _: sources.batch_size(PLAIN)),
+    "_impl": (tf.data.Dataset, lambda _: sources.inner_reader(PLAIN)),
     "_fn_kwargs": (keras.losses.MeanSquaredError.__mro__[1], _record),
     "_parents": (_grain_class, lambda _: _grain()),
     "_read_options": (_grain_class, lambda _: _grain()),
@@ -290,10 +261,9 @@ def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
     monkeypatch.setattr(parts, "_SEEN", set())
     _profile()
     _record(tmp_path)
-    plain = tf.data.Dataset.range(2)
-    assert sources.buffer_size(plain) is None
-    assert sources.batch_size(plain) is None
-    assert sources.inner_reader(plain) == (None, None)
+    assert sources.buffer_size(PLAIN) is None
+    assert sources.batch_size(PLAIN) is None
+    assert sources.inner_reader(PLAIN) == (None, None)
     _grain()
     assert sources.worker_processes(_interleaved()) == 2
     assert sources.worker_processes(_loader()) == 0

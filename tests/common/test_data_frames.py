@@ -6,6 +6,7 @@ import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.data.batches import frame_to_array
+from tests.models.making import compiled, net
 
 N = 6
 X = np.arange(3.0 * N).reshape(N, 3).astype("float32")
@@ -16,16 +17,6 @@ LABELS = np.arange(N)[::-1]
 @pytest.fixture
 def pandas():
     return pytest.importorskip("pandas")
-
-
-@pytest.fixture
-def net():
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((3,))
-    outputs = keras.layers.Dense(2, activation="tanh")(inputs)
-    net = kpg.PerGradModel(inputs, outputs)
-    net.compile("sgd", "mse", jit_compile=False)
-    return net
 
 
 def test_by_position(pandas):
@@ -41,27 +32,28 @@ def test_by_position(pandas):
 
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS / 2, list("fedcba")])
-def test_input_gradients(pandas, net, labels):
-    frame = pandas.DataFrame(X, index=labels)
-    own = pandas.Series(np.arange(N) % 2, index=labels)
-    expected = kpg.input_gradients(
-        net, X, outputs=np.arange(N) % 2, batch_size=4, verbose=0
+def test_of_inputs_targets_and_weights(pandas, labels):
+    tanh = keras.layers.Dense(2, activation="tanh")
+    model = net(tanh, shape=(3,), units=None, cls=kpg.PerGradModel, seed=1)
+    compiled(model, jit_compile=False)
+    own, weights = np.arange(N) % 2, np.arange(N) + 1.0
+    arrays = X, np.repeat(Y, 2, 1), weights
+    frames = (
+        pandas.DataFrame(X, index=labels),
+        pandas.DataFrame(arrays[1], index=labels),
+        pandas.Series(weights, index=labels),
     )
-    found = kpg.input_gradients(
-        net, frame, outputs=own, batch_size=4, verbose=0
+    found, expected = (
+        kpg.input_gradients(model, x, outputs=outputs, batch_size=4, verbose=0)
+        for x, outputs in (
+            (frames[0], pandas.Series(own, index=labels)),
+            (X, own),
+        )
     )
     np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("labels", [LABELS, LABELS / 2, list("fedcba")])
-def test_per_sample_norms(pandas, net, labels):
-    frame = pandas.DataFrame(X, index=labels)
-    y = pandas.DataFrame(np.repeat(Y, 2, 1), index=labels)
-    weights = pandas.Series(np.arange(N) + 1.0, index=labels)
-    arrays = X, np.repeat(Y, 2, 1), np.arange(N) + 1.0
     for size in (None, 4):
         found, expected = (
-            kpg.per_sample_norms(net, *data, batch_size=size, verbose=0)
-            for data in ((frame, y, weights), arrays)
+            kpg.per_sample_norms(model, *data, batch_size=size, verbose=0)
+            for data in (frames, arrays)
         )
         np.testing.assert_array_equal(found, expected)

@@ -1,12 +1,12 @@
 """Ops that stand in functions, in a step that is trained and predicted."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_pergrad.callbacks import DevicePlacement
 from keras_pergrad.placement.prediction import predict_placement
+from tests.models.making import compiled, net, normal, trained
 
 COUNTS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}
 
@@ -17,22 +17,15 @@ def sines(x):
     return x
 
 
-def trained(body, deep=False):
-    """What is reported of a model with a layer of sines, and its logs."""
+class Sines(keras.layers.Layer):
+    """Sines in a function that is called."""
 
-    class Sines(keras.layers.Layer):
-        def call(self, x):
-            return body(x)
+    def __init__(self, options):
+        super().__init__()
+        self.body = tf.function(sines, **options)
 
-    keras.backend.clear_session()
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3), Sines()]
-    )
-    model.compile("sgd", "mse", jit_compile=False)
-    data = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
-    placement = DevicePlacement(deep=deep, warn=False)
-    history = model.fit(*data, verbose=0, callbacks=[placement])
-    return placement.report, set(history.history), model, data
+    def call(self, x):
+        return self.body(x)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +40,13 @@ def trained(body, deep=False):
     ],
 )
 def test_what_a_call_hides_is_not_counted(options, way, what_shows):
-    hidden = tf.function(sines, **options)
-    report, logs, model, data = trained(hidden, deep=True)
-    assert logs.isdisjoint(COUNTS)
-    predicted = predict_placement(model, *data)
+    parts = keras.layers.Dense(3), Sines(options)
+    model = compiled(net(*parts, shape=(4,), units=None), jit_compile=False)
+    data = normal(8, 4), normal(8, 3)
+    placement = DevicePlacement(deep=True, warn=False)
+    trained(model, *data, callbacks=[placement])
+    assert set(model.history.history).isdisjoint(COUNTS)
+    report, predicted = placement.report, predict_placement(model, *data)
     for found in (report, predicted):
         assert len(found.opaque) == 2  # forward and backward
         assert not found.known

@@ -1,10 +1,16 @@
 import keras
-import numpy as np
 import pytest
 
 from keras_pergrad.placement.comparison import compare_devices
 from tests.metal_stub import models, session
-from tests.placement import comparison_checks
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    net,
+    normal,
+    weights,
+)
+from tests.placement import stand_in_checks
 
 pytestmark = pytest.mark.slow
 
@@ -19,11 +25,11 @@ LAYERS = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    check = "tests.placement.comparison_checks:compare"
+    check = "tests.placement.stand_in_checks:compare"
     return session.run_once(tmp_path_factory, check)
 
 
-@pytest.mark.parametrize("name", comparison_checks.RIGHT)
+@pytest.mark.parametrize("name", stand_in_checks.RIGHT)
 def test_right_kernels_are_not_accused(found, name):
     assert found[name]["ok"], found[name]["text"]
     assert found[name]["agreement"] < 1e-4
@@ -32,7 +38,7 @@ def test_right_kernels_are_not_accused(found, name):
 
 
 @pytest.mark.parametrize(
-    ("model", "op"), [case[:2] for case in comparison_checks.DAMAGE]
+    ("model", "op"), [case[:2] for case in stand_in_checks.DAMAGE]
 )
 def test_a_wrong_kernel_is_named_with_its_layer(found, model, op):
     result = found[f"{model} {op}"]
@@ -54,23 +60,20 @@ def test_without_an_accelerator_the_cpu_is_timed():
 
 def test_the_cpu_is_right():
     model, x, y = models.make("cnn")
-    weights = [w.copy() for w in model.get_weights()]
+    before = weights(model)
     result = compare_devices(model, x, y, devices="CPU:0")
     assert "CPU:0 says nothing of another device" in str(result)
     [cpu] = result.devices
     assert cpu.ok
     assert len(cpu.verdicts) == len(model.trainable_weights)
-    for before, after in zip(weights, model.get_weights()):
-        np.testing.assert_array_equal(before, after)
+    assert_equal(model, before)
 
 
 def test_random_layers_draw_the_same_on_the_device():
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
-    )
-    model.compile("sgd", "mse", jit_compile=False)
-    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
-    assert compare_devices(model, x, y, devices=["CPU:0"]).ok
+    dropout = keras.layers.Dropout(0.5)
+    model = compiled(net(dropout, shape=(4,), units=1), jit_compile=False)
+    data = normal(8, 4), normal(8, 1)
+    assert compare_devices(model, *data, devices=["CPU:0"]).ok
 
 
 def test_refusals():

@@ -1,17 +1,21 @@
-"""The callback without an accelerator; tests/placement has one."""
+"""The callback without an accelerator; test_on_stand_in.py has one."""
 
+import contextlib
 import types
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import DevicePlacement
 from keras_pergrad.placement import device_placement
 from keras_pergrad.placement import report as reports
 from tests.metal_stub import models
+from tests.models.making import assert_equal, compiled, net
 
+GRADIENT_MODES = "batch", "per_sample", "vectorized", "accumulated"
 KEYS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}
 
 
@@ -41,31 +45,42 @@ def test_a_machine_without_accelerator_gets_a_short_report(
     assert len(printed.strip().splitlines()) == 3 + (system == "darwin")
 
 
-def test_those_who_read_the_logs_have_all(tmp_path):
-    readers = [keras.callbacks.CSVLogger(tmp_path / "log.csv")]
-    train(*models.make("dense"), *readers, DevicePlacement())
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_all_who_read_the_logs_have_constants_but_the_progress_bar(
+    capsys, tmp_path, verbose
+):
+    table = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    callbacks = [table, DevicePlacement()]
+    made = models.make("dense")
+    history = train(*made, *callbacks, epochs=2, verbose=verbose)
     head = (tmp_path / "log.csv").read_text().splitlines()[0]
     assert set(head.split(",")) >= KEYS
-
-
-@pytest.mark.parametrize("verbose", [1, 2])
-def test_the_progress_bar_shows_no_constants(capsys, verbose):
-    made = models.make("dense")
-    history = train(*made, DevicePlacement(), epochs=2, verbose=verbose)
     assert set(history.history) >= KEYS
     printed = capsys.readouterr().out
     assert "loss: " in printed
     assert not any(key in printed for key in KEYS)
 
 
-def test_runs_equal_those_of_a_trace_but_in_loops():
+def open_sequences():
+    """An LSTM for sequences of any length, and a batch."""
+    lstm = keras.layers.LSTM(5, use_cudnn=False)
+    model = net(lstm, shape=(None, 4), units=1)
+    x, y = np.ones((8, 6, 4), "float32"), np.ones((8, 1), "float32")
+    return compiled(model, jit_compile=False), x, y
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: models.make("rnn"), open_sequences], ids=["rnn", "open"]
+)
+def test_runs_equal_those_of_a_trace_but_in_loops(make):
     placement = DevicePlacement(deep=True)
-    train(*models.make("rnn"), placement)
+    train(*make(), placement)
     counted = placement.report.executions("cpu")
     traced = placement.report.deep.executions["CPU:0"]
     known = {op for op, runs in counted.items() if runs and op in traced}
     # What Keras hands out of a step is outside of the copy.
     assert {op: counted[op] for op in known} == {op: traced[op] for op in known}
+    assert "AssignSubVariableOp" in known
     assert len(known) > 10
     assert counted["Tanh"] is None
     assert traced["Tanh"] > 2
@@ -85,22 +100,10 @@ def test_the_first_batch_is_trained_on_when_it_is_measured():
         train(model, x, y, placement, batch_size=8, shuffle=False)
         assert (placement.report.deep is not None) == deep
         finals.append(model.get_weights())
-    for plain, measured in zip(*finals):
-        np.testing.assert_array_equal(plain, measured)
+    assert_equal(*finals)
 
 
-def test_every_fit_reports_and_leaves_no_wrapper():
-    placement = DevicePlacement()
-    model, x, y = models.make("dense")
-    train(model, x, y, placement)
-    function, first = model.train_function, placement.report
-    train(model, x, y, placement)
-    assert model.train_function is function
-    assert placement.report is not first
-    assert placement.report.ops_on_cpu == first.ops_on_cpu
-
-
-def test_placing_costs_at_most_once_more(monkeypatch):
+def test_every_fit_reports_and_places_once_more_at_most(monkeypatch):
     calls = []
     original = device_placement.placed_graphs
 
@@ -110,10 +113,16 @@ def test_placing_costs_at_most_once_more(monkeypatch):
 
     monkeypatch.setattr(device_placement, "placed_graphs", counted)
     model, x, y = models.make("dense", batch=32)
-    train(model, x, y, DevicePlacement(), batch_size=4, epochs=2)
-    assert calls == [False]
-    train(model, x, y, DevicePlacement(), batch_size=4, epochs=2)
+    placement, reported, functions = DevicePlacement(), [], []
+    for _ in range(2):
+        train(model, x, y, placement, batch_size=4, epochs=2)
+        reported.append(placement.report)
+        functions.append(model.train_function)
     assert calls == [False, True]
+    # No wrapper is left.
+    assert functions[0] is functions[1]
+    assert reported[0] is not reported[1]
+    assert reported[0].ops_on_cpu == reported[1].ops_on_cpu
 
 
 def test_nothing_stays_patched_when_a_step_raises():
@@ -167,22 +176,14 @@ def test_xla_is_opaque_and_not_counted():
     assert "ops of one step" not in text
 
 
-def test_an_eager_step_is_refused():
-    model, x, y = models.make("dense", run_eagerly=True)
+def test_where_there_is_no_step_to_look_at_it_is_refused():
+    eager = models.make("dense", run_eagerly=True)
     with pytest.raises(ValueError, match="run_eagerly=False"):
-        train(model, x, y, DevicePlacement())
-
-
-def test_a_custom_train_step_is_read_like_any_other():
-    class Custom(keras.Model):
-        def train_step(self, data):
-            logs = super().train_step(data)
-            return {**logs, "twice": 2 * logs["loss"]}
-
+        train(*eager, DevicePlacement())
     placement = DevicePlacement()
-    history = train(*models.make("dense", wrap=Custom), placement)
-    assert placement.report.ops_on_cpu > 50
-    assert "twice" in history.history
+    placement.set_model(models.make("dense")[0])
+    with pytest.raises(ValueError, match="Expected a model in fit"):
+        placement.on_train_begin()
 
 
 def test_a_train_function_that_is_no_tf_function_is_said():
@@ -196,62 +197,54 @@ def test_a_train_function_that_is_no_tf_function_is_said():
     assert any("no graph" in note for note in placement.report.notes)
 
 
+class Custom(keras.Model):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "twice": 2 * logs["loss"]}
+
+
 @pytest.mark.parametrize(
-    "mode", ["batch", "per_sample", "vectorized", "accumulated"]
+    "step",
+    [*GRADIENT_MODES, "custom", "distributed"],
 )
-def test_every_gradient_mode(mode):
+def test_every_kind_of_step_is_read(step):
+    settings, scope = {}, contextlib.nullcontext()
+    if step == "custom":
+        settings = {"wrap": Custom}
+    elif step == "distributed":
+        scope = tf.distribute.MirroredStrategy(["CPU:0"]).scope()
+    else:
+        settings = {"wrap": kpg.PerGradModel, "gradient_mode": step}
     placement = DevicePlacement(deep=True)
-    made = models.make("dense", wrap=kpg.PerGradModel, gradient_mode=mode)
+    with scope:
+        made = models.make("dense", **settings)
     history = train(*made, placement)
-    assert placement.report.ops_on_cpu > 50
-    assert placement.report.deep.step_ms > 0
+    report = placement.report
+    assert report.ops_on_cpu > 50
     assert set(history.history) >= KEYS
+    assert ("twice" in history.history) == (step == "custom")
+    if step == "distributed":
+        assert report.deep is None
+        assert any("distributed" in note for note in report.notes)
+    else:
+        assert report.deep.step_ms > 0
 
 
-def test_under_a_distribution_strategy():
-    import tensorflow as tf
+class Shapeless(keras.layers.Layer):
+    def call(self, x):
+        found, _ = tf.unique(tf.reshape(x, [-1]))
+        total = tf.numpy_function(
+            lambda a: np.float32(a.sum()), [found], tf.float32
+        )
+        return x + 0.0 * tf.stop_gradient(tf.reshape(total, []))
 
-    placement = DevicePlacement(deep=True)
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        made = models.make("dense")
-    history = train(*made, placement)
-    assert placement.report.ops_on_cpu > 50
-    assert set(history.history) >= KEYS
-    assert placement.report.deep is None
-    assert any("distributed" in note for note in placement.report.notes)
-
-
-def test_sequences_of_open_length():
-    inputs = keras.Input((None, 4))
-    hidden = keras.layers.LSTM(5, use_cudnn=False)(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-    model.compile("sgd", "mse", jit_compile=False)
-    placement = DevicePlacement(deep=True)
-    x, y = np.ones((8, 6, 4), "float32"), np.ones((8, 1), "float32")
-    train(model, x, y, placement)
-    counted = placement.report.executions("cpu")
-    traced = placement.report.deep.executions["CPU:0"]
-    assert counted["AssignSubVariableOp"] == traced["AssignSubVariableOp"]
+    def compute_output_shape(self, shape):
+        return shape
 
 
 def test_ops_without_shape_are_read_like_any_other():
-    import tensorflow as tf
-
-    class Shapeless(keras.layers.Layer):
-        def call(self, x):
-            found, _ = tf.unique(tf.reshape(x, [-1]))
-            total = tf.numpy_function(
-                lambda a: np.float32(a.sum()), [found], tf.float32
-            )
-            return x + 0.0 * tf.stop_gradient(tf.reshape(total, []))
-
-        def compute_output_shape(self, shape):
-            return shape
-
-    inputs = keras.Input((4,))
-    hidden = Shapeless()(keras.layers.Dense(3)(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-    model.compile("sgd", "mse", jit_compile=False)
+    parts = keras.layers.Dense(3), Shapeless()
+    model = compiled(net(*parts, shape=(4,), units=1), jit_compile=False)
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
     placement = DevicePlacement(deep=True)
     train(model, x, y, placement)
@@ -260,11 +253,3 @@ def test_ops_without_shape_are_read_like_any_other():
     assert kpg.diagnose.compare_devices(model, x, y, devices=["CPU:0"]).ok
     predicted = kpg.diagnose.predict_placement(model, x, y)
     assert ("PyFunc", "host-only op") in {r[:2] for r in predicted.fallbacks()}
-
-
-def test_outside_of_fit_is_refused():
-    placement = DevicePlacement()
-    model, _, _ = models.make("dense")
-    placement.set_model(model)
-    with pytest.raises(ValueError, match="Expected a model in fit"):
-        placement.on_train_begin()

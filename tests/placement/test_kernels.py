@@ -1,3 +1,6 @@
+import re
+
+import pytest
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
@@ -13,57 +16,77 @@ def node(op, **types):
 
 
 def test_kernels_of_this_process():
-    assert kernels.kernel_kind(node("MatMul", T=tf.float32), "CPU") == "device"
-    assert kernels.kernel_kind(node("MatMul", T=tf.string), "CPU") == "none"
-    assert kernels.kernel_kind(node("MatMul", T=tf.float32), "NONE") == "none"
+    for device, dtype, kind in (
+        ("CPU", tf.float32, "device"),
+        ("CPU", tf.string, "none"),
+        ("NONE", tf.float32, "none"),
+    ):
+        assert kernels.kernel_kind(node("MatMul", T=dtype), device) == kind
     read = node("ReadVariableOp", dtype=tf.float32)
     assert kernels.kernel_kind(read, "METAL") == "generic"
 
 
-def test_reasons():
-    matmul = node("MatMul", T=tf.float32)
-    add = node("AddV2", T=tf.int64)
-    reason = kernels.reason
-    assert reason(matmul, ("float32",), "METAL", "Metal") == "no Metal kernel"
-    assert "for int64 (only int32" in reason(add, ("int64",), "METAL", "Metal")
-    batch = node("IteratorGetNext")
-    assert reason(batch, (), "METAL", "Metal") == "host-only op"
-    text = node("Identity", T=tf.string)
-    assert reason(text, ("string",), "METAL", "Metal") == "host-only op"
+@pytest.mark.parametrize(
+    ("op", "types", "reason"),
+    [
+        ("MatMul", {"T": tf.float32}, "no Metal kernel$"),
+        ("AddV2", {"T": tf.int64}, r".*for int64 \(only int32"),
+        ("IteratorGetNext", {}, "host-only op$"),
+        ("Identity", {"T": tf.string}, "host-only op$"),
+        # A kernel that is not used is said.
+        ("ReadVariableOp", {"dtype": tf.float32}, ".*has a kernel"),
+    ],
+)
+def test_reasons(op, types, reason):
+    names = tuple(t.name for key, t in types.items() if key == "T")
+    said = kernels.reason(node(op, **types), names, "METAL", "Metal")
+    assert re.match(reason, said)
 
 
-def test_a_kernel_that_is_not_used_is_said():
-    read = node("ReadVariableOp", dtype=tf.float32)
-    assert "has a kernel" in kernels.reason(read, (), "METAL", "Metal")
+APPLES = {}
+COMMUNITYS = {"platform": "metal-community"}
+OWN = {"kernels": {"Tile": ["float16"]}}
 
 
-def test_metals_table():
-    table = kernels.metal()
-    assert table.version == "tensorflow-metal 1.2.0"
-    assert table.serving(node("MatMul", T=tf.float32)) == "device"
-    assert table.serving(node("MatMul", T=tf.float64)) == "none"
-    assert table.serving(node("AddV2", T=tf.int32)) == "generic"
-    assert table.serving(node("AddV2", T=tf.int64)) == "none"
-    cast = node("Cast", SrcT=tf.float32, DstT=tf.int64)
-    assert table.serving(cast) == "device"
-    wide = node("Cast", SrcT=tf.float64, DstT=tf.float32)
-    assert table.serving(wide) == "none"
-    draw = node("RandomUniform", T=tf.int32, dtype=tf.float32)
-    assert table.serving(draw) == "device"
-    assert len(table.kernels) == 184
+@pytest.mark.parametrize(
+    ("table", "op", "types", "kind"),
+    [
+        (APPLES, "MatMul", {"T": tf.float32}, "device"),
+        (APPLES, "MatMul", {"T": tf.float64}, "none"),
+        (APPLES, "AddV2", {"T": tf.int32}, "generic"),
+        (APPLES, "AddV2", {"T": tf.int64}, "none"),
+        (APPLES, "Cast", {"SrcT": tf.float32, "DstT": tf.int64}, "device"),
+        (APPLES, "Cast", {"SrcT": tf.float64, "DstT": tf.float32}, "none"),
+        (
+            APPLES,
+            "RandomUniform",
+            {"T": tf.int32, "dtype": tf.float32},
+            "device",
+        ),
+        (APPLES, "Tile", {"T": tf.float32}, "device"),
+        (OWN, "Tile", {"T": tf.float32}, "none"),
+        (COMMUNITYS, "MatMul", {"T": tf.float16}, "device"),
+        (COMMUNITYS, "MatMul", {"T": tf.bfloat16}, "none"),
+        (COMMUNITYS, "Conv3D", {"T": tf.float32}, "device"),
+        (COMMUNITYS, "BatchMatMulV3", {"Ta": tf.float32}, "device"),
+        # TensorFlow 2.21 gives a plugin no way to a variable.
+        (COMMUNITYS, "AssignSubVariableOp", {"dtype": tf.float32}, "generic"),
+    ],
+)
+def test_what_a_table_serves(table, op, types, kind):
+    assert kernels.metal(**table).serving(node(op, **types)) == kind
 
 
-def test_the_table_of_the_communitys_plugin():
-    table = kernels.metal(platform="metal-community")
-    assert table.version == "tensorflow-metal-plugin 0.4.1"
-    assert len(table.kernels) == 268
-    assert table.serving(node("MatMul", T=tf.float16)) == "device"
-    assert table.serving(node("MatMul", T=tf.bfloat16)) == "none"
-    assert table.serving(node("Conv3D", T=tf.float32)) == "device"
-    assert table.serving(node("BatchMatMulV3", Ta=tf.float32)) == "device"
-    # TensorFlow 2.21 gives a plugin no way to a variable.
-    assign = node("AssignSubVariableOp", dtype=tf.float32)
-    assert table.serving(assign) == "generic"
+@pytest.mark.parametrize(
+    ("platform", "version", "size"),
+    [
+        ("metal", "tensorflow-metal 1.2.0", 184),
+        ("metal-community", "tensorflow-metal-plugin 0.4.1", 268),
+    ],
+)
+def test_the_tables_of_both_plugins(platform, version, size):
+    table = kernels.metal(platform=platform)
+    assert (table.version, len(table.kernels)) == (version, size)
 
 
 def test_the_plugin_that_drives_metal_is_the_installed_one(monkeypatch):

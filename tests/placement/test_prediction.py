@@ -4,11 +4,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from keras_pergrad.placement import kernels
 from keras_pergrad.placement.prediction import predict_placement
 from tests.metal_stub import models, session
+from tests.models.making import assert_equal, compiled, net, normal, weights
+
+layers = keras.layers
 
 # What TensorFlow folds away differs a little between fit and the copy, and
 # only for host code that describes shapes or keeps lists.
@@ -53,7 +55,7 @@ def predictions(lookups):
 @pytest.mark.slow
 def test_agrees_with_a_stand_in_that_has_just_those_kernels(lookups):
     found = session.run_each(
-        "tests.placement.prediction_checks:agreement",
+        "tests.placement.stand_in_checks:agreement",
         {
             # TensorFlow ties a Cast to the embedding's variable when it
             # places the step, before that Cast is optimised away.
@@ -89,6 +91,13 @@ def _alike(side):
     return {**side, "device": dict(device), "generic": generic}
 
 
+def stack(*parts, shape=(4,), units=1, **settings):
+    """A model with these layers, and a batch for it."""
+    made = net(*parts, shape=shape, units=units)
+    model = compiled(made, **{"jit_compile": False, **settings})
+    return model, normal(8, *shape), np.ones((8, units), "float32")
+
+
 def test_a_report_says_that_it_is_a_prediction(predictions):
     text = str(predictions["mnist"])
     assert "predicted for Metal, tensorflow-metal 1.2.0" in text
@@ -103,14 +112,14 @@ def test_dense_stacks_fall_back_for_the_step_number_only(predictions):
         assert predictions[name].errors == []
 
 
-def test_the_model_is_left_as_it_is():
+def test_the_model_is_left_as_it_is_and_float64_becomes_what_fit_makes_of_it():
     model, x, y = models.make("ffnn")
     model.optimizer.build(model.trainable_variables)
-    before = [v.numpy() for v in model.variables + model.optimizer.variables]
-    predict_placement(model, x, y)
-    after = [v.numpy() for v in model.variables + model.optimizer.variables]
-    for old, new in zip(before, after):
-        np.testing.assert_array_equal(old, new)
+    before = weights(model)
+    plain = predict_placement(model, x, y)
+    assert_equal(model, before)
+    wide = predict_placement(model, x.astype("float64"), y)
+    assert wide.executions("cpu") == plain.executions("cpu")
 
 
 def test_fallbacks_say_what_to_change():
@@ -125,76 +134,45 @@ def test_an_op_without_kernel_on_a_variable_is_an_error():
     report = predict_placement(model, x, y, kernels_table=table)
     assert any(e.startswith("ResourceScatter") for e in report.errors)
     assert "tf.device('/CPU:0')" in report.errors[0]
-    kinds = collections.Counter(
-        o.op for o in report.operations if o.kind == "device"
-    )
-    assert set(kinds) == {"MatMul"}
+    on_device = {o.op for o in report.operations if o.kind == "device"}
+    assert on_device == {"MatMul"}
     assert report.prediction == "a table of your own"
     assert "1.2.0" not in str(report)
 
 
-def test_a_table_of_ones_own_decides_for_tile_too():
-    definition = node_def_pb2.NodeDef(op="Tile")
-    definition.attr["T"].type = types_pb2.DT_FLOAT
-    assert kernels.metal().serving(definition) == "device"
-    own = kernels.metal({"Tile": ["float16"]})
-    assert own.serving(definition) == "none"
-
-
-def test_hazards_of_the_step():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(8, activation="relu", name="hidden"),
-            keras.layers.Dropout(0.5),
-            keras.layers.Dense(1),
-        ]
+def test_hazards_of_the_step_are_those_of_the_plugin():
+    hidden = layers.Dense(8, "relu", name="hidden")
+    noise = layers.Lambda(lambda x: x + tf.random.uniform(tf.shape(x)))
+    parts = (
+        hidden,
+        layers.Dropout(0.5),
+        noise,
+        layers.Dense(8, "elu", name="elu"),
     )
-    model.compile("sgd", "mse", jit_compile=False)
-    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
-    found = {h.code: h for h in predict_placement(model, x, y).hazards}
-    assert set(found) == {"int64_counter", "random", "fused_activation"}
-    assert found["fused_activation"].layers == ("hidden",)
-
-
-def test_the_communitys_plugin_has_other_kernels():
-    stack = [keras.layers.Dense(8, "elu"), keras.layers.Dense(1, "relu")]
-    model = keras.Sequential([keras.Input((4,)), *stack])
-    model.compile("sgd", "mse", jit_compile=False)
-    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
-    reports = [
-        predict_placement(model, x, y, platform=platform)
+    step = stack(*parts, jit_compile=True)
+    apple, community = (
+        predict_placement(*step, platform=platform)
         for platform in ("metal", "metal-community")
-    ]
-    elu = [[o.kind for o in r.operations if o.op == "Elu"] for r in reports]
-    assert elu == [["cpu"], ["device"]]
-    apple, community = [{h.code for h in r.hazards} for r in reports]
-    assert apple - community == {"fused_activation"}
-    assert community - apple == {"variable_race"}
-    assert reports[1].prediction == "tensorflow-metal-plugin 0.4.1"
-
-
-def test_a_forced_compiler_is_a_hazard():
-    model, x, y = models.make("dense", jit_compile=True)
-    report = predict_placement(model, x, y)
-    assert "xla" in {hazard.code for hazard in report.hazards}
-
-
-def test_double_precision_from_numpy_is_what_fit_makes_of_it():
-    model, x, y = models.make("dense")
-    plain = predict_placement(model, x, y)
-    wide = predict_placement(model, x.astype("float64"), y)
-    assert wide.executions("cpu") == plain.executions("cpu")
+    )
+    found = {hazard.code: hazard for hazard in apple.hazards}
+    always = {"int64_counter", "xla"}
+    assert set(found) == {*always, "random", "fused_activation"}
+    assert found["fused_activation"].layers == ("hidden", "elu")
+    assert "jit_compile=False" in found["xla"].message
+    found = {hazard.code: hazard for hazard in community.hazards}
+    assert set(found) == {*always, "variable_race"}
+    assert found["variable_race"].severity == "wrong"
+    assert "check_gradients" in found["variable_race"].message
+    assert community.prediction == "tensorflow-metal-plugin 0.4.1"
+    kinds = [{o.op: o.kind for o in r.operations} for r in (apple, community)]
+    assert [kind["Elu"] for kind in kinds] == ["cpu", "device"]
+    assert [kind["RandomUniform"] for kind in kinds] == ["device", "device"]
+    plain = predict_placement(*stack())
+    assert [hazard.code for hazard in plain.hazards] == ["int64_counter"]
 
 
 def test_an_rnn_that_may_pick_cudnn_is_noted():
-    model = keras.Sequential(
-        [keras.Input((5, 3)), keras.layers.LSTM(4), keras.layers.Dense(1)]
-    )
-    model.compile("sgd", "mse", jit_compile=False)
-    x, y = np.ones((8, 5, 3), "float32"), np.ones((8, 1), "float32")
-    report = predict_placement(model, x, y)
+    report = predict_placement(*stack(layers.LSTM(4), shape=(5, 3)))
     assert any("CudnnRNNV3" in note for note in report.notes)
 
 
@@ -210,12 +188,8 @@ class Turns(keras.layers.Layer):
 
 
 def test_runs_in_loops_and_branches_are_not_told():
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3), Turns(name="turns")]
-    )
-    model.compile("sgd", "mse", jit_compile=False)
-    x, y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
-    report = predict_placement(model, x, y)
+    parts = layers.Dense(3), Turns(name="turns")
+    report = predict_placement(*stack(*parts))
     runs = {o.op: o.runs for o in report.operations if "turns" in o.layer}
     assert runs["Sin"] is runs["Cos"] is None
     assert runs["Log1p"] == runs["Exp"] == 1
@@ -225,10 +199,10 @@ def test_runs_in_loops_and_branches_are_not_told():
 
 
 def test_ops_are_given_to_their_layers():
-    attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+    attention = layers.MultiHeadAttention(2, 4, name="attention")
     inputs = keras.Input((5, 8))
-    hidden = keras.layers.Dense(8, name="dense")(attention(inputs, inputs))
-    hidden = keras.ops.erf(keras.layers.Dense(8, name="dense_1")(hidden))
+    hidden = layers.Dense(8, name="dense")(attention(inputs, inputs))
+    hidden = keras.ops.erf(layers.Dense(8, name="dense_1")(hidden))
     model = keras.Model(inputs, hidden, name="net")
     model.compile("adam", "mse", jit_compile=False)
     x = np.ones((4, 5, 8), "float32")
@@ -244,10 +218,8 @@ def test_refusals():
     model, x, y = models.make("dense")
     with pytest.raises(ValueError, match=r"'metal'.*platform='cuda'"):
         predict_placement(model, x, y, platform="cuda")
-    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match="not compiled"):
-        predict_placement(plain, x, y)
-    unbuilt = keras.Sequential([keras.layers.Dense(1)])
-    unbuilt.compile("sgd", "mse")
+        predict_placement(net(shape=(4,)), x, y)
+    unbuilt = compiled(keras.Sequential([layers.Dense(1)]))
     with pytest.raises(ValueError, match="has no weights yet"):
         predict_placement(unbuilt, x, y)

@@ -79,7 +79,7 @@ def say_in_profile(monkeypatch, figures_of, work=None):
         if found.batches_per_s is not None:
             figures = figures_of(data, step is not profile.FETCH_CALL)
             found.report = lasting(found.report, **figures)
-            if work is not None:
+            if work is not None and found.running is not None:
                 found.running = worked(found.running, work)
         return found
 

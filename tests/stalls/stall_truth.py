@@ -4,8 +4,16 @@ import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+#: Of what Keras warns on its own: unknown lengths and kinds of data.
+QUIET = [
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+    pytest.mark.filterwarnings("ignore:data `x` was provided as a grain"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork"),
+]
 SPEC = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1)))
 BATCH = (np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32))
 
@@ -111,6 +119,20 @@ class TimedStepModel(keras.Model):
 
     def test_step(self, data):
         return self._finish(super().test_step(self._begin(data)))
+
+
+def timed(step=0.0, clock=None, optimizer="sgd", built=False, **settings):
+    """A compiled model whose step sleeps for `step` seconds."""
+    model = TimedStepModel(clock or Clock(), step)
+    model.compile(optimizer, "mse", **{"jit_compile": False, **settings})
+    if built:
+        model(BATCH[0])
+    return model
+
+
+def batches(n):
+    """So many equal batches; -1: without end."""
+    return tf.data.Dataset.from_tensors(BATCH).repeat(n)
 
 
 def no_hidden_prefetch(dataset):

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.callbacks import DataStall
-from keras_pergrad.stalls import facts as facts_module
 from keras_pergrad.stalls import stall_causes
 from keras_pergrad.stalls.advice import RULES, advise
 from keras_pergrad.stalls.diagnosis import diagnose
@@ -19,35 +18,22 @@ from tests.stalls.recorded import Epoch
 from tests.stalls.slow_data import PARALLEL, as_batch, numbers
 from tests.stalls.stall_truth import (
     BATCH,
-    Clock,
+    QUIET,
     Loader,
-    TimedStepModel,
     no_hidden_prefetch,
+    timed,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
-    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork"),
-]
+pytestmark = [*QUIET, pytest.mark.usefixtures("two_cores")]
 
 EVERY = (*planted_faults.FAULTS, *planted_faults.OTHERS)
 #: Rules that are tested below, or in test_grain.py.
 ELSEWHERE = ("prefetch to device", "python generator", "num_workers")
 
 
-@pytest.fixture(autouse=True)
-def two_cores(monkeypatch):
-    """As many as the machine had on which the faults were recorded."""
-    for module in (facts_module, stall_causes):
-        monkeypatch.setattr(module, "cores", lambda: 2)
-
-
 def fit(data, step=0.003, epochs=1, **settings):
-    model = TimedStepModel(Clock(), step)
-    model.compile("sgd", "mse", jit_compile=False)
     stall = DataStall(**settings)
-    model.fit(data, epochs=epochs, verbose=0, callbacks=[stall])
+    timed(step).fit(data, epochs=epochs, verbose=0, callbacks=[stall])
     return stall
 
 
@@ -201,14 +187,18 @@ def test_workers_by_what_they_do(workers, cpu_ms, advised):
     assert [a.code for a in advice] == ([] if advised is None else [advised])
 
 
+def same(data):
+    return data
+
+
 @pytest.mark.parametrize(
     ("passes", "steps", "change", "cached"),
     [
-        (1, 16, lambda data: data, False),
-        (2, 16, lambda data: data, True),
-        (None, 16, lambda data: data, True),
-        (3, 4, lambda data: data, False),  # three quarters of a pass
-        (8, 4, lambda data: data, True),
+        (1, 16, same, False),
+        (2, 16, same, True),
+        (None, 16, same, True),
+        (3, 4, same, False),  # three quarters of a pass
+        (8, 4, same, True),
         (1, 32, lambda data: data.repeat(2), True),
         (1, 32, lambda data: data.repeat(2).map(lambda x, y: (x, y)), False),
     ],
@@ -228,14 +218,17 @@ def test_a_cache_is_for_data_that_is_read_again(passes, steps, change, cached):
     ],
 )
 def test_the_map_that_works_decides_whether_to_cache(cast_ms, map_ms, cached):
-    running = [
-        RunningStage("Prefetch", 0.0, elements=16),
-        RunningStage("Map", 1e-3 * cast_ms * 16, elements=16),
-        RunningStage("MapAndBatch", 1e-3 * map_ms * 16, elements=16, ratio=4.0),
-        RunningStage("Map", 0.5e-3 * map_ms * 16, elements=64),
-        RunningStage("Range", 0.0, elements=64),
+    stages = [
+        ("Prefetch", 0.0, 16, {}),
+        ("Map", cast_ms, 16, {}),
+        ("MapAndBatch", map_ms, 16, {"ratio": 4.0}),
+        ("Map", map_ms / 8, 64, {}),
+        ("Range", 0.0, 64, {}),
     ]
-    running = RunningPipeline(running)
+    running = RunningPipeline(
+        RunningStage(name, 1e-3 * ms * elements, elements=elements, **more)
+        for name, ms, elements, more in stages
+    )
     assert ("cache" in given(slow_data.computed(), 9.0, 1.0, running)) == cached
 
 
@@ -280,12 +273,11 @@ FINE = {
 @pytest.mark.parametrize("kind", FINE)
 def test_a_sound_pipeline_gets_no_word(kind, capsys, monkeypatch):
     recorded_stalls.say(monkeypatch, {"wait_ms": 0.3, "step_ms": 31.0})
-    data = FINE[kind]()
-    model, stall = TimedStepModel(Clock(), 0), DataStall()
-    model.compile("sgd", "mse", jit_compile=False)
+    data, stall = FINE[kind](), DataStall()
     arrays = isinstance(data, np.ndarray)
     y, batch_size = (data[:, :1], 4) if arrays else (None, None)
-    model.fit(data, y, batch_size=batch_size, verbose=0, callbacks=[stall])
+    settings = {"batch_size": batch_size, "verbose": 0, "callbacks": [stall]}
+    timed().fit(data, y, **settings)
     assert stall.reports[0].steps == 24
     assert (stall.advice, stall.message) == ([], None)
     assert "DataStall" not in capsys.readouterr().out

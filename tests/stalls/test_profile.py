@@ -17,33 +17,39 @@ from keras_pergrad.stalls.measuring import (
 )
 from keras_pergrad.stalls.profile import profile_pipeline
 from keras_pergrad.stalls.wait_log import CAPACITY
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    net,
+    normal,
+    trained,
+    weights,
+)
 from tests.stalls import recorded_stalls
 from tests.stalls.slow_data import py_dataset, serial_map
-from tests.stalls.stall_truth import BATCH, Clock, TimedStepModel
+from tests.stalls.stall_truth import (
+    BATCH,
+    QUIET,
+    Clock,
+    TimedStepModel,
+    batches,
+    timed,
+)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
-    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork"),
-]
+pytestmark = QUIET
 
 
-def built(optimizer="adam"):
-    model = TimedStepModel(Clock(), 0.003)
-    model.compile(optimizer, "mse", jit_compile=False)
-    model(BATCH[0])
-    return model
+def small(*parts, inputs=3):
+    model = net(*parts, shape=(inputs,), units=1)
+    return compiled(model, jit_compile=False)
 
 
 def test_a_dataset_and_its_changes_are_measured():
-    model = built()
-    model.fit(*BATCH, verbose=0)
-    state = [*model.variables, *model.optimizer.variables]
-    before = [np.array(variable) for variable in state]
-    function = model.train_function
+    model = timed(0.003, optimizer="adam")
+    trained(model, *BATCH)
+    before, function = weights(model), model.train_function
     profile = profile_pipeline(serial_map(), model, batches=10)
-    for variable, value in zip(state, before):
-        np.testing.assert_array_equal(np.array(variable), value)
+    assert_equal(model, before)
     assert model.train_function is function
     # A step that sleeps may take longer on a busy machine, but no less.
     assert profile.model_batches_per_s < 1 / 0.003
@@ -54,74 +60,71 @@ def test_a_dataset_and_its_changes_are_measured():
 
 @pytest.mark.timing
 def test_a_cache_is_seen_to_help():
-    profile = profile_pipeline(serial_map(), built(), batches=10)
+    model = timed(0.003, built=True)
+    profile = profile_pipeline(serial_map(), model, batches=10)
     assert profile.pipeline_batches_per_s < 1 / 0.016
     assert profile.what_if["cache"][1] < 0.5 * profile.wait_ms
     assert profile.slowest_stage[0] == "map(call) + batch"
 
 
-def test_a_pydataset_is_tried_with_workers():
-    data = py_dataset()
-    profile = profile_pipeline(data, batches=15)
-    assert profile.model_batches_per_s is None
-    rate, wait = profile.what_if["4 workers"]
-    assert rate > 0
-    assert wait >= 0
-    assert data.workers == 1
-
-
-def test_arrays_are_measured():
-    x = np.zeros((640, 3), "float32")
-    profile = profile_pipeline((x, x[:, :1]), batches=np.int64(10))
+@pytest.mark.parametrize(
+    ("make", "tried"),
+    [
+        (py_dataset, {"4 workers"}),
+        (lambda: (np.zeros((640, 3)), np.zeros((640, 1))), set()),
+    ],
+)
+def test_data_of_other_kinds_is_measured(make, tried):
+    data = make()
+    profile = profile_pipeline(data, batches=np.int64(10))
     assert profile.pipeline_batches_per_s > 0
-    assert profile.what_if == {}
+    assert profile.model_batches_per_s is None
+    assert set(profile.what_if) == tried
+    assert all(rate > 0 <= wait for rate, wait in profile.what_if.values())
+    assert getattr(data, "workers", 1) == 1
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(
-        ValueError, match=r"positive integer\. Received: batches=0"
+    several, one = batches(4), batches(1)
+    unbuilt, plain, model = timed(), net(shape=(3,)), small()
+    before = weights(model)
+    without_targets = r"Received: y=None.*\(x, y\), mod"
+    for arguments, settings, message in (
+        *(
+            ([several], {"batches": bad}, f"positive integer.*batches={bad}")
+            for bad in (0, 2.5)
+        ),
+        *(
+            ([py_dataset()], {"workers": bad}, "integers of at least 0.*Rec")
+            for bad in (-1, 1.5, True, "two", (1, -1))
+        ),
+        ([several], {"workers": 2}, r"can be changed\. Received"),
+        ([(BATCH for _ in range(3))], {}, "read only once"),
+        ([one], {}, "at least one more"),
+        ([several, unbuilt], {}, "expected a built model"),
+        ([several, plain], {}, "is not compiled"),
+        ([several.map(lambda x, y: x), model], {}, without_targets),
+        ([(np.ones((96, 3)),), model], {}, without_targets),
     ):
-        profile_pipeline(tf.data.Dataset.range(3), batches=0)
-    with pytest.raises(
-        ValueError, match=r"positive integer\. Received: batches=2.5"
-    ):
-        profile_pipeline(tf.data.Dataset.range(3), batches=2.5)
-    with pytest.raises(ValueError, match="read only once"):
-        profile_pipeline(BATCH for _ in range(3))
-    one = tf.data.Dataset.from_tensors(BATCH)
-    with pytest.raises(ValueError, match="at least one more"):
-        profile_pipeline(one)
-    unbuilt = TimedStepModel(Clock(), 0)
-    unbuilt.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="expected a built model"):
-        profile_pipeline(one.repeat(4), unbuilt)
+        with pytest.raises(ValueError, match=message):
+            profile_pipeline(*arguments, **settings)
+    assert_equal(model, before)
     with pytest.raises(TypeError, match=r"profile_pipeline\(data, model\)"):
         profile_pipeline(unbuilt, one)
     with pytest.raises(TypeError, match=r"an object of type ndarray$"):
         profile_pipeline(*BATCH)
 
 
-def executing(steps):
-    model = TimedStepModel(Clock(), 0)
-    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=steps)
-    model(BATCH[0])
-    return model
-
-
-def repeated(batches):
-    return tf.data.Dataset.from_tensors(BATCH).repeat(batches)
-
-
 @pytest.mark.parametrize(
-    ("executed", "batches", "taken"),
+    ("executed", "count", "taken"),
     [(8, 100, 104), (700, 599, 600), (2500, 2499, 2500)],
 )
 def test_executions_of_many_steps_are_counted_in_batches(
-    executed, batches, taken
+    executed, count, taken
 ):
-    model = executing(executed)
-    with temporary_step(model, batches) as step:
-        report = measure(repeated(-1), batches, step).report
+    model = timed(built=True, steps_per_execution=executed)
+    with temporary_step(model, count) as step:
+        report = measure(batches(-1), count, step).report
     assert report.steps == taken
     # Once more before, since the first call traced.
     assert len(model.stall_clock.step_ends) == 2 * taken
@@ -129,7 +132,8 @@ def test_executions_of_many_steps_are_counted_in_batches(
 
 
 def test_data_shorter_than_an_execution_is_measured():
-    profile = profile_pipeline(repeated(5), executing(50), batches=100)
+    model = timed(built=True, steps_per_execution=50)
+    profile = profile_pipeline(batches(5), model, batches=100)
     assert profile.together_batches_per_s > 0
     assert profile.model_batches_per_s > 0
 
@@ -155,14 +159,14 @@ def test_no_figures_where_fetches_were_not_recorded():
     model.compile("sgd", "mse")
     model(BATCH[0])
     stall = DataStall(warn_above=0)
-    model.fit(repeated(CAPACITY + 88), verbose=0, callbacks=[stall])
+    trained(model, batches(CAPACITY + 88), callbacks=[stall])
     report = stall.reports[0]
     # All that the log had no room for, and the one that found the end.
     assert report.not_recorded == 88 + 1
     assert (report.steps, report.data_stall_s, report.step_ms) == (None,) * 3
     assert "no figures, since 89 fetches" in stall.message
     with pytest.raises(RuntimeError, match=r"not recorded.*steps_per_exec"):
-        profile_pipeline(repeated(-1), model, batches=3)
+        profile_pipeline(batches(-1), model, batches=3)
 
 
 MODES = {
@@ -175,17 +179,13 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_gradient_mode_holds_is_left_alone(mode):
-    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    x = normal(16, 3)
     y = x[:, :1]
     data = tf.data.Dataset.from_tensor_slices((100 * x, y)).batch(4)
-    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    start, found = net.get_weights(), []
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    start, found = plain.get_weights(), []
     for profiled in (False, True):
-        model = kpg.PerGradModel.from_model(net)
-        sgd = keras.optimizers.SGD(0.1)
-        model.compile(
-            sgd, "mse", jit_compile=False, gradient_mode=MODES[mode]()
-        )
+        model = compiled(plain, MODES[mode](), jit_compile=False)
         model.set_weights(start)
         if mode == "sums":  # one batch waits for three more
             model.train_on_batch(x[:4], y[:4])
@@ -193,10 +193,9 @@ def test_what_a_gradient_mode_holds_is_left_alone(mode):
             state = model.gradient_state
             profile_pipeline(data, model, batches=2)
             assert model.gradient_state is state
-        model.fit(x[4:], y[4:], batch_size=4, verbose=0, shuffle=False)
+        trained(model, x[4:], y[4:], batch_size=4)
         found.append(model.get_weights())
-    for plain, after in zip(*found):
-        np.testing.assert_array_equal(plain, after)
+    assert_equal(*found)
 
 
 def test_keras_draws_go_on_as_if_nothing_had_been_profiled():
@@ -206,52 +205,24 @@ def test_keras_draws_go_on_as_if_nothing_had_been_profiled():
 
     keras.random.normal([])  # makes Keras's own seed generator
     state = global_seed_generator().state
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.add(Noisy())
-    model.compile("sgd", "mse", jit_compile=False)
+    model = small(keras.layers.Dense(1), Noisy())
     before = np.array(state)
-    profile_pipeline(repeated(-1), model, batches=1)
+    profile_pipeline(batches(-1), model, batches=1)
     np.testing.assert_array_equal(np.array(state), before)
-    model.fit(repeated(1), verbose=0)
+    trained(model, batches(1))
     assert (np.array(state) != before).any()
-
-
-def test_targets_that_the_loss_needs_are_asked_for():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match="is not compiled"):
-        profile_pipeline((np.ones((96, 4)),), model, batches=2)
-    model.compile("sgd", "mse", jit_compile=False)
-    before = model.get_weights()
-    x = np.ones((96, 4), "float32")
-    data = tf.data.Dataset.from_tensor_slices(x).batch(2)
-    for without in (data, (x,)):
-        with pytest.raises(
-            ValueError, match=r"Received: y=None.*\(x, y\), mod"
-        ):
-            profile_pipeline(without, model, batches=2)
-    for old, new in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(old, new)
-    assert profile_pipeline(data, batches=2).model_batches_per_s is None
 
 
 def test_a_model_without_targets_is_profiled():
     class Reconstruction(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(4)
-
-        def call(self, x):
-            return self.dense(x)
-
         def train_step(self, data):
             return {"loss": tf.reduce_mean(self(data))}
 
-    model = Reconstruction()
-    model.compile("sgd", "mse", jit_compile=False)
-    x = np.ones((16, 4), "float32")
-    model(x)
-    data = tf.data.Dataset.from_tensor_slices(x).batch(2)
-    assert profile_pipeline(data, model, batches=2).model_batches_per_s
+    data = batches(8).map(lambda x, y: x)
+    model = net(shape=(3,), cls=Reconstruction)
+    profile = profile_pipeline(data, compiled(model), batches=2)
+    assert profile.model_batches_per_s
+    assert profile_pipeline(data, batches=2).model_batches_per_s is None
 
 
 def test_threads_and_processes_of_a_pydataset_are_tried(monkeypatch):
@@ -277,17 +248,13 @@ def test_the_knee_is_the_fewest_workers_near_the_best():
         kpg.diagnose.WorkerTrial(4, "threads", 100.0),
         kpg.diagnose.WorkerTrial(8, "processes", None, error="OSError"),
     ]
-    profile = profile_of(found)
-    assert profile.knee is found[2]
-    assert "8 processes (OSError)     failed" in str(profile)
-    assert profile_of(found[-1:]).knee is None
-    assert profile_of([]).knee is None
-
-
-def profile_of(workers):
-    return kpg.diagnose.PipelineProfile(
-        10.0, None, 10.0, 0.0, 0.0, None, {}, workers=workers
-    )
+    for workers, knee in ((found, found[2]), (found[-1:], None), ([], None)):
+        profile = kpg.diagnose.PipelineProfile(
+            10.0, None, 10.0, 0.0, 0.0, None, {}, workers=workers
+        )
+        assert profile.knee is knee
+        failed = "8 processes (OSError)     failed"
+        assert (failed in str(profile)) == (found[-1] in workers)
 
 
 class DataLoader:
@@ -321,14 +288,3 @@ def test_a_torch_loader_has_processes_only_and_an_error_has_its_row():
     assert seen == [0, 2, 4]
     assert [trial.batches_per_s for trial in found] == [100.0, 100.0, None]
     assert (found[0].memory_mib, found[2].error) == (1.0, "OSError")
-
-
-@pytest.mark.parametrize("bad", [-1, 1.5, True, "two", (1, -1)])
-def test_bad_numbers_of_workers_are_refused(bad):
-    with pytest.raises(ValueError, match=r"integers of at least 0.*Received"):
-        profile_pipeline(py_dataset(), workers=bad)
-
-
-def test_data_whose_workers_cannot_be_changed_is_refused():
-    with pytest.raises(ValueError, match=r"can be changed\. Received"):
-        profile_pipeline(tf.data.Dataset.range(4), workers=2)

@@ -1,7 +1,7 @@
 """One line at the end says whether the data is the bottleneck."""
 
-import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -16,25 +16,16 @@ from tests.stalls import recorded_stalls
 from tests.stalls.slow_data import PARALLEL, as_batch, serial_map
 from tests.stalls.stall_truth import (
     BATCH,
+    QUIET,
     SPEC,
-    Clock,
-    TimedStepModel,
+    batches,
     no_hidden_prefetch,
+    timed,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
-    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
-]
+pytestmark = QUIET
 
 N = 12
-
-
-def model(step):
-    made = TimedStepModel(Clock(), step)
-    made.compile("sgd", "mse", jit_compile=False)
-    made(BATCH[0])
-    return made
 
 
 def mapped():
@@ -42,19 +33,23 @@ def mapped():
     return data.batch(4).map(as_batch).prefetch(2)
 
 
-HEALTHY = {
-    "dataset": mapped,
-    "arrays": lambda: (np.zeros((32 * N, 3)), np.zeros((32 * N, 1))),
-}
+def arrays():
+    return np.zeros((32 * N, 3)), np.zeros((32 * N, 1))
 
 
-def last_line(text):
-    return str(text).rstrip("\n").rsplit("\n", 1)[-1]
+def generated():
+    def load():
+        return itertools.repeat(BATCH, N)
+
+    return tf.data.Dataset.from_generator(load, output_signature=SPEC)
 
 
 SOUND = {"wait_ms": 0.1, "step_ms": 60.0}
 STALL = {"wait_ms": 20.0, "step_ms": 1.0}
-IN_THE_MAP = {"MapAndBatch": 1.0}
+
+
+def sound(data, with_model):
+    return SOUND if with_model else {**SOUND, "step_ms": 1}
 
 
 def slow(data, with_model):
@@ -65,41 +60,42 @@ def slow(data, with_model):
     return {"wait_ms": 0.2 if cached else 16.0, "step_ms": float(with_model)}
 
 
-@pytest.mark.parametrize("kind", HEALTHY)
-def test_a_healthy_pipeline_is_said_to_be_no_bottleneck(kind, monkeypatch):
-    recorded_stalls.say_in_profile(
-        monkeypatch,
-        lambda data, with_model: (
-            SOUND if with_model else {**SOUND, "step_ms": 1}
+def profiled(monkeypatch, make, figures, with_model=True):
+    work = {"MapAndBatch": 1.0}
+    recorded_stalls.say_in_profile(monkeypatch, figures, work)
+    model = timed(built=True) if with_model else None
+    return profile_pipeline(make(), model, batches=N - 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "figures", "with_model", "words"),
+    [
+        (mapped, sound, True, "not the bottleneck: the pipeline gives"),
+        (arrays, sound, True, "not the bottleneck: the pipeline gives"),
+        (
+            serial_map,
+            slow,
+            True,
+            "the bottleneck: the model .*best of the changes: cache",
         ),
-    )
-    profile = profile_pipeline(HEALTHY[kind](), model(0), batches=N - 2)
-    times = profile.pipeline_batches_per_s / profile.model_batches_per_s
-    assert times > 2
-    assert last_line(profile) == f"Verdict: {profile.verdict}."
-    assert profile.verdict.startswith("not the bottleneck: the pipeline gives")
-    assert "<- bottleneck" not in str(profile)
-    assert not any(row.is_bottleneck for row in profile.stages)
-
-
-def test_a_slow_pipeline_is_the_bottleneck_and_its_best_change_is_named(
-    monkeypatch,
+        (serial_map, slow, False, "none without a model"),
+    ],
+)
+def test_a_profile_ends_in_its_verdict(
+    make, figures, with_model, words, monkeypatch
 ):
-    recorded_stalls.say_in_profile(monkeypatch, slow, IN_THE_MAP)
-    profile = profile_pipeline(serial_map(), model(0), batches=N - 2)
-    assert last_line(profile).startswith("Verdict: the bottleneck: the model ")
-    assert "best of the changes: cache" in profile.verdict
-    assert str(profile).count("<- bottleneck") == 1
-    (row,) = (row for row in profile.stages if row.is_bottleneck)
-    assert row.name == "map(call) + batch"
-
-
-def test_without_a_model_nothing_is_called_a_bottleneck(monkeypatch):
-    recorded_stalls.say_in_profile(monkeypatch, slow, IN_THE_MAP)
-    profile = profile_pipeline(serial_map(), batches=N - 2)
-    assert last_line(profile).startswith("Verdict: none without a model")
-    assert "<- bottleneck" not in str(profile)
-    assert profile.slowest_stage[0] == "map(call) + batch"
+    profile = profiled(monkeypatch, make, figures, with_model)
+    assert re.match(words, profile.verdict)
+    assert str(profile).rstrip("\n").endswith(f"\nVerdict: {profile.verdict}.")
+    if with_model:
+        times = profile.pipeline_batches_per_s / profile.model_batches_per_s
+        assert (times > 2) == (figures is sound)
+    if figures is slow:
+        assert profile.slowest_stage[0] == "map(call) + batch"
+    marked = [row.name for row in profile.stages if row.is_bottleneck]
+    stalls = figures is slow and with_model
+    assert marked == ["map(call) + batch"] * stalls
+    assert str(profile).count("<- bottleneck") == stalls
 
 
 def measured(**figures):
@@ -118,19 +114,40 @@ def measured(**figures):
     )
 
 
-def test_how_many_times_the_pipeline_suffices():
-    profile = measured()
-    assert profile.warnings == []
-    assert profile.verdict == (
-        "not the bottleneck: the pipeline gives 34 times what the model takes"
-    )
-    for rate, words in ((134.0, "1.3 times"), (4.7, "4.7% of")):
-        slower = dataclasses.replace(
-            profile, pipeline_batches_per_s=rate, what_if={}, wait_ms=200.0
-        )
-        assert f"gives {words} what" in slower.verdict
-        waiting = dataclasses.replace(slower, stall_fraction=0.9)
-        assert waiting.verdict.endswith(f"gives {words} what it takes")
+SLOWER = {"what_if": {}, "wait_ms": 200.0}
+CACHED = {
+    "stall_fraction": 0.3,
+    "wait_ms": 4.0,
+    "together_batches_per_s": 70.0,
+    "what_if": {"cache": (95.0, 0)},
+}
+
+
+@pytest.mark.parametrize(
+    ("rate", "figures", "words"),
+    [
+        (
+            3400.0,
+            {},
+            "not the bottleneck: the pipeline gives 34 times what the model "
+            "takes",
+        ),
+        (134.0, SLOWER, "gives 1.3 times what the model takes"),
+        (4.7, SLOWER, "gives 4.7% of what the model takes"),
+        (134.0, {**SLOWER, "stall_fraction": 0.9}, "1.3 times what it takes"),
+        (4.7, {**SLOWER, "stall_fraction": 0.9}, "gives 4.7% of what it takes"),
+        (
+            3400.0,
+            {**CACHED, "spread": 0.2},
+            "; best of the changes: cache, 1.4 times",
+        ),
+        # A change within the spread of repeats is not named.
+        (3400.0, {**CACHED, "spread": 0.4}, "gives 34 times what it takes"),
+    ],
+)
+def test_how_many_times_the_pipeline_suffices(rate, figures, words):
+    profile = measured(pipeline_batches_per_s=rate, **figures)
+    assert profile.verdict.endswith(words)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +178,6 @@ def test_a_fit_and_a_profile_of_one_pipeline_agree(wait_ms, words):
     assert said.startswith(f"{words}: {share:.0%} of the time")
 
 
-def test_a_change_within_the_spread_of_repeats_is_not_named():
-    slow = {"stall_fraction": 0.3, "wait_ms": 4.0}
-    figures = {"together_batches_per_s": 70.0, "what_if": {"cache": (95.0, 0)}}
-    named = measured(**slow, **figures, spread=0.2)
-    assert named.verdict.endswith("; best of the changes: cache, 1.4 times")
-    unclear = measured(**slow, **figures, spread=0.4)
-    assert "cache" not in unclear.verdict
-
-
 def test_the_spread_is_that_of_two_measurements(monkeypatch):
     waits = iter([16.0, 8.0])
 
@@ -179,8 +187,7 @@ def test_the_spread_is_that_of_two_measurements(monkeypatch):
             return {"wait_ms": 16.0 if cached else next(waits), "step_ms": 1.0}
         return slow(data, with_model)
 
-    recorded_stalls.say_in_profile(monkeypatch, figures)
-    profile = profile_pipeline(serial_map(), model(0), batches=N - 2)
+    profile = profiled(monkeypatch, serial_map, figures)
     assert profile.spread == pytest.approx(17 / 9 - 1)
     assert profile.together_batches_per_s == pytest.approx(1e3 / 9)
 
@@ -188,6 +195,7 @@ def test_the_spread_is_that_of_two_measurements(monkeypatch):
 @pytest.mark.parametrize(
     ("figures", "words"),
     [
+        ({}, None),
         (
             {"what_if": {"cache": (160.0, 0.0)}},
             "`cache` gives 160 batches/s, more than the model alone (100)",
@@ -204,73 +212,83 @@ def test_the_spread_is_that_of_two_measurements(monkeypatch):
 )
 def test_figures_that_contradict_each_other_are_named(figures, words):
     profile = measured(**figures)
-    (warning,) = profile.warnings
-    assert words in warning
-    assert "measure again" in warning
     lines = str(profile).split("\n")
-    assert [line for line in lines if line.startswith("Warning: ")]
+    warned = [line for line in lines if line.startswith("Warning: ")]
+    assert len(profile.warnings) == len(warned) == (words is not None)
+    for warning in profile.warnings:
+        assert words in warning
+        assert "measure again" in warning
     assert lines[-1].startswith("Verdict: ")
 
 
-def generated():
-    load = itertools.repeat(BATCH, N).__iter__
-    return tf.data.Dataset.from_generator(load, output_signature=SPEC)
-
-
 def fit(data, stall, **settings):
-    model(0).fit(data, callbacks=[stall], **settings)
+    timed().fit(data, callbacks=[stall], **settings)
     return stall
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate"])
-def test_a_sound_run_ends_in_one_line(method, capsys, monkeypatch):
-    recorded_stalls.say(monkeypatch, SOUND)
-    stall = DataStall()
-    epochs = {"epochs": 3} if method == "fit" else {}
-    getattr(model(0), method)(mapped(), callbacks=[stall], **epochs)
-    printed = capsys.readouterr().out
-    assert stall.message is None
-    assert stall.verdict.startswith("not the bottleneck: ")
-    assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
-    assert printed.count("DataStall:") == 1
-
-
-@pytest.mark.parametrize("quiet", [{"verbose": 0}, {}])
-def test_where_nothing_is_to_be_printed_the_verdict_is_kept(
-    quiet, capsys, monkeypatch
+@pytest.mark.parametrize(
+    ("figures", "make", "epochs", "words"),
+    [
+        ([SOUND], mapped, None, "not the bottleneck: "),  # evaluate
+        ([SOUND], mapped, 3, "not the bottleneck: "),
+        ([SOUND], generated, 2, "not the bottleneck: "),
+        ([STALL], generated, 1, "the bottleneck: the pipeline must give"),
+        ([STALL, SOUND], generated, 3, "not the bottleneck: "),
+        ([SOUND], lambda: batches(1), 1, "unknown: it takes two batches"),
+    ],
+)
+def test_a_run_ends_in_its_verdict(
+    figures, make, epochs, words, capsys, monkeypatch
 ):
-    recorded_stalls.say(monkeypatch, SOUND)
-    stall = DataStall(verbose=0 if not quiet else 1)
-    fit(mapped(), stall, **quiet)
-    assert "not the bottleneck" in stall.verdict
-    assert "DataStall" not in capsys.readouterr().out
-
-
-def test_a_message_ends_in_the_verdict_which_comes_once(capsys, monkeypatch):
-    recorded_stalls.say(monkeypatch, STALL)
-    stall = fit(generated(), DataStall())
+    recorded_stalls.say(monkeypatch, *figures)
+    model, stall = timed(), DataStall()
+    if epochs is None:
+        model.evaluate(make(), callbacks=[stall])
+    else:
+        model.fit(make(), epochs=epochs, callbacks=[stall])
     printed = capsys.readouterr().out
-    assert last_line(stall.message) == f"  Verdict: {stall.verdict}."
-    assert stall.verdict.startswith("the bottleneck: the pipeline must give")
-    assert printed.endswith(f"{stall.message}\n")
+    assert stall.verdict.startswith(words)
     assert printed.count(stall.verdict) == 1
+    assert printed.count("DataStall:") == len(figures)
+    if figures == [STALL]:
+        assert printed.endswith(f"{stall.message}\n")
+        assert stall.message.endswith(f"\n  Verdict: {stall.verdict}.")
+    else:
+        assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
+    assert ("Verdict: the bottleneck" in str(stall.message)) == (
+        STALL in figures
+    )
+    assert (stall.message is None) == (STALL not in figures)
+    # The bar ends first, also where Keras does not know its length.
+    bar = printed.partition("\nDataStall: ")[0].rsplit("\n", 1)[-1]
+    steps = stall.reports[0].steps
+    assert f"{steps}/{steps}" in bar.rsplit("\r", 1)[-1]
 
 
-def test_a_stall_that_is_over_ends_in_its_own_line(capsys, monkeypatch):
-    recorded_stalls.say(monkeypatch, STALL, SOUND)
-    stall = fit(generated().cache(), DataStall(), epochs=3)
+@pytest.mark.parametrize("figures", [SOUND, STALL])
+@pytest.mark.parametrize(
+    ("verbose", "verbose_fit"), [(0, 0), (0, "auto"), (1, 0)]
+)
+def test_what_is_not_to_be_printed_is_kept(
+    figures, verbose, verbose_fit, capsys, monkeypatch
+):
+    recorded_stalls.say(monkeypatch, figures)
+    stall = fit(mapped(), DataStall(verbose=verbose), verbose=verbose_fit)
     printed = capsys.readouterr().out
-    assert "Verdict: the bottleneck" in stall.message
-    assert stall.verdict.startswith("not the bottleneck")
-    assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
+    assert ("not the bottleneck" in stall.verdict) == (figures is SOUND)
+    assert (stall.message is not None) == (figures is STALL)
+    assert printed == "" or verbose or verbose_fit
+    # A message is printed even where the bar is not.
+    assert ("DataStall" in printed) == (verbose == 1 and figures is STALL)
 
 
 def test_a_model_and_a_pipeline_that_wait_for_each_other(monkeypatch):
     figures = {"wait_ms": 20.0, "step_ms": 40.0}
     recorded_stalls.say(monkeypatch, figures, work={"FlatMap": 1.0})
     stall = fit(no_hidden_prefetch(generated()), DataStall(), verbose=0)
-    assert "take turns" in last_line(stall.message)
-    assert "the bottleneck" not in last_line(stall.message)
+    last = stall.message.rsplit("\n", 1)[-1]
+    assert "take turns" in last
+    assert "the bottleneck" not in last
 
 
 def test_without_its_advice_a_message_has_its_verdict(monkeypatch):
@@ -295,9 +313,9 @@ def test_a_stall_without_advice_is_to_be_measured_again():
 
 
 def paused(longest_ms, others_ms, steps=16):
-    """A report of steps of 10 ms with one wait unlike the others."""
+    """A report of steps of 10 ms with one wait unlike the others, its facts."""
     stall = 1e-3 * (longest_ms + others_ms * (steps - 2))
-    return StallReport(
+    report = StallReport(
         steps=steps,
         data_stall_s=stall,
         data_stall_fraction=stall / (stall + 0.01 * (steps - 1)),
@@ -305,12 +323,12 @@ def paused(longest_ms, others_ms, steps=16):
         wait_longest_ms=longest_ms,
         wait_longest_step=7,
     )
+    return report, facts_of(report, (BATCH[0] for _ in range(16)))
 
 
 @pytest.mark.parametrize("longest_ms", [100.0, 90_000.0])
 def test_one_long_wait_is_the_machines_and_no_stall(longest_ms):
-    report = paused(longest_ms, others_ms=0.1)
-    facts = facts_of(report, (BATCH[0] for _ in range(16)))
+    report, facts = paused(longest_ms, others_ms=0.1)
     assert diagnose(report, facts, 0.05) == (None, [])
     assert verdict(report, facts) == (
         f"not the bottleneck, but for one wait of {longest_ms:.0f} ms "
@@ -321,43 +339,37 @@ def test_one_long_wait_is_the_machines_and_no_stall(longest_ms):
 
 
 def test_one_long_wait_hides_no_stall():
-    report = paused(90_000.0, others_ms=2.0)
-    facts = facts_of(report, (BATCH[0] for _ in range(16)))
+    report, facts = paused(90_000.0, others_ms=2.0)
     message, (advice,) = diagnose(report, facts, 0.05)
     assert advice.name == "python generator"
     assert "the bottleneck: the pipeline must give" in message
 
 
-def test_one_batch_gives_no_verdict(capsys):
-    one = tf.data.Dataset.from_tensors(BATCH)
-    stall = fit(one, DataStall())
-    assert stall.verdict.startswith("unknown: it takes two batches")
-    assert capsys.readouterr().out.endswith(f"DataStall: {stall.verdict}.\n")
+def test_one_batch_gives_no_figures():
+    stall = fit(batches(1), DataStall(), verbose=0)
+    (report,) = stall.reports
+    assert report.steps == 1
+    assert report.data_stall_s is None
+    assert report.data_stall_fraction is None
 
 
-@pytest.mark.parametrize("figures", [SOUND, STALL])
+@pytest.mark.parametrize(
+    ("figures", "make", "work", "stage"),
+    [
+        (SOUND, generated, {"FlatMap": 1.0}, "from_generator"),
+        (STALL, generated, {"FlatMap": 1.0}, "from_generator"),
+        (STALL, mapped, {"Map": 0.9, "Range": 0.1}, "map(as_batch)"),
+    ],
+)
 def test_only_a_stage_that_holds_up_the_model_is_marked(
-    figures, capsys, monkeypatch
+    figures, make, work, stage, capsys, monkeypatch
 ):
-    recorded_stalls.say(monkeypatch, figures, work={"FlatMap": 1.0})
-    stall = fit(generated(), DataStall(warn_above=1, verbose=2))
+    recorded_stalls.say(monkeypatch, figures, work=work)
+    stall = fit(make(), DataStall(warn_above=1, verbose=2))
     printed, stalls = capsys.readouterr().out, figures is STALL
     assert "ms/element" in printed
+    assert "AUTOTUNE may use" in printed
+    assert stage in [row.name for row in stall.stages]
+    assert sum(row.share for row in stall.stages) == pytest.approx(1)
     assert ("<- bottleneck" in printed) == stalls
     assert any(row.is_bottleneck for row in stall.stages) == stalls
-
-
-@pytest.mark.parametrize(("figures", "epochs"), [(SOUND, 2), (STALL, 1)])
-def test_a_bar_of_unknown_length_ends_before_the_words(
-    figures, epochs, capsys, monkeypatch
-):
-    recorded_stalls.say(monkeypatch, figures)
-    data = generated()
-    assert int(data.cardinality()) < 0
-    stall = fit(data, DataStall(), epochs=epochs)
-    lines = capsys.readouterr().out.split("\n")
-    assert lines[-1] == ""
-    (first, *_) = (at for at, line in enumerate(lines) if "DataStall" in line)
-    assert lines[first].startswith("DataStall: ")
-    assert f"{N}/{N}" in lines[first - 1].rsplit("\r", 1)[-1]
-    assert lines[-2].endswith(f"{stall.verdict}.")

@@ -1,13 +1,17 @@
-"""Checks of the report that need the stand-in; see test_on_stand_in.py."""
+"""What placement's tools say on the stand-in; see the tests of each."""
 
+import collections
 import json
 
 import keras
 import tensorflow as tf
 
+import keras_pergrad as kpg
 from keras_pergrad.callbacks import DevicePlacement
 from keras_pergrad.keras_internals.graphs import runs
 from keras_pergrad.placement import operations, profile
+from keras_pergrad.placement.comparison import compare_devices
+from keras_pergrad.placement.prediction import predict_placement
 from tests.metal_stub import models
 
 STEPS = 4
@@ -115,3 +119,86 @@ def settings(plugin):
     restored = model.train_function.__name__
     found["xla"] = [original, hazards, restored]
     return json.loads(json.dumps(found))
+
+
+def modes(plugin):
+    """gradient mode → report and truth."""
+    found = {}
+    clipped = kpg.Vectorized(aggregation=kpg.ClippedMean(1.0))
+    chosen = {
+        "batch": "batch",
+        "vectorized": "vectorized",
+        "clipped": clipped,
+        "per_sample": "per_sample",
+        "accumulated": kpg.Accumulated(microbatch_size=3),
+        "accumulated, clipped": kpg.Accumulated(
+            microbatch_size=4, inner=clipped
+        ),
+        "accumulated over steps": kpg.Accumulated(2, microbatch_size=4),
+    }
+    for name, mode in chosen.items():
+        made = models.make("dense", wrap=kpg.PerGradModel, gradient_mode=mode)
+        found[name] = watch(plugin, *made)
+        found[name]["replayed"] = replayed(plugin, *made)
+    return found
+
+
+# The input pipeline and Keras's logs are outside of the predicted step.
+_OUTSIDE = {"IteratorGetNext", "OptionalFromValue"}
+
+
+def by_kind(report):
+    """kind → op and its types → how many ops."""
+    counts = collections.defaultdict(collections.Counter)
+    for operation in report.operations:
+        if operation.op not in _OUTSIDE:
+            key = " ".join([operation.op, *sorted(operation.dtypes)])
+            counts[operation.kind][key] += 1
+    return {kind: dict(found) for kind, found in counts.items()}
+
+
+def agreement(plugin, name):
+    """What is predicted and reported, by kind and op, and the kernels."""
+    model, x, y = models.make(name)
+    predicted = predict_placement(model, x, y)
+    placement = DevicePlacement(warn=False)
+    model.fit(x, y, batch_size=len(x), verbose=0, callbacks=[placement])
+    reported = placement.report
+    kernels = plugin.counters()["registered"]
+    return [by_kind(predicted), by_kind(reported), kernels]
+
+
+# model, op that is made wrong, in nodes named so, by how much
+DAMAGE = (
+    ("dense", "BiasAdd", "dense_1", 0.4),
+    ("cnn", "Conv2DBackpropFilter", "conv2d", 0.01),
+    ("rnn", "Sigmoid", "", 1.0),
+    ("embedding", "Mean", "", 1.0),
+    ("attention", "Softmax", "", 0.1),
+)
+RIGHT = ("dense", "cnn", "rnn", "embedding", "attention", "mnist")
+
+
+def compare(plugin):
+    """model, right or with a wrong op → what compare_devices says."""
+    found = {}
+    cases = [(name, "", "", 0.0) for name in RIGHT]
+    for name, op, nodes, by in (*cases, *DAMAGE):
+        keras.backend.clear_session()  # names count from the start
+        model, x, y = models.make(name)
+        plugin.damage(op, nodes, by)
+        before = [v.numpy().copy() for v in model.variables]
+        result = compare_devices(model, x, y)
+        after = [v.numpy() for v in model.variables]
+        [device] = result.devices
+        suspect = device.suspect
+        found[f"{name} {op}".strip()] = {
+            "ok": result.ok,
+            "agreement": device.agreement,
+            "wrong": device.wrong,
+            "op": suspect and suspect.op,
+            "layer": suspect and suspect.layer,
+            "text": str(result),
+            "unchanged": all((a == b).all() for a, b in zip(before, after)),
+        }
+    return found
