@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from tests.further.hub_text import VOCABULARY
+from tests.further.hub_vision import SIDE, vitdet
 from tests.further.kinds import (
     CLASSES,
     N,
@@ -238,27 +239,16 @@ def flux():
 
 @kind("sam", "masks of an image by prompts")
 def sam():
-    from keras_hub.models import SAMBackbone, ViTDetBackbone
+    from keras_hub.models import SAMBackbone
     from keras_hub.src.models.sam.sam_mask_decoder import SAMMaskDecoder
     from keras_hub.src.models.sam.sam_prompt_encoder import SAMPromptEncoder
 
-    side = 32
     backbone = SAMBackbone(
-        ViTDetBackbone(
-            hidden_size=8,
-            num_layers=2,
-            intermediate_dim=12,
-            num_heads=2,
-            global_attention_layer_indices=[1],
-            patch_size=8,
-            num_output_channels=8,
-            window_size=2,
-            image_shape=(side, side, 3),
-        ),
+        vitdet(8),
         SAMPromptEncoder(
             hidden_size=8,
             image_embedding_size=(4, 4),
-            input_image_size=(side, side),
+            input_image_size=(SIDE, SIDE),
             mask_in_channels=4,
         ),
         SAMMaskDecoder(
@@ -271,7 +261,7 @@ def sam():
         ),
     )
     x = {
-        "images": normal(side, side, 3),
+        "images": normal(SIDE, SIDE, 3),
         "points": abs(normal(2, 2)) * 5,
         "labels": np.tile([[1.0, 0.0]], (N, 1)).astype("float32"),
         "boxes": abs(normal(1, 2, 2)) * 5,

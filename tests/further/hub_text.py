@@ -88,7 +88,6 @@ HUB = {
             "intermediate_dim": 12,
         },
     ),
-    "llama3": ("Llama3", "decoder", _DECODER),
     "qwen2": ("Qwen", "decoder", _DECODER),
     "gemma2": (
         "Gemma",

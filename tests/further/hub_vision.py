@@ -81,28 +81,6 @@ def _efficientnet():
     )
 
 
-def _mobilenet():
-    return _built(
-        "MobileNetBackbone",
-        stackwise_expansion=[[8], [8, 12]],
-        stackwise_num_blocks=[1, 2],
-        stackwise_num_filters=[[8], [8, 8]],
-        stackwise_kernel_size=[[3], [5, 3]],
-        stackwise_num_strides=[[2], [2, 1]],
-        stackwise_se_ratio=[[0.25], [None, 0.25]],
-        stackwise_activation=[["relu"], ["hard_swish", "hard_swish"]],
-        stackwise_padding=[[1], [2, 1]],
-        output_num_filters=16,
-        depthwise_filters=8,
-        depthwise_stride=2,
-        depthwise_residual=False,
-        last_layer_filter=12,
-        squeeze_and_excite=0.5,
-        input_num_filters=8,
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
 def _hgnet():
     return _built(
         "HGNetV2Backbone",
@@ -119,7 +97,8 @@ def _hgnet():
     )
 
 
-def _vitdet():
+def vitdet(width=6):
+    """A transformer with windows; `width`: channels of its output."""
     return _built(
         "ViTDetBackbone",
         hidden_size=8,
@@ -128,7 +107,7 @@ def _vitdet():
         num_heads=2,
         global_attention_layer_indices=[1],
         patch_size=8,
-        num_output_channels=6,
+        num_output_channels=width,
         window_size=2,
         image_shape=(SIDE, SIDE, 3),
     )
@@ -144,15 +123,6 @@ def _dinov3():
         intermediate_dim=12,
         num_register_tokens=2,
         use_mask_token=False,
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _densenet():
-    return _built(
-        "DenseNetBackbone",
-        stackwise_num_repeats=[1, 2, 1],
-        growth_rate=4,
         image_shape=(SIDE, SIDE, 3),
     )
 
@@ -297,15 +267,12 @@ def _depth_anything():
 
 BACKBONES = {
     "cspnet": (_cspnet, "cross stage partial net"),
-    "densenet": (_densenet, "densely connected net"),
     "efficientnet": (_efficientnet, "inverted bottlenecks"),
     "hgnet": (_hgnet, "lightweight net"),
     "mit": (_mit, "mix transformer"),
-    "mobilenet": (_mobilenet, "separable convolutions"),
-    "resnet": (_resnet, "residual net"),
     "vgg": (_vgg, "plain net"),
     "xception": (_xception, "separable convolutions"),
-    "vitdet": (_vitdet, "windows, relative positions"),
+    "vitdet": (vitdet, "windows, relative positions"),
     "dinov3": (_dinov3, "vision transformer with registers"),
     "deeplab": (_deeplab, "segmentation by dilated convolutions"),
     "segformer": (_segformer, "segmentation by a transformer"),

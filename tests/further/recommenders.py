@@ -219,20 +219,22 @@ class _Pairwise(keras.losses.Loss):
         return ops.sum(ops.softplus(-gap) * ops.cast(above, gap.dtype), (1, 2))
 
 
-@kind("pairwise_ranking", "a list of items a sample")
-def ranking():
+def _ranked(loss, y):
+    """Scores of a list of items a sample."""
     inputs = keras.Input((5, 3))
     scores = layers.Dense(1)(layers.Dense(6, "tanh")(inputs))[..., 0]
     model = perturbed(keras.Model(inputs, scores))
-    model.compile("sgd", _Pairwise())
-    return model, normal(5, 3), integers(3, 5).astype("float32")
+    model.compile("sgd", loss)
+    return model, normal(5, 3), y
+
+
+@kind("pairwise_ranking", "a list of items a sample")
+def ranking():
+    return _ranked(_Pairwise(), integers(3, 5).astype("float32"))
 
 
 @kind("listwise_ranking", "a list of items a sample")
 def listwise():
-    inputs = keras.Input((5, 3))
-    scores = layers.Dense(1)(layers.Dense(6, "tanh")(inputs))[..., 0]
-    model = perturbed(keras.Model(inputs, scores))
-    model.compile("sgd", keras.losses.CategoricalCrossentropy(**_LOGITS))
     y = abs(normal(5))
-    return model, normal(5, 3), y / y.sum(1, keepdims=True)
+    loss = keras.losses.CategoricalCrossentropy(**_LOGITS)
+    return _ranked(loss, y / y.sum(1, keepdims=True))

@@ -112,14 +112,6 @@ def gmlp():
     return classified(inputs, x, ids)
 
 
-@kind("fourier_mixing", "FNet's block, by the ops of Keras")
-def fourier():
-    inputs, x, ids = _text()
-    real, _ = ops.fft2((x, ops.zeros_like(x)))
-    x = layers.LayerNormalization()(x + real)
-    return classified(inputs, _feed(x), ids)
-
-
 @kind("tcn", "dilated causal convolutions")
 def tcn():
     inputs = keras.Input((LENGTH, 3))

@@ -1,4 +1,4 @@
-"""What a few samples show: layers, losses and terms that mix them."""
+"""What mixes samples is refused by name; what only looks so is exact."""
 
 import keras
 import numpy as np
@@ -8,9 +8,11 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests import oracle, zoo
 from tests.marks import few
+from tests.models.making import compiled, net, normal, trained
 
 layers, ops = keras.layers, keras.ops
 T = 4
+METHODS = ["vectorized", "per_sample"]
 RUNS = {
     "eager": {"run_eagerly": True},
     "graph": {"jit_compile": False},
@@ -83,17 +85,16 @@ class Net(keras.Model):
         return self.out(ops.tanh(x + self.table(ops.arange(T))))
 
 
-def _around(layer, cls=keras.Model):
-    inputs = keras.Input((T, 3))
+def _around(layer, cls=keras.Model, shape=(T, 3)):
+    inputs = keras.Input(shape)
     x = layers.Dense(3, "tanh")(layer(layers.Dense(3)(inputs)))
-    return cls(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+    x = ops.mean(x, tuple(range(1, len(shape))))
+    return cls(inputs, layers.Dense(2)(x))
 
 
-def _batch(n, model):
-    rng = np.random.default_rng(n)
-    x = rng.normal(size=(n, T, 3)).astype(keras.config.floatx())
-    y = rng.normal(size=model(x).shape).astype(keras.config.floatx())
-    return x, y
+def _batch(n, model, shape=(T, 3)):
+    x = normal(n, *shape, seed=n)
+    return x, normal(*model(x).shape, seed=n + 1)
 
 
 @pytest.mark.usefixtures("float64")
@@ -110,8 +111,7 @@ def _batch(n, model):
 )
 def test_a_first_axis_that_is_not_the_samples_is_exact(make, eager):
     """The sizes may agree by chance, or not."""
-    model = make()
-    model.compile("sgd", "mse")
+    model = compiled(make())
     tf.config.run_functions_eagerly(eager)
     try:
         for n in (T, T + 1):
@@ -159,9 +159,8 @@ def test_a_known_number_of_samples_may_change_the_ops(form, run):
     model = _around(Filled(FILLED[form]), kpg.PerGradModel)
     x, y = _batch(T + 1, model)
     clip = kpg.Vectorized(kpg.ClippedMean(0.1))
-    # Exact in float32, in which the optimizer holds it.
-    sgd = keras.optimizers.SGD(0.5)
-    model.compile(sgd, "mse", gradient_mode=clip, **RUNS[run])
+    # The rate is exact in float32, in which the optimizer holds it.
+    compiled(model, clip, rate=0.5, **RUNS[run])
     samples = oracle.per_sample_gradients(model, x, y)
     before = [np.array(v) for v in model.trainable_variables]
     batches = tf.data.Dataset.from_tensors((x, y))
@@ -182,10 +181,6 @@ def test_a_known_number_of_samples_may_change_the_ops(form, run):
     )
 
 
-def _lambda(function):
-    return lambda: layers.Lambda(function)
-
-
 class Shuffled(layers.Layer):
     """What it draws is not that of the samples."""
 
@@ -199,26 +194,89 @@ class Spread(layers.Layer):
         return x
 
 
-MIXERS = [
-    zoo.Centre,
-    Shuffled,
-    _lambda(lambda x: ops.roll(x, 1, 0)),
-    _lambda(lambda x: x[::-1]),
-    lambda: layers.Dense(3, lambda x: x / ops.max(x, 0, keepdims=True)),
-]
+#: Name: a layer, the class that is named, what it does.
+MIXERS = {
+    "centred": (zoo.Centre, "Centre", "samples"),
+    "shuffled": (Shuffled, "Shuffled", "samples"),
+    "rolled": (
+        lambda: layers.Lambda(lambda x: ops.roll(x, 1, 0)),
+        "Lambda",
+        "samples",
+    ),
+    "turned": (lambda: layers.Lambda(lambda x: x[::-1]), "Lambda", "samples"),
+    "activation": (
+        lambda: layers.Dense(3, lambda x: x / ops.max(x, 0, keepdims=True)),
+        "Dense",
+        "samples",
+    ),
+    "softmax": (lambda: layers.Softmax(axis=0), "Softmax", "samples"),
+    "softmax of two axes": (
+        lambda: layers.Softmax(axis=(1, -3)),
+        "Softmax",
+        "samples",
+    ),
+    "norm": (
+        lambda: layers.UnitNormalization(axis=0),
+        "UnitNormalization",
+        "samples",
+    ),
+    "images": (layers.MixUp, "MixUp", "images"),
+    "pipeline": (
+        lambda: layers.Pipeline([layers.Rescaling(2.0), layers.MixUp()]),
+        "MixUp",
+        "images",
+    ),
+}
 
 
-@pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
+@pytest.mark.parametrize("mode", METHODS)
 @pytest.mark.parametrize("run", few(RUNS, ["graph"]))
 def test_layers_that_mix_samples_are_refused(run, mode):
-    for make in MIXERS:
+    """Before any weight changes."""
+    for make, cls, what in MIXERS.values():
         layer = make()
-        model = _around(layer, kpg.PerGradModel)
-        model.compile("sgd", "mse", gradient_mode=mode, **RUNS[run])
-        with pytest.raises(ValueError, match=f"'{layer.name}'.* mixes the sam"):
-            model.train_on_batch(*_batch(T, model))
+        shape = (T, T, 3) if what == "images" else (T, 3)
+        model = _around(layer, kpg.PerGradModel, shape)
+        compiled(model, mode, **RUNS[run])
+        before = model.get_weights()
+        name = layer.name if type(layer).__name__ == cls else ".*"
+        message = rf"'{name}' \({cls}\) mixes the {what}"
+        with pytest.raises(ValueError, match=message):
+            model.fit(*_batch(T, model, shape), verbose=0)
+        for a, b in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
         (row,) = kpg.explain(model, T).refused
-        assert row.layer == layer.name
+        assert name in (row.layer, ".*")
+
+
+@pytest.mark.parametrize(
+    "name", ["AugMix", "CutMix", "Equalization", "RandAugment"]
+)
+def test_image_layers_that_mix_samples_are_refused(name):
+    if not hasattr(layers, name):
+        pytest.skip(f"this Keras has no {name}")
+
+    class Images(kpg.PerGradModel):
+        def __init__(self):
+            super().__init__()
+            self.mixer = getattr(layers, name)()
+            self.out = layers.Dense(3)
+
+        def call(self, x):
+            x = ops.cast(self.mixer(x), "float32")
+            return self.out(ops.reshape(x, (-1, 48)))
+
+    x = np.random.default_rng(2).uniform(size=(4, 4, 4, 3)).astype("float32")
+    model = compiled(Images(), "vectorized", run_eagerly=True)
+    with pytest.raises(ValueError, match=rf"\({name}\)"):
+        model.fit(x, x[:, 0, 0], verbose=0)
+
+
+def test_mixers_rest_outside_training():
+    model = compiled(_around(layers.MixUp(), shape=(T, T, 3)))
+    x, y = _batch(T, model, (T, T, 3))
+    found = kpg.per_sample_gradients(model, x, y, training=False)
+    oracle.check(found, model, x, y, training=False)
 
 
 @pytest.mark.parametrize("mixing", ["dense", "dense_1", "dense_1_1"])
@@ -231,58 +289,127 @@ def test_the_layer_is_named_whatever_the_others_are_called(mixing):
             parts = [keras.Input((3,)), zoo.Centre(name=name)]
             inner = keras.Sequential(parts, name="inner")
             x = inner(x)
-    model = keras.Model(inputs, layers.Dense(2, name="out")(x))
-    model.compile("sgd", "mse")
+    model = compiled(keras.Model(inputs, layers.Dense(2, name="out")(x)))
     with pytest.raises(ValueError, match=rf"'{mixing}' \(Centre\) mixes"):
         kpg.per_sample_norms(model, np.eye(3), np.ones((3, 2)))
 
 
-def test_a_model_that_mixes_samples_itself_is_refused():
-    inputs = keras.Input((3,))
+def _centred():
+    inputs = keras.Input((T, 3))
     x = layers.Dense(3)(inputs)
-    outputs = layers.Dense(2)(x - ops.mean(x, 0, keepdims=True))
-    model = keras.Model(inputs, outputs, name="whole")
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="'whole' mixes the samples"):
-        kpg.per_sample_norms(model, np.eye(3), np.ones((3, 2)))
+    x = x - ops.mean(x, 0, keepdims=True)
+    return keras.Model(inputs, layers.Dense(2)(x), name="whole")
 
 
-def test_a_rule_whose_layer_is_given_no_samples_is_refused():
-    model = _around(Recurrent())
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"\(SimpleRNN\) has a rule, which"):
-        kpg.per_sample_gradients(model, *_batch(T, model))
+def _cut_in_two():
+    inputs = keras.Input((T, 3))
+    x = layers.Dense(4)(layers.Flatten()(inputs))
+    return keras.Model(inputs, ops.reshape(x, (-1, 2)))
 
 
-@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def _with_penalty():
+    model = _around(layers.Dense(3))
+    kernel = model.trainable_variables[0]
+
+    def loss(y, y_pred):
+        return ops.mean(ops.square(y - y_pred)) + ops.sum(kernel**2)
+
+    return compiled(model, loss=loss)
+
+
+#: Name: a model, and the number of samples of y.
+MODELS = {
+    "'whole' mixes the samples": (_centred, T),
+    "x with 4, y with 8": (_cut_in_two, 2 * T),
+    r"\(SimpleRNN\) has a rule, which": (lambda: _around(Recurrent()), T),
+    r"kernel' .* no longer apart": (_with_penalty, T),
+}
+
+
+@pytest.mark.parametrize("message", MODELS)
+def test_models_that_mix_samples_are_refused(message):
+    make, count = MODELS[message]
+    model = make()
+    if not model.compiled:
+        compiled(model)
+    x, y = normal(T, T, 3), normal(count, *model.output_shape[1:])
+    with pytest.raises(ValueError, match=message):
+        kpg.per_sample_gradients(model, x, y)
+
+
+def test_concatenating_batches_is_refused():
+    dense = layers.Dense(3)
+    model = net(
+        lambda x: layers.Concatenate(axis=0)([dense(x), dense(x)]), shape=(4,)
+    )
+    model = compiled(model, "vectorized")
+    with pytest.raises(ValueError, match="none that were tried fit all its"):
+        model.fit(normal(T, 4), normal(T, 3), verbose=0)
+
+
+def _root(y, y_pred):
+    return ops.sqrt(ops.mean(ops.square(y - y_pred)))
+
+
+def _largest(y, y_pred):
+    return ops.mean(ops.square(y - y_pred) * (1 + ops.max(y)))
+
+
+def _apart(y, y_pred):
+    """Samples of different classes: such targets are made up."""
+    same = ops.cast(ops.equal(y, ops.transpose(y)), y_pred.dtype)
+    products = ops.matmul(y_pred, ops.transpose(y_pred))
+    return ops.mean(ops.square(products * (1 - same)))
+
+
+CLASSES = np.arange(4)[:, None] % 2
+ONES = np.ones((4, 3), "float32")
+#: Name: what makes a loss, and targets.
+LOSSES = {
+    "root of the mean": (lambda: _root, ONES),
+    "largest target": (lambda: _largest, ONES),
+    "different classes": (lambda: _apart, CLASSES),
+    "dice": (lambda: "dice", ONES),
+    "dice of axes": (lambda: keras.losses.Dice(axis=(0, 1)), ONES),
+    "tversky": (keras.losses.Tversky, ONES),
+    "circle": (keras.losses.Circle, CLASSES[:, 0]),
+}
+
+
+def _sigmoid(loss):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(3, "sigmoid")(inputs))
+    return compiled(model, loss=loss)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_compare_samples_are_refused(name, method):
+    make, y = LOSSES[name]
+    model = _sigmoid(make())
+    with pytest.raises(ValueError, match="compares the samples of a batch"):
+        kpg.per_sample_norms(model, normal(4, 4), y, method=method)
+
+
+def test_an_overlap_of_each_sample_is_served():
+    if "axis" not in keras.losses.Dice().get_config():
+        pytest.skip("Dice has no axes in this Keras")
+    model = _sigmoid(keras.losses.Dice(axis=(1,)))
+    x, y = normal(4, 4), np.eye(4, 3, dtype="float32")
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_added_losses_that_couple_samples_are_refused(method):
     for layer in (
         Spread(name="spread"),
         layers.Dense(3, activity_regularizer=ops.max, name="spread"),
     ):
-        model = _around(layer)
-        model.compile("sgd", "mse")
+        model = compiled(_around(layer))
         with pytest.raises(
             ValueError, match=r"'spread'.* mixes the samples|neither a sum"
         ):
             kpg.per_sample_norms(model, *_batch(T, model), method=method)
-
-
-@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
-def test_losses_that_couple_samples_are_refused(method):
-    def spread(y, y_pred):
-        return ops.sqrt(ops.mean(ops.square(y - y_pred)))
-
-    def apart(y, y_pred):
-        return ops.mean(ops.square(y - y_pred) * (1 + ops.max(y)))
-
-    model = _around(layers.Dense(3))
-    model.compile("sgd", spread)
-    with pytest.raises(ValueError, match="compares the samples"):
-        kpg.per_sample_norms(model, *_batch(T, model), method=method)
-    model.compile("sgd", apart)
-    with pytest.raises(ValueError, match="compares the samples"):
-        kpg.per_sample_norms(model, *_batch(T, model), method=method)
 
 
 class Drawing(layers.Layer):
@@ -322,10 +449,8 @@ def test_what_fails_on_a_few_samples_is_tried_on_its_own_number():
                 raise ValueError("too few")
             return x
 
-    model = _around(Pairs())
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(8).normal(size=(8, T, 3))
-    y = np.ones((8, 2))
+    model = compiled(_around(Pairs()))
+    x, y = normal(8, T, 3), np.ones((8, 2))
     found = kpg.per_sample_gradients(model, x, y)
     means = [np.mean(g, 0) for g in found]
     oracle.assert_agree(
@@ -335,46 +460,16 @@ def test_what_fails_on_a_few_samples_is_tried_on_its_own_number():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+@pytest.mark.parametrize("method", METHODS)
 def test_one_sample_of_a_model_that_must_know_how_many(method):
     class Known(SameShape):
         def call(self, x):
             return x + np.zeros(x.shape)  # fails where one is None
 
-    model = _around(Known())
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(8).normal(size=(1, T, 3))
-    y = np.ones((1, 2))
+    model = compiled(_around(Known()))
+    x, y = normal(1, T, 3), np.ones((1, 2))
     found = kpg.per_sample_gradients(model, x, y, method=method)
     oracle.check(found, model, x, y)
-
-
-def test_targets_of_several_classes_are_made_up():
-    """A loss that compares samples of different classes is refused."""
-
-    def apart(y, y_pred):
-        same = ops.cast(ops.equal(y, ops.transpose(y)), y_pred.dtype)
-        return ops.mean(
-            ops.square(ops.matmul(y_pred, ops.transpose(y_pred)) * (1 - same))
-        )
-
-    model = _around(layers.Dense(3))
-    model.compile("sgd", apart)
-    x = _batch(T, model)[0]
-    with pytest.raises(ValueError, match="compares the samples"):
-        kpg.per_sample_norms(model, x, np.arange(T)[:, None] % 2)
-
-
-def test_penalties_on_weights_in_the_loss_are_refused():
-    model = _around(layers.Dense(3))
-    kernel = model.trainable_variables[0]
-
-    def loss(y, y_pred):
-        return ops.mean(ops.square(y - y_pred)) + ops.sum(kernel**2)
-
-    model.compile("sgd", loss)
-    with pytest.raises(ValueError, match=r"kernel' .* no longer apart"):
-        kpg.per_sample_norms(model, *_batch(T, model))
 
 
 def test_a_model_of_integers_is_tried_on_several_samples():
@@ -396,11 +491,10 @@ class OneNumber(layers.Layer):
 
 
 def test_one_number_for_all_samples_is_the_same_for_each():
-    inputs = keras.Input((6, 6, 2))
-    x = OneNumber()(layers.Conv2D(3, 2, activation="tanh")(inputs))
-    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
-    model.compile("sgd", "mse")
-    data = np.random.default_rng(0).normal(size=(5, 6, 6, 2))
+    parts = layers.Conv2D(3, 2, activation="tanh"), OneNumber()
+    model = net(*parts, layers.Flatten(), shape=(6, 6, 2), units=2)
+    compiled(model)
+    data = normal(5, 6, 6, 2)
     found, alone = (
         kpg.per_sample_gradients(
             model, data, data[:, 0, 0], method=method, verbose=0
@@ -409,3 +503,119 @@ def test_one_number_for_all_samples_is_the_same_for_each():
     )
     oracle.assert_agree(found, alone)
     assert np.ptp(found[0]) > 0
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_weight_of_the_model_itself_is_exact():
+    class Scaled(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def build(self, shape):
+            self.scale = self.add_weight((shape[-1],), "ones", name="scale")
+            self.dense.build(shape)
+
+        def call(self, x):
+            return self.dense(ops.tanh(x * self.scale)) + self.scale[:3]
+
+    model = compiled(Scaled())
+    x, y = normal(5, 4), normal(5, 3, seed=1)
+    found = kpg.per_sample_gradients(model, x, y)
+    oracle.check(found, model, x, y)
+    table = kpg.explain(model, 5, x=x)
+    assert {r.type: r.served_by for r in table} == {
+        "Scaled": "ops",
+        "Dense": "ops",
+    }
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_that_adds_a_weight_to_every_sample_is_exact(method):
+    dense = layers.Dense(3, kernel_regularizer="l2")
+
+    def loss(y, y_pred):
+        value = ops.mean((y - y_pred) ** 2, -1)
+        return value + ops.sum(dense.kernel**4)
+
+    model = compiled(net(dense, shape=(4,), units=None), loss=loss)
+    x, y = normal(4, 4), normal(4, 3, seed=1)
+    singles = [
+        oracle.batch_gradient(model, x[i : i + 1], y[i : i + 1])
+        for i in range(4)
+    ]
+    expected = [np.stack(g) for g in zip(*singles)]
+    found = kpg.per_sample_gradients(model, x, y, method=method)
+    oracle.assert_agree(found, expected)
+
+
+class Towers(kpg.PerGradModel):
+    """A model whose loss calls a layer of its own, with dropout."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+        self.query = layers.Dense(3)
+        self.candidate = layers.Dense(3, kernel_regularizer="l2")
+        self.dropout = layers.Dropout(0.5, seed=1)
+
+    def call(self, x):
+        return self.query(x)
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        found = self.dropout(self.candidate(y), training=training)
+        loss = ops.sum((y_pred * found - y) ** 2, -1)
+        return self.reduce(loss, y) + sum(self.candidate.losses)
+
+
+def _trained_towers(reduce, mode, **how):
+    keras.utils.set_random_seed(1)
+    model = compiled(Towers(reduce), mode, None, **how)
+    data = normal(6, 4), normal(6, 3, seed=1)
+    return trained(model, *data, batch_size=6).get_weights()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore:`build:UserWarning")
+@pytest.mark.parametrize("how", ["graph", "eager", "xla"])
+def test_a_layer_of_the_loss_is_clipped_one_by_one(how):
+    how = {"run_eagerly": how == "eager", "jit_compile": how == "xla"}
+
+    def mean(loss, y):
+        return ops.mean(loss)
+
+    clipped = kpg.ClippedMean(0.5)
+    found = _trained_towers(mean, kpg.PerSample(clipped), **how)
+    expected = _trained_towers(mean, kpg.Vectorized(clipped), **how)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def _over_root(loss, y):
+    return ops.sum(loss) / ops.shape(y)[0] ** 0.5
+
+
+def _over_mask(loss, y):
+    mask = ops.cast(y[:, 0] > 0, loss.dtype)
+    return ops.sum(loss * mask) / ops.sum(mask)
+
+
+@pytest.mark.filterwarnings("ignore:`build:UserWarning")
+@pytest.mark.parametrize(
+    ("reduce", "match"),
+    [(_over_root, "neither a sum nor a mean"), (_over_mask, "divides by")],
+)
+def test_a_loss_that_no_sample_has_alone_is_refused(reduce, match):
+    errors = ValueError, tf.errors.InvalidArgumentError
+    with pytest.raises(errors, match=match):
+        _trained_towers(reduce, "per_sample")
+
+
+@pytest.mark.parametrize("mode", METHODS)
+def test_a_regulariser_is_as_before_after_a_step(mode):
+    dense = layers.Dense(3, kernel_regularizer="l2")
+    model = compiled(net(dense, shape=(4,), units=None), mode)
+    regularizer = dense.kernel.regularizer
+    trained(model, normal(4, 4), normal(4, 3))
+    assert dense.kernel.regularizer is regularizer

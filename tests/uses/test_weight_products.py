@@ -89,13 +89,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_is_exact(name):
-    assert_exact(around(*CASES[name]), normal(4, 6, 5))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_is_exact_for_few_samples_of_known_number(name):
     model = around(*CASES[name])
-    assert_exact(model, normal(1, 6, 5), run="known size")
+    for run, n in (("graph", 4), ("known size", 1)):
+        assert_exact(model, normal(n, 6, 5), run=run)
 
 
 def held(model):

@@ -9,7 +9,13 @@ from keras_pergrad.factors import projections
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.uses import TracedStep
 from tests import oracle
+from tests.models import making
 
+# Repeated ids, the id that is masked, and ids that count from the end.
+IDS = np.array(
+    [[1, 2, -1, 0], [3, 6, 6, 0], [-1, 0, 5, 6], [6, -1, -7, 0], [0, 2, 2, 2]],
+    "int32",
+)
 RUNS = ("graph", "known size", "xla")
 
 
@@ -47,6 +53,7 @@ def assert_exact(
     training=False,
     loss="mse",
     fewer=(),
+    others=(),
 ):
     """Asserts that all that factors answer is what the oracle gives.
 
@@ -61,16 +68,13 @@ def assert_exact(
         loss: what the model is compiled with.
         fewer: numbers of the first samples that the same function is asked
             of, too; it is traced once where `run` leaves the number open.
+        others: further batches, of other sizes, that the same trace serves
+            where `run` leaves the sizes open.
     """
     model.compile(loss=loss)
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     out = model(x, training=training)
-    if y is None:
-        rng = np.random.default_rng(1)
-        y = tf.nest.map_structure(
-            lambda t: tf.constant(rng.normal(size=t.shape), t.dtype), out
-        )
-    n = int(tf.nest.flatten(x)[0].shape[0])
+    y = _drawn_like(out) if y is None else y
     rng = np.random.default_rng(2)
     directions = [
         tf.constant(rng.normal(size=v.shape), v.value.dtype)
@@ -120,11 +124,15 @@ def assert_exact(
         )
         weights = tf.TensorSpec([None], tf.float64)
         concrete = function.get_concrete_function(*specs, weights)
-    for size in (n, *fewer):
-        first = x, y
-        if size < n:
-            first = tf.nest.map_structure(lambda t, k=size: t[:k], first)
-        weights = np.linspace(0.3, 1.7, size)
+    batches = [(x, y)]
+    for size in fewer:
+        first = tf.nest.map_structure(lambda t, k=size: t[:k], (x, y))
+        batches.append(first)
+    for other in others:
+        other = tf.nest.map_structure(tf.convert_to_tensor, other)
+        batches.append((other, _drawn_like(model(other, training=training))))
+    for first in batches:
+        weights = np.linspace(0.3, 1.7, len(tf.nest.flatten(first)[0]))
         if run == "known size":
             found = function(*first, tf.constant(weights))
         else:
@@ -133,6 +141,14 @@ def assert_exact(
     assert slow == set(one_by_one), (
         f"differentiated one by one: {sorted(slow)}; expected: "
         f"{sorted(one_by_one)}. An op that has a rule now moves to LAYERS"
+    )
+
+
+def _drawn_like(outputs):
+    """Targets of the shapes of a model's outputs."""
+    rng = np.random.default_rng(1)
+    return tf.nest.map_structure(
+        lambda t: tf.constant(rng.normal(size=t.shape), t.dtype), outputs
     )
 
 
@@ -231,5 +247,4 @@ def randomized(model):
 
 def normal(*shape):
     """A batch of normal numbers of the default float type."""
-    values = np.random.default_rng(3).normal(size=shape)
-    return values.astype(keras.config.floatx())
+    return making.normal(*shape, seed=3)

@@ -7,15 +7,9 @@ import pytest
 import keras_pergrad as kpg
 from keras_pergrad.uses.op_rules import op_rule
 from keras_pergrad.uses.weight_paths import path_rule
-from tests.uses.rules.exact import RUNS, assert_exact, normal, randomized, stack
+from tests.uses.rules.exact import IDS, RUNS, assert_exact, normal, randomized
 
 layers = keras.layers
-
-# Repeated ids, the id that is masked, and ids that count from the end.
-IDS = np.array(
-    [[1, 2, -1, 0], [3, 6, 6, 0], [-1, 0, 5, 6], [6, -1, -7, 0], [0, 2, 2, 2]],
-    "int32",
-)
 
 
 def _model():
@@ -35,14 +29,6 @@ def _model():
 def test_is_the_oracles(run):
     x = [IDS, normal(5, 3, 4)]
     assert_exact(_model(), x, run=run, fewer=(1, 2))
-
-
-@pytest.mark.usefixtures("float64")
-def test_negative_ids_of_a_layer_with_lora():
-    layer = layers.Embedding(7, 4)
-    model = stack((4,), layer, layers.Dense(2), dtype="int32")
-    layer.enable_lora(2)
-    assert_exact(randomized(model), IDS)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.uses.rules.exact import assert_exact, normal, randomized, stack
+from tests.uses.rules.exact import IDS, assert_exact, normal, randomized, stack
 
 layers = keras.layers
 
@@ -52,56 +52,52 @@ def test_is_exact_under_xla(name):
     assert_exact(stack(shape, _layer(name)), normal(2, *shape), run="xla")
 
 
+#: Name: a layer, and the shape of a sample.
+LORA = {
+    "dense": (lambda: layers.Dense(5), (3, 4)),
+    "projection": (lambda: _layer("projection"), (3, 4)),
+    "projection back": (lambda: _layer("projection back"), (3, 2, 4)),
+    "kernel turned": (lambda: _layer("kernel turned"), (3, 4)),
+    "dots left": (lambda: _layer("dots left"), (3, 4)),
+    "embedding": (lambda: layers.Embedding(7, 4), (4,)),
+    "1d": (lambda: layers.Conv1D(3, 3, strides=2), (6, 2)),
+    "2d": (lambda: layers.Conv2D(3, 3, strides=2), (6, 5, 2)),
+    "2d groups": (lambda: layers.Conv2D(4, 2, groups=2), (4, 4, 4)),
+}
+WITH_ALPHA = ("dense", "projection", "embedding", "1d")
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    "name", ["projection", "projection back", "kernel turned", "dots left"]
+    ("name", "alpha"),
+    [(name, None) for name in LORA] + [(name, 8) for name in WITH_ALPHA],
 )
-def test_lora_is_exact(name):
-    shape = EQUATIONS[name][1]
-    layer = _layer(name, lora_rank=2)
-    model = stack(shape, layers.Dense(shape[-1]), layer)
-    assert len(layer.trainable_variables) == 3
-    assert_exact(model, normal(3, *shape))
-
-
-@pytest.mark.usefixtures("float64")
-def test_dense_with_lora_is_exact():
-    layer = layers.Dense(5, lora_rank=2)
-    model = stack((3, 4), layer, layers.Dense(2, lora_rank=1))
-    assert len(layer.trainable_variables) == 3
-    assert_exact(model, normal(3, 3, 4))
-    layer._kernel.trainable = True
-    assert_exact(model, normal(3, 3, 4))
-
-
-@pytest.mark.usefixtures("float64")
-def test_embedding_with_lora_is_exact():
-    layer = layers.Embedding(7, 4, lora_rank=2)
-    model = stack((5,), layer, layers.Dense(2), dtype="int32")
-    ids = tf.constant([[1, 1, 2, 0, 6], [3, 3, 3, 3, 3], [0, 5, 0, 5, 1]])
-    assert_exact(model, ids)
-
-
-ALPHA = {
-    "dense": (lambda: layers.Dense(5), (3, 4)),
-    "einsum": (lambda: _layer("projection"), (3, 4)),
-    "embedding": (lambda: layers.Embedding(7, 4), (5,)),
-    "convolution": (lambda: layers.Conv1D(3, 2), (4, 2)),
-}
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", ALPHA)
-def test_lora_with_a_scale_of_its_own_is_exact(name):
-    make, shape = ALPHA[name]
-    layer = make()
-    ids = name == "embedding"
-    model = stack(shape, layer, dtype="int32" if ids else None)
-    if "lora_alpha" not in inspect.signature(layer.enable_lora).parameters:
+def test_lora_is_exact(name, alpha):
+    """Also with a scale of its own, and beside a kernel that is trained."""
+    make, shape = LORA[name]
+    layer, ids = make(), name == "embedding"
+    before = [] if ids else [layers.Dense(shape[-1])]
+    dtype = "int32" if ids else None
+    model = stack(shape, *before, layer, layers.Dense(2), dtype=dtype)
+    known = inspect.signature(layer.enable_lora).parameters
+    if alpha and "lora_alpha" not in known:
         pytest.skip("this Keras has no lora_alpha")
-    layer.enable_lora(2, lora_alpha=8)
-    x = tf.constant([[1, 1, 2, 0, 6], [3, 3, 0, 3, 3]])
-    assert_exact(randomized(model), x if ids else normal(2, *shape))
+    layer.enable_lora(2, **({"lora_alpha": alpha} if alpha else {}))
+    randomized(model)
+    assert len(layer.trainable_variables) == (2 if ids else 3)
+    x = IDS if ids else normal(3, *shape)
+    assert_exact(model, x)
+    if name in ("dense", "1d", "2d") and not alpha:
+        layer._kernel.trainable = True
+        assert_exact(model, x)
+
+
+@pytest.mark.usefixtures("float64")
+def test_layers_made_with_lora_are_exact():
+    parts = layers.Dense(5, lora_rank=2), layers.Conv1D(3, 2, lora_rank=2)
+    model = stack((3, 4), *parts, layers.Dense(2, lora_rank=1))
+    assert [len(part.trainable_variables) for part in parts] == [3, 3]
+    assert_exact(model, normal(3, 3, 4))
 
 
 ATTENTION = {

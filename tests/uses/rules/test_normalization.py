@@ -1,3 +1,5 @@
+import functools
+
 import keras
 import pytest
 
@@ -24,14 +26,29 @@ LAYERS = {
     "prelu shared": ((3, 4, 2), lambda: layers.PReLU(shared_axes=[1, 2])),
     "prelu one": ((3, 4), lambda: layers.PReLU(shared_axes=2)),
     "unit": ((4,), lambda: layers.UnitNormalization()),
+    "layer scaled": (
+        (5, 4),
+        lambda: layers.LayerNormalization(rms_scaling=True),
+    ),
 }
-QUICK = ("layer axes", "layer center", "group middle", "prelu shared", "unit")
+QUICK = ["layer axes", "layer center", "group middle", "prelu shared", "unit"]
+QUICK += ["layer scaled"]
+for _axis in (-1, 1):
+    for _settings in ({}, {"center": False}, {"scale": False}):
+        _name = f"batch {_axis} {' '.join(_settings)}"
+        # Outside training, by its moving statistics.
+        _make = functools.partial(layers.BatchNormalization, _axis, **_settings)
+        LAYERS[_name] = (3, 4), _make
+        QUICK.append(_name)
 if hasattr(layers, "RMSNormalization"):
     LAYERS["rms"] = ((5, 4), lambda: layers.RMSNormalization())
     LAYERS["rms axes"] = ((5, 4, 3), lambda: layers.RMSNormalization([2, 3]))
+    LAYERS["rms first"] = ((4, 4), lambda: layers.RMSNormalization(axis=1))
+    QUICK.append("rms first")
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`")
 @pytest.mark.parametrize("name", few(LAYERS, QUICK))
 def test_is_exact(name):
     shape, make = LAYERS[name]
@@ -45,23 +62,6 @@ def test_is_exact_under_xla(name):
     shape, make = LAYERS[name]
     model = stack(shape, make(), layers.Dense(2))
     assert_exact(model, normal(2, *shape), run="xla")
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`")
-def test_rms_scaling_is_exact():
-    layer = layers.LayerNormalization(rms_scaling=True)
-    assert_exact(stack((5, 4), layer), normal(3, 5, 4))
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("axis", [-1, 1])
-@pytest.mark.parametrize("affine", [(True, True), (False, True), (True, False)])
-def test_batch_normalization_by_moving_statistics(axis, affine):
-    center, scale = affine
-    layer = layers.BatchNormalization(axis, center=center, scale=scale)
-    model = stack((3, 4), layers.Dense(4), layer, layers.Dense(2))
-    assert_exact(model, normal(3, 3, 4))
 
 
 class Inference(keras.Model):
@@ -105,10 +105,3 @@ def test_normalising_over_the_samples_is_refused():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"'norm' .* mixes the samples"):
         kpg.per_sample_gradients(model, normal(3, 4), normal(3, 4))
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.skipif("rms" not in LAYERS, reason="Keras has no such layer")
-def test_rms_normalization_over_another_axis_is_exact():
-    model = stack((4, 4), layers.RMSNormalization(axis=1))
-    assert_exact(model, normal(3, 4, 4))

@@ -1,3 +1,9 @@
+"""Recurrent layers, also those whose products are convolutions."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import keras
 import numpy as np
 import pytest
@@ -5,7 +11,9 @@ import tensorflow as tf
 
 from keras_pergrad.uses import TracedStep
 from keras_pergrad.uses.layer_rules import recurrent
+from tests import oracle
 from tests.marks import few
+from tests.uses.own_layer import Folded
 from tests.uses.rules.exact import (
     Unmasked,
     assert_draws_of_the_batch,
@@ -17,12 +25,27 @@ from tests.uses.rules.exact import (
 
 layers = keras.layers
 
-LAYERS = {
-    "simple": layers.SimpleRNN,
-    "lstm": layers.LSTM,
-    "gru": layers.GRU,
-    "gru before": lambda *a, **k: layers.GRU(*a, reset_after=False, **k),
+
+class Kind(NamedTuple):
+    """How a layer is made, and the shapes of its steps and states."""
+
+    make: Callable
+    step: tuple = (2,)
+    state: tuple = (3,)
+    states: int = 1
+
+
+KINDS = {
+    "simple": Kind(functools.partial(layers.SimpleRNN, 3)),
+    "lstm": Kind(functools.partial(layers.LSTM, 3), states=2),
+    "gru": Kind(functools.partial(layers.GRU, 3)),
+    "gru before": Kind(functools.partial(layers.GRU, 3, reset_after=False)),
+    "convolutional": Kind(
+        functools.partial(layers.ConvLSTM1D, 2, 2), (4, 2), (3, 2), 2
+    ),
 }
+PLAIN = [name for name in KINDS if name != "convolutional"]
+STATEFUL = ["lstm", "gru", "convolutional"]
 SETTINGS = {
     "last": {},
     "sequence": {"return_sequences": True},
@@ -41,18 +64,84 @@ def steps(request, monkeypatch):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("setting", few(SETTINGS, ["last", "backwards"]))
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_is_exact(name, setting):
-    layer = LAYERS[name](3, **SETTINGS[setting])
+    layer = KINDS[name].make(**SETTINGS[setting])
     model = stack((4, 2), layers.Dense(2), layer, layers.Dense(2))
     assert_exact(model, normal(3, 4, 2))
 
 
+def _convolutional(rank, shape, filters=2, kernel=2, **settings):
+    cls = getattr(layers, f"ConvLSTM{rank}D")
+    return lambda: cls(filters, kernel, **settings), shape
+
+
+SAME = {"padding": "same", "return_sequences": True}
+CONVOLUTIONAL = {
+    "1d": _convolutional(1, (3, 4, 2)),
+    "1d same strided": _convolutional(1, (3, 5, 2), 2, 3, strides=2, **SAME),
+    "1d dilated": _convolutional(1, (3, 5, 2), dilation_rate=2),
+    "2d": _convolutional(2, (3, 3, 4, 2)),
+    "2d same": _convolutional(2, (3, 3, 4, 2), 2, (3, 2), **SAME),
+    "2d uneven strides": _convolutional(
+        2, (2, 5, 3, 1), 2, (2, 3), strides=(2, 1), padding="same"
+    ),
+    "2d strided": _convolutional(2, (2, 5, 5, 2), strides=2),
+    "2d dilated": _convolutional(2, (2, 4, 4, 2), dilation_rate=(2, 1)),
+    "2d backwards": _convolutional(
+        2, (3, 3, 3, 2), go_backwards=True, return_sequences=True
+    ),
+    "2d no bias": _convolutional(2, (3, 3, 3, 2), use_bias=False),
+    "2d no forget bias": _convolutional(
+        2, (3, 3, 3, 2), unit_forget_bias=False, activation="relu"
+    ),
+    "2d unroll": _convolutional(
+        2, (3, 3, 3, 2), unroll=True, return_sequences=True
+    ),
+    "2d one pixel kernel": _convolutional(2, (2, 3, 3, 2), 2, 1),
+    "3d": _convolutional(3, (2, 3, 2, 3, 2)),
+    "3d same": _convolutional(3, (2, 2, 3, 3, 1), 1, (1, 2, 3), **SAME),
+}
+
+
+def _model(name):
+    make, shape = CONVOLUTIONAL[name]
+    return stack(shape, make(), layers.Activation("tanh")), shape
+
+
+@pytest.mark.usefixtures("float64", "steps")
+@pytest.mark.parametrize(
+    "name", few(CONVOLUTIONAL, ["1d", "2d same", "2d strided"])
+)
+def test_convolutional_ones_are_exact(name):
+    model, shape = _model(name)
+    assert_exact(model, normal(3, *shape))
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", LAYERS)
-def test_one_sample_and_no_graph(name):
-    layer = LAYERS[name](3, return_sequences=True)
-    assert_exact(stack((4, 2), layer), normal(1, 4, 2), run="known size")
+@pytest.mark.parametrize("name", [*PLAIN, "1d dilated", "2d backwards", "3d"])
+def test_one_sample_of_a_known_number_is_exact(name):
+    if name in KINDS:
+        shape = 4, 2
+        model = stack(shape, KINDS[name].make(return_sequences=True))
+    else:
+        model, shape = _model(name)
+    assert_exact(model, normal(1, *shape), run="known size")
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_is_exact_under_xla(name):
+    layer = KINDS[name].make(return_sequences=True, go_backwards=True)
+    assert_exact(stack((12, 2), layer), normal(2, 12, 2), run="xla")
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "name", few(CONVOLUTIONAL, ["1d same strided", "2d dilated", "3d"])
+)
+def test_convolutional_ones_are_exact_under_xla(name):
+    model, shape = _model(name)
+    assert_exact(model, normal(2, *shape), run="xla")
 
 
 MASKS = np.array(
@@ -60,42 +149,41 @@ MASKS = np.array(
 )
 
 
-def _masked(layer, initial=False):
-    """A model whose third input tells which steps count."""
-    x, mask = keras.Input((4, 2)), keras.Input((4,), dtype="bool")
-    states = keras.Input((3,))
-    kwargs = {}
-    if initial:
-        count = 2 if isinstance(layer, layers.LSTM) else 1
-        start = layers.Dense(3)(states)
-        kwargs["initial_state"] = [start] * count
-    outputs = layer(x, mask=mask, **kwargs)
-    outputs = Unmasked()(outputs)
-    model = keras.Model([x, mask, states], outputs)
-    batch = [normal(5, 4, 2), tf.constant(MASKS, tf.bool), normal(5, 3)]
-    return randomized(model), batch
-
-
 @pytest.mark.usefixtures("float64", "steps")
-@pytest.mark.parametrize(("backwards", "zero"), [(False, False), (True, True)])
-@pytest.mark.parametrize("name", LAYERS)
-def test_masks_and_initial_states_are_exact(name, backwards, zero):
-    layer = LAYERS[name](
-        3,
-        return_sequences=not backwards,
+@pytest.mark.parametrize(
+    ("name", "sequences", "backwards"),
+    [(name, not backwards, backwards) for name in KINDS for backwards in (0, 1)]
+    + [("convolutional", False, False), ("convolutional", True, True)],
+)
+def test_masks_and_initial_states_are_exact(name, sequences, backwards):
+    kind = KINDS[name]
+    x, mask = keras.Input((4, *kind.step)), keras.Input((4,), dtype="bool")
+    start = keras.Input(kind.state)
+    layer = kind.make(
+        return_sequences=sequences,
         go_backwards=backwards,
-        zero_output_for_mask=zero,
+        zero_output_for_mask=backwards,
     )
-    assert_exact(*_masked(layer, initial=True))
+    states = [layers.Dense(kind.state[-1])(start)] * kind.states
+    outputs = Unmasked()(layer(x, mask=mask, initial_state=states))
+    model = randomized(keras.Model([x, mask, start], outputs))
+    masks = tf.constant(MASKS, tf.bool)
+    batch = [normal(5, 4, *kind.step), masks, normal(5, *kind.state)]
+    assert_exact(model, batch)
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_returned_states_are_exact(name):
-    x = keras.Input((4, 2))
-    outputs = LAYERS[name](3, return_sequences=True, return_state=True)(x)
-    joined = layers.Concatenate()([layers.Flatten()(outputs[0]), *outputs[1:]])
-    assert_exact(randomized(keras.Model(x, joined)), normal(3, 4, 2))
+@pytest.mark.parametrize("name", STATEFUL)
+def test_returned_states_and_a_second_layer_are_exact(name):
+    kind = KINDS[name]
+    x = keras.Input((3, *kind.step))
+    first = kind.make(return_sequences=True, return_state=True)
+    outputs, *states = first(x)
+    joined = [
+        layers.Flatten()(t) for t in (outputs, kind.make()(outputs), *states)
+    ]
+    model = keras.Model(x, layers.Concatenate()(joined))
+    assert_exact(randomized(model), normal(3, 3, *kind.step))
 
 
 @pytest.mark.usefixtures("float64")
@@ -108,13 +196,33 @@ def test_an_encoder_gives_its_state_to_a_decoder():
     assert_exact(model, [normal(3, 4, 2), normal(3, 3, 2)])
 
 
+def _both_ways(merge):
+    layer = layers.GRU(3, return_sequences=True)
+    return layers.Bidirectional(layer, merge_mode=merge)
+
+
+#: A layer of others, and the shape of a sample.
+AROUND = {
+    "concatenated": (lambda: _both_ways("concat"), (4, 2)),
+    "multiplied": (lambda: _both_ways("mul"), (4, 2)),
+    "convolutional": (
+        lambda: layers.Bidirectional(layers.ConvLSTM1D(2, 2)),
+        (3, 4, 2),
+    ),
+    "samples merged with positions": (
+        lambda: layers.TimeDistributed(layers.ConvLSTM1D(2, 2)),
+        (2, 3, 4, 2),
+    ),
+    "lstm cell": (lambda: layers.RNN(layers.LSTMCell(3)), (4, 2)),
+    "gru cell": (lambda: layers.RNN(layers.GRUCell(3)), (4, 2)),
+}
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("merge", ["concat", "mul"])
-def test_bidirectional_is_exact(merge):
-    layer = layers.Bidirectional(
-        layers.GRU(3, return_sequences=True), merge_mode=merge
-    )
-    assert_exact(stack((4, 2), layer), normal(3, 4, 2))
+@pytest.mark.parametrize("name", AROUND)
+def test_a_layer_in_another_is_exact(name):
+    make, shape = AROUND[name]
+    assert_exact(stack(shape, make()), normal(3, *shape))
 
 
 def _of_words(layer):
@@ -135,9 +243,19 @@ def test_masks_are_exact_under_xla():
 
 
 DROPPING = {
-    "lstm": lambda: layers.LSTM(3, dropout=0.4, recurrent_dropout=0.4, seed=3),
-    "bidirectional": lambda: layers.Bidirectional(
-        layers.GRU(3, dropout=0.4, seed=4)
+    "lstm": (
+        lambda: layers.LSTM(3, dropout=0.4, recurrent_dropout=0.4, seed=3),
+        (4, 2),
+    ),
+    "bidirectional": (
+        lambda: layers.Bidirectional(layers.GRU(3, dropout=0.4, seed=4)),
+        (4, 2),
+    ),
+    "convolutional": (
+        lambda: layers.ConvLSTM2D(
+            2, 2, dropout=0.4, recurrent_dropout=0.4, seed=3
+        ),
+        (3, 3, 3, 2),
     ),
 }
 
@@ -145,8 +263,9 @@ DROPPING = {
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_in_training_is_the_batchs_own(name):
-    model = stack((4, 2), DROPPING[name](), layers.Dense(2))
-    assert_draws_of_the_batch(model, normal(3, 4, 2), normal(3, 2))
+    make, shape = DROPPING[name]
+    model, x = stack(shape, make(), layers.Dense(2)), normal(3, *shape)
+    assert_draws_of_the_batch(model, x, normal(*model(x).shape))
 
 
 def _drop_the_same(cell, monkeypatch):
@@ -176,66 +295,75 @@ def _drop_the_same(cell, monkeypatch):
     ids=["inputs", "states", "both"],
 )
 @pytest.mark.parametrize(
-    ("cls", "settings"),
+    ("name", "settings", "unrolled"),
     [
-        (layers.SimpleRNN, {}),
-        (layers.LSTM, {}),
-        (layers.LSTM, {"implementation": 1, "use_cudnn": False}),
-        (layers.GRU, {}),
-        (layers.GRU, {"reset_after": False}),
+        ("simple", {}, True),
+        ("lstm", {}, True),
+        ("lstm", {"implementation": 1, "use_cudnn": False}, True),
+        ("gru", {}, True),
+        ("gru before", {}, True),
+        ("convolutional", {}, True),
+        ("convolutional", {}, False),
     ],
 )
-def test_dropout_is_exact_by_the_rule(cls, settings, rates, monkeypatch):
+def test_dropout_is_exact_by_the_rule(
+    name, settings, unrolled, rates, monkeypatch
+):
     """Against single samples, with the same masks for every sample."""
-    layer = cls(3, return_sequences=True, seed=3, **settings, **rates)
-    model = stack((4, 2), layers.Dense(3), layer)
+    monkeypatch.setattr(recurrent, "UNROLLED_STEPS", 100 if unrolled else 0)
+    kind = KINDS[name]
+    shape = 3, *kind.step
+    layer = kind.make(return_sequences=True, seed=3, **settings, **rates)
+    model = stack(shape, layers.Dense(3), layer)
     _drop_the_same(layer.cell, monkeypatch)
-    assert_exact(model, normal(3, 4, 2), training=True)
+    assert_exact(model, normal(3, *shape), training=True)
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("cell", [layers.LSTMCell, layers.GRUCell])
-def test_a_known_cell_in_a_plain_rnn_is_exact(cell):
-    assert_exact(stack((4, 2), layers.RNN(cell(3))), normal(3, 4, 2))
+@pytest.mark.parametrize("name", ["gru", "convolutional"])
+def test_dropout_outside_training_keeps_the_rule(name):
+    kind = KINDS[name]
+    layer = kind.make(dropout=0.5, recurrent_dropout=0.5)
+    assert_exact(stack((3, *kind.step), layer), normal(3, 3, *kind.step))
 
 
-@pytest.mark.usefixtures("float64")
-def test_stacked_cells_fall_back():
-    """Without biases: each variable is a loop of its own for each answer."""
-    cells = [
-        layers.SimpleRNNCell(3, use_bias=False),
-        layers.SimpleRNNCell(2, use_bias=False),
-    ]
-    model = stack((3, 2), layers.RNN(cells))
-    assert_exact(model, normal(3, 3, 2), one_by_one=["While"])
-
-
-@pytest.mark.usefixtures("float64")
-def test_an_unknown_activation_falls_back():
-    layer = layers.LSTM(3, recurrent_activation="softmax", use_bias=False)
-    assert_exact(stack((3, 2), layer), normal(3, 3, 2), one_by_one=["While"])
-
-
-@pytest.mark.usefixtures("float64")
-def test_dropout_outside_training_keeps_the_rule():
-    layer = layers.GRU(3, dropout=0.5, recurrent_dropout=0.5)
-    assert_exact(stack((4, 2), layer), normal(3, 4, 2))
-
-
-#: A recurrent layer and one whose products are convolutions, and a sample.
-BOTH = {
-    "lstm": (lambda **how: layers.LSTM(3, **how), (4, 2)),
-    "conv": (lambda **how: layers.ConvLSTM1D(2, 2, **how), (3, 4, 2)),
+#: Without biases: each variable is a loop of its own for each answer.
+FALLING_BACK = {
+    "stacked cells": (
+        lambda: layers.RNN(
+            [layers.SimpleRNNCell(k, use_bias=False) for k in (3, 2)]
+        ),
+        (3, 2),
+    ),
+    "unknown activation": (
+        lambda: layers.LSTM(3, recurrent_activation="softmax", use_bias=False),
+        (3, 2),
+    ),
+    "convolutional": (
+        lambda: layers.ConvLSTM1D(2, 2, activation="softmax"),
+        (3, 4, 2),
+    ),
 }
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    "name",
+    few(FALLING_BACK, ["stacked cells", "unknown activation"], []),
+)
+def test_what_no_rule_knows_falls_back(name):
+    make, shape = FALLING_BACK[name]
+    assert_exact(stack(shape, make()), normal(3, *shape), one_by_one=["While"])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["lstm", "convolutional"])
 def test_a_stateful_layer_keeps_its_states(name):
-    make, shape = BOTH[name]
-    inputs, layer = keras.Input(shape, batch_size=3), make(stateful=True)
+    kind = KINDS[name]
+    inputs = keras.Input((4, *kind.step), batch_size=3)
+    layer = kind.make(stateful=True)
     model = randomized(keras.Model(inputs, layer(inputs)))
-    x = tf.constant(normal(3, *shape))
+    x = tf.constant(normal(3, 4, *kind.step))
     before = [s.numpy() for s in layer.states]
     with TracedStep(model, (x, None, None)) as tape:
         found = tape.forward(x)
@@ -247,77 +375,39 @@ def test_a_stateful_layer_keeps_its_states(name):
         np.testing.assert_allclose(state, value, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ["lstm", "convolutional"])
 def test_mixed_precision_gives_the_layers_output(name):
     keras.config.set_dtype_policy("mixed_float16")
-    make, shape = BOTH[name]
-    model = stack(shape, make(return_sequences=True))
-    x = tf.constant(normal(3, *shape))
+    kind = KINDS[name]
+    model = stack((4, *kind.step), kind.make(return_sequences=True))
+    x = tf.constant(normal(3, 4, *kind.step))
     with TracedStep(model, (x, None, None)) as tape:
         found = tape.forward(x)
     assert found.dtype == tf.float16
     np.testing.assert_allclose(found, model(x), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_is_exact_under_xla(name):
-    layer = LAYERS[name](3, return_sequences=True, go_backwards=True)
-    assert_exact(stack((12, 2), layer), normal(2, 12, 2), run="xla")
+def _wide(filters):
+    return lambda: layers.ConvLSTM2D(filters, (2, 3), padding="same")
 
 
-def _squares(model, x, y, y_pred, sample_weight, training):
-    return tf.reduce_sum(tf.square(y_pred))
+#: The gradients of the wide kernel are not held.
+ANY_LENGTH = {
+    "gru": (lambda: layers.GRU(3, return_sequences=True), (2,), "any size"),
+    "convolutional": (_wide(2), (3, 2, 1), "any size"),
+    "convolutional, xla": (_wide(2), (3, 2, 1), "any size, xla"),
+    "wide": (_wide(150), (3, 2, 1), "any size"),
+    "wide, xla": (_wide(150), (3, 2, 1), "any size, xla"),
+}
 
 
 @pytest.mark.usefixtures("float64")
-def test_any_length_is_exact():
-    model = stack((None, 2), layers.GRU(3, return_sequences=True))
-    signature = tf.TensorSpec([None, None, 2], tf.float64)
-
-    @tf.function(input_signature=[signature])
-    def gradients(x):
-        with TracedStep(model, (x, None, None), True, _squares) as tape:
-            loss = tf.reduce_sum(tf.square(tape.forward(x)))
-        return [f.materialize() for f in tape.sample_gradients(loss)]
-
-    for steps in (3, 5):
-        x = tf.constant(normal(2, steps, 2))
-        found = gradients(x)
-        for i in range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.square(model(x[i : i + 1])))
-            alone = tape.gradient(loss, model.trainable_variables)
-            for a, b in zip(found, alone):
-                np.testing.assert_allclose(a[i], b, rtol=1e-10, atol=1e-12)
-
-
-class Folded(layers.Layer):
-    """Folds nodes, behind the samples or before them, into their axis."""
-
-    def __init__(self, inner, nodes_first):
-        super().__init__()
-        self.inner, self.nodes_first = inner, nodes_first
-
-    def build(self, shape):
-        self.inner.build((None, *shape[2:]))
-
-    def call(self, x):
-        # (n, nodes, ...)
-        x = self._turned(x)
-        sizes = tf.shape(x)
-        known = x.shape[2:]
-        x = tf.reshape(x, tf.concat([[-1], sizes[2:]], 0))
-        x = self.inner(tf.ensure_shape(x, [None, *known]))
-        x = tf.reshape(x, tf.concat([sizes[:2], tf.shape(x)[1:]], 0))
-        return self._turned(x)
-
-    def _turned(self, x):
-        axes = [1, 0, *range(2, x.shape.rank)]
-        return tf.transpose(x, axes) if self.nodes_first else x
-
-    def compute_output_shape(self, shape):
-        inner = self.inner.compute_output_shape((None, *shape[2:]))
-        return *shape[:2], *inner[1:]
+@pytest.mark.parametrize("name", ANY_LENGTH)
+def test_any_number_of_steps_is_exact(name):
+    make, step, run = ANY_LENGTH[name]
+    model = stack((None, *step), make())
+    x, longer = (normal(2, steps, *step) for steps in (2, 3))
+    assert_exact(model, x, run=run, others=[longer])
 
 
 FOLDED = {
@@ -328,12 +418,68 @@ FOLDED = {
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("nodes_first", [False, True])
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("name", FOLDED)
-def test_rows_of_any_number_of_nodes_are_exact(name, nodes_first):
+def test_rows_of_any_number_of_nodes_are_exact(name, before):
     make, shape = FOLDED[name]
-    inputs = keras.Input(shape)
-    outputs = layers.Dense(2)(Folded(make(), nodes_first)(inputs))
-    model = randomized(keras.Model(inputs, outputs))
+    model = stack(shape, Folded(make(), before), layers.Dense(2))
     x = normal(3, *[size or 4 for size in shape])
     assert_exact(model, x, run="any size")
+
+
+CHANNELS_FIRST = {
+    "1d": (layers.ConvLSTM1D, {"return_sequences": True}, (3, 2, 4)),
+    "2d": (
+        layers.ConvLSTM2D,
+        {"strides": 2, "padding": "same", "dropout": 0.5},
+        (2, 2, 4, 5),
+    ),
+    "3d": (layers.ConvLSTM3D, {"go_backwards": True}, (2, 1, 3, 2, 3)),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", CHANNELS_FIRST)
+def test_channels_first_is_exact(name, monkeypatch):
+    """Against a twin whose channels are last: the CPU has no such op."""
+    cls, settings, shape = CHANNELS_FIRST[name]
+    x, rank = normal(3, *shape), int(name[0])
+    last, found = None, []
+    for order in ("first", "last"):
+        if order == "last":
+            x = np.moveaxis(x, 2, -1)
+        layer = cls(
+            2, 2, data_format=f"channels_{order}", return_state=True, **settings
+        )
+        inputs = keras.Input(x.shape[1:])
+        model = keras.Model(inputs, layer(inputs))
+        model.set_weights(last or randomized(model).get_weights())
+        last = model.get_weights()
+        found.append(_of_step(model, x, layer.cell, monkeypatch))
+    (outputs, gradients), (others, expected) = found
+    oracle.assert_agree(gradients, expected)
+    for a, b in zip(outputs, others, strict=True):
+        np.testing.assert_allclose(a, np.moveaxis(b, -1, -1 - rank), rtol=1e-9)
+
+
+def _of_step(model, x, cell, monkeypatch):
+    """Outputs and gradients, with masks that do not depend on the layout."""
+
+    def masks(step_input, rate):
+        return [tf.ones_like(step_input) * (k + 1) for k in range(4)]
+
+    monkeypatch.setattr(cell, "_create_dropout_mask", masks)
+
+    @tf.function(autograph=False)
+    def compute(x):
+        with TracedStep(model, (x, None, None), True, _all_squares) as tape:
+            outputs = tape.forward(x)
+            loss = _all_squares(None, None, None, outputs, None, True)
+        factors = tape.sample_gradients(loss)
+        return outputs, [f.materialize() for f in factors]
+
+    return compute(tf.constant(x))
+
+
+def _all_squares(model, x, y, y_pred, sample_weight, training):
+    return tf.add_n([tf.reduce_sum(tf.square(t)) for t in y_pred])

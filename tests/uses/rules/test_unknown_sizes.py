@@ -1,17 +1,15 @@
 """Convolutions over sizes that are not known when tracing."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from keras_pergrad.factors import convolution_method
 from keras_pergrad.factors.convolution_costs import OF_ANY_SIZE
-from tests import oracle
 from tests.marks import few
+from tests.uses.own_layer import Folded
 from tests.uses.rules.convolution_cases import CASES
-from tests.uses.rules.exact import assert_exact, normal, randomized
+from tests.uses.rules.exact import assert_exact, normal, randomized, stack
 
 layers = keras.layers
 
@@ -95,36 +93,13 @@ def _counts_frames(model, shape):
         return False
 
 
-class Folded(layers.Layer):
-    """Folds frames, behind the samples or before them, into their axis."""
-
-    def __init__(self, frames_first):
-        super().__init__()
-        self.frames_first = frames_first
-        self.inner = layers.Conv2D(2, 2, padding="same")
-
-    def build(self, shape):
-        self.inner.build((None, *shape[2:]))
-
-    def call(self, x):
-        axes = [1, 0, *range(2, x.shape.rank)]
-        x = tf.transpose(x, axes) if self.frames_first else x
-        sizes = tf.shape(x)
-        x = tf.reshape(x, tf.concat([[-1], sizes[2:]], 0))
-        x = self.inner(tf.ensure_shape(x, [None, None, None, 2]))
-        x = tf.reshape(x, tf.concat([sizes[:2], tf.shape(x)[1:]], 0))
-        return tf.transpose(x, axes) if self.frames_first else x
-
-    def compute_output_shape(self, shape):
-        return (*shape[:-1], 2)
-
-
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("frames_first", [False, True])
-def test_frames_and_pixels_of_any_number_are_exact(frames_first):
+@pytest.mark.parametrize("before", [False, True])
+def test_frames_and_pixels_of_any_number_are_exact(before):
     inputs = keras.Input((None, None, None, 2))
-    model = keras.Model(inputs, Folded(frames_first)(inputs))
-    assert_exact(randomized(model), normal(3, 2, 3, 4, 2), run="any size")
+    layer = Folded(layers.Conv2D(2, 2, padding="same"), before)
+    model = randomized(keras.Model(inputs, layer(inputs)))
+    assert_exact(model, normal(3, 2, 3, 4, 2), run="any size")
 
 
 def test_a_wide_kernel_is_not_held():
@@ -135,16 +110,15 @@ def test_a_wide_kernel_is_not_held():
     assert_exact(model, normal(2, 3, 4, 128) / 8, run="any size")
 
 
-def test_one_trace_serves_images_of_all_sizes():
-    inputs = keras.Input((None, None, 2))
-    x = layers.Conv2D(3, 3, strides=2, padding="same", activation="relu")(
-        inputs
+@pytest.mark.usefixtures("float64")
+def test_one_trace_serves_images_and_sequences_of_all_sizes():
+    convolution = layers.Conv2D(
+        3, 3, strides=2, padding="same", activation="relu"
     )
-    outputs = layers.Dense(2)(layers.GlobalAveragePooling2D()(x))
-    model = randomized(keras.Model(inputs, outputs))
-    model.compile("sgd", "mse")
-    for size in (4, 5, 8):
-        x, y = normal(3, size, size + 1, 2), normal(3, 2)
-        found = kpg.per_sample_gradients(model, x, y)
-        expected = oracle.per_sample_gradients(model, x, y)
-        oracle.assert_agree([np.asarray(g) for g in found], expected)
+    pooled = convolution, layers.GlobalAveragePooling2D(), layers.Dense(2)
+    first, *others = (normal(3, side, side + 1, 2) for side in (4, 5, 8))
+    model = stack((None, None, 2), *pooled)
+    assert_exact(model, first, run="any size", others=others)
+    model = stack((None, 2), layers.Conv1D(3, 3), layers.Conv1D(2, 2))
+    others = [normal(2, 9, 2)]
+    assert_exact(model, normal(2, 6, 2), run="any size", others=others)
