@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.models import making
 from tests.power_cut import PowerCut
 
 _rng = np.random.default_rng(2)
@@ -27,28 +28,13 @@ MODES = {
 
 def model(mode="vectorized", seed=1, **arguments):
     keras.utils.set_random_seed(4)  # As a script does that is started again.
-    inputs = keras.Input((3,))
-    result = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
-    result.compile(
-        keras.optimizers.SGD(0.1),
-        "mse",
-        gradient_mode=MODES[mode](seed),
-        **{"jit_compile": False, **arguments},
-    )
-    return result
+    how = {"jit_compile": False, **arguments}
+    result = making.net(shape=(3,), units=1)
+    return making.compiled(result, MODES[mode](seed), **how)
 
 
-def fit(net, epochs=1, **arguments):
-    net.fit(
-        X,
-        Y,
-        batch_size=4,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        **arguments,
-    )
-    return net
+def fit(net, **arguments):
+    return making.trained(net, X, Y, batch_size=4, **arguments)
 
 
 def state(net):

@@ -10,6 +10,7 @@ from keras_pergrad.keras_internals.fit.callback_list import (
     CalledLast,
     running_fit,
 )
+from tests.models.making import compiled, net
 
 X, Y = np.ones((8, 2)), np.ones((8, 1))
 
@@ -50,10 +51,7 @@ class Fails(keras.callbacks.Callback):
 
 
 def make(cls=kpg.PerGradModel):
-    inputs = keras.Input((2,))
-    model = cls(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse", jit_compile=False)
-    return model
+    return compiled(net(shape=(2,), units=1, cls=cls), jit_compile=False)
 
 
 def list_of(model, *callbacks):

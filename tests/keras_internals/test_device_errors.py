@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from keras_pergrad.keras_internals.replicas.hooks import advising
+from tests.models.making import compiled, net
 
 layers = keras.layers
 
@@ -31,10 +31,7 @@ class Doubled(layers.Layer):
 
 
 def _model(layer, mode):
-    inputs = keras.Input((3,))
-    model = kpg.PerGradModel(inputs, layers.Dense(2)(layer(inputs)))
-    model.compile("sgd", "mse", gradient_mode=mode, jit_compile=True)
-    return model
+    return compiled(net(layer, shape=(3,), units=2), mode, jit_compile=True)
 
 
 def _train(model, by_batch=False):

@@ -14,14 +14,14 @@ from keras_pergrad.keras_internals.fit.train_function import (
     fresh_train_function,
     look_ahead,
 )
+from tests.models.making import compiled, net
 
 X, Y = np.ones((8, 2)), np.ones((8, 1))
 
 
 def make(cls=keras.Model, **settings):
-    inputs = keras.Input((2,))
-    model = cls(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse", jit_compile=False, **settings)
+    model = net(shape=(2,), units=1, cls=cls)
+    compiled(model, jit_compile=False, **settings)
     model.make_train_function()
     return model
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.models.making import assert_equal
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
@@ -166,8 +167,7 @@ def by_keras():
 def test_two_losses_by_every_mode(mode, eagerly, by_keras):
     changes, history = trained(mode, run_eagerly=eagerly)
     assert history.keys() == {"judge_loss", "generator_loss"}
-    for ours, right in zip(changes, by_keras[0], strict=True):
-        np.testing.assert_allclose(ours, right, atol=1e-6)
+    assert_equal(changes, by_keras[0], atol=1e-6)
     for name, right in by_keras[1].items():
         np.testing.assert_allclose(history[name], right, rtol=1e-5)
 
@@ -302,8 +302,7 @@ def test_data_around_the_loss_function_are_named(kind, eager):
     match = r"not its arguments.*'outside' from outside.*\(loss_fn, \(x, n"
     with pytest.raises(ValueError, match=match):
         model.fit(x, y, batch_size=6, verbose=0)
-    for old, new in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(old, new)
+    assert_equal(before, model.get_weights())
 
 
 def test_a_users_own_tf_function_converts_the_loss_and_nothing_else(caplog):
@@ -333,8 +332,7 @@ def test_a_users_own_tf_function_converts_the_loss_and_nothing_else(caplog):
         return (2.0 * (y - model(x, training=True)))[:, 0] ** 2
 
     eager, _ = model.compute_gradients(loss_fn, x, y)
-    for one, other in zip(compiled, eager):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert_equal(compiled, eager, rtol=1e-5)
 
 
 def test_the_functions_say_what_to_use_inside_a_tf_function():

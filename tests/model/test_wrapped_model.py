@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.models.making import assert_equal
 
 layers = keras.layers
 _rng = np.random.default_rng(0)
@@ -54,8 +55,9 @@ def by_keras():
 @pytest.mark.parametrize("mode", ["batch", "vectorized"])
 def test_its_loss_and_metrics_are_used(mode, by_keras):
     ours, right = trained(mode), by_keras
-    for a, b in zip(ours[0].get_weights(), right[0].get_weights()):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_equal(
+        ours[0].get_weights(), right[0].get_weights(), rtol=1e-5, atol=1e-6
+    )
     for a, b in zip(ours[1:], right[1:], strict=True):
         assert a.keys() == b.keys()
         for name in b:
@@ -256,5 +258,4 @@ def test_private_examples_do_not_go_through_a_fit_of_its_own():
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"Scaled has a fit\(\) of its own"):
         model.fit(private.batches(X, Y), callbacks=[private.callback])
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(before, model.get_weights())

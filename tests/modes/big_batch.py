@@ -5,6 +5,11 @@ import numpy as np
 
 layers = keras.layers
 N = 23
+EXECUTION = {
+    "graph": {"jit_compile": False},
+    "eager": {"run_eagerly": True},
+    "xla": {"jit_compile": True},
+}
 
 
 def dense(cls):

@@ -10,11 +10,7 @@ import keras_pergrad as kpg
 from tests.modes import big_batch
 
 layers = keras.layers
-ENGINES = {
-    "eager": {"run_eagerly": True},
-    "graph": {"jit_compile": False},
-    "xla": {"jit_compile": True},
-}
+ENGINES = big_batch.EXECUTION
 
 
 def upgrad():

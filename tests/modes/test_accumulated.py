@@ -7,13 +7,9 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.marks import few
-from tests.modes.big_batch import CASES, assert_same, dense, train
+from tests.models.making import assert_equal, compiled, net, trained
+from tests.modes.big_batch import CASES, EXECUTION, assert_same, dense, train
 
-EXECUTION = {
-    "graph": {"jit_compile": False},
-    "eager": {"run_eagerly": True},
-    "xla": {"jit_compile": True},
-}
 # One of each kind: compiling takes seconds.
 XLA = ("masked-mean_with_sample_weight-weighted", "outputs-mixed", "added")
 RUNS = [(n, e) for n in CASES for e in EXECUTION if e != "xla" or n in XLA]
@@ -115,20 +111,16 @@ def test_counters_count_batches(execution):
 def test_look_ups_that_are_clipped_eagerly(inner):
     # In microbatches of 4, 4 and 2, whose gradients hold rows of the table.
     clips = inner(aggregation=kpg.ClippedMean(0.1))
-    modes = [clips, kpg.Accumulated(microbatch_size=4, inner=clips)]
     x = np.random.default_rng(0).integers(5, size=(10, 3))
     found = []
-    for mode in modes:
+    for mode in (clips, kpg.Accumulated(microbatch_size=4, inner=clips)):
         keras.utils.set_random_seed(1)
-        inputs = keras.Input((3,), dtype="int32")
-        h = keras.layers.Embedding(5, 4)(inputs)
-        outputs = keras.layers.Dense(1)(keras.layers.Flatten()(h))
-        model = kpg.PerGradModel(inputs, outputs)
-        model.compile("sgd", "mse", gradient_mode=mode, run_eagerly=True)
+        parts = keras.layers.Embedding(5, 4), keras.layers.Flatten()
+        model = net(*parts, shape=(3,), dtype="int32", units=1)
+        model = compiled(model, mode, rate=0.01, run_eagerly=True)
         model.train_on_batch(x, x[:, :1])
         found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+    assert_equal(*found, rtol=1e-10, atol=1e-12)
 
 
 class Relative(keras.layers.Layer):
@@ -152,25 +144,14 @@ def test_gradients_of_a_table_with_one_row(run_eagerly):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 3)), rng.normal(size=(5, 1))
     found = []
-    for cls, arguments in (
-        (keras.Model, {}),
-        *((kpg.PerGradModel, {"gradient_mode": mode}) for mode in modes),
-    ):
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input((3,))
-        model = cls(inputs, keras.layers.Dense(1)(Relative()(inputs)))
-        model.compile(
-            "sgd",
-            "mse",
-            run_eagerly=run_eagerly,
-            jit_compile=False,
-            **arguments,
-        )
+    for mode in (None, *modes):
+        model = net(Relative(), shape=(3,), units=1, seed=1)
+        how = {"run_eagerly": run_eagerly, "jit_compile": False}
+        model = compiled(model, mode, rate=0.01, **how)
         model.train_on_batch(x, y)
         found.append(model.get_weights())
     for ours in found[1:]:
-        for one, other in zip(ours, found[0], strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+        assert_equal(ours, found[0], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.usefixtures("float64")
@@ -212,27 +193,12 @@ def test_mixed_precision(policy):
     assert_same(found, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_loss_scale_falls_on_overflow():
-    keras.config.set_dtype_policy("mixed_float16")
-    model = dense(kpg.PerGradModel)
-    mode = kpg.Accumulated(microbatch_size=2)
-    model.compile("sgd", "mse", gradient_mode=mode)
-    before = model.get_weights()
-    model.train_on_batch(np.full((5, 5), 1e4), np.full((5, 3), 6e4))
-    assert float(model.optimizer.dynamic_scale) == 2.0**14
-    for a, b in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_batch_normalization_and_dropout_run():
-    inputs = keras.Input((5,))
-    x = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
-    outputs = keras.layers.Dense(3)(keras.layers.Dropout(0.5)(x))
-    model = kpg.PerGradModel(inputs, outputs)
-    mode = kpg.Accumulated(microbatch_size=4)
-    model.compile("sgd", "mse", gradient_mode=mode, jit_compile=False)
-    norm = model.layers[2]
-    seed = model.layers[3].seed_generator.state
+    norm = keras.layers.BatchNormalization()
+    dropout = keras.layers.Dropout(0.5)
+    model = net(keras.layers.Dense(4), norm, dropout, cls=kpg.PerGradModel)
+    compiled(model, kpg.Accumulated(microbatch_size=4), jit_compile=False)
+    seed = dropout.seed_generator.state
     before = norm.moving_mean.numpy(), seed.numpy()
     model.fit(np.ones((10, 5)), np.ones((10, 3)), batch_size=10, verbose=0)
     assert np.abs(norm.moving_mean.numpy() - before[0]).max() > 0
@@ -272,55 +238,50 @@ def test_no_retracing():
     assert len(traces) == 1
 
 
-def test_config_survives():
-    mode = kpg.modes.get(
-        {"class_name": "accumulated", "config": {"microbatch_size": 7}}
-    )
-    again = type(mode).from_config(mode.get_config())
-    assert again.microbatch_size == 7
-    assert kpg.modes.get("accumulated").microbatch_size is None
-
-
 def test_the_batch_stays_whole_unless_a_size_is_given():
     """BatchNormalization sees the user's batch, as with plain Keras."""
     x = np.random.default_rng(0).normal(size=(80, 5))
 
-    def first_loss(batch_size, **arguments):
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input((5,))
-        h = keras.layers.BatchNormalization()(inputs)
-        model = keras.Model(inputs, keras.layers.Dense(3)(h))
-        if arguments:
-            model = kpg.PerGradModel.from_model(model)
-        model.compile(keras.optimizers.SGD(0.0), "mse", **arguments)
-        data = {"batch_size": batch_size, "shuffle": False, "verbose": 0}
-        return model.fit(x, x[:, :3], **data).history["loss"][0]
+    def first_loss(batch_size, mode=None):
+        model = net(keras.layers.BatchNormalization(), seed=1)
+        model = compiled(model, mode, rate=0.0)
+        trained(model, x, x[:, :3], batch_size=batch_size)
+        return model.history.history["loss"][0]
 
     for mode, size in (
         (kpg.Accumulated(), 80),
         (kpg.Accumulated(steps=2), 40),
         (kpg.Accumulated(microbatch_size=80), 80),
     ):
-        found = first_loss(size, gradient_mode=mode)
+        found = first_loss(size, mode)
         assert found == pytest.approx(first_loss(size), rel=1e-6)
     split = kpg.Accumulated(microbatch_size=32)
-    found = first_loss(80, gradient_mode=split)
+    found = first_loss(80, split)
     assert abs(found / first_loss(80) - 1) > 1e-3
 
 
-def test_what_is_split_is_shown():
-    assert repr(kpg.Accumulated()) == (
-        "Accumulated(steps=1, microbatch_size=None, inner=Batch())"
-    )
-    assert repr(kpg.Accumulated(4, 8, tail="keep")) == (
-        "Accumulated(steps=4, microbatch_size=8, inner=Batch(), tail='keep')"
-    )
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True, "4"])
-def test_bad_microbatch_size(size):
-    with pytest.raises(ValueError, match=r"`microbatch_size` must be a pos"):
-        kpg.Accumulated(microbatch_size=size)
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (
+            kpg.modes.get("accumulated"),
+            "Accumulated(steps=1, microbatch_size=None, inner=Batch())",
+        ),
+        (
+            kpg.Accumulated(4, 8, tail="keep"),
+            "Accumulated(steps=4, microbatch_size=8, inner=Batch(), "
+            "tail='keep')",
+        ),
+        (
+            kpg.Accumulated(2, inner=kpg.PerSample(kpg.ClippedMean(2.0))),
+            "Accumulated(steps=2, microbatch_size=None, "
+            "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))",
+        ),
+        (kpg.aggregations.Mean(), "Mean()"),
+    ],
+)
+def test_modes_and_aggregations_show_their_arguments(shown, expected):
+    assert repr(shown) == expected
 
 
 class OwnCall(keras.losses.MeanSquaredError):
@@ -336,71 +297,100 @@ def _by_column(y_true, y_pred):
     return keras.ops.mean((y_true - y_pred) ** 2, axis=0)
 
 
+class Root(keras.layers.Layer):
+    """Adds a loss that is neither a sum nor a mean."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.sqrt(keras.ops.sum(x**2)))
+        return x
+
+
+class OwnLoss(kpg.PerGradModel):
+    def compute_loss(self, *args, **kwargs):
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+def _split(*parts, loss="mse", size=4, cls=kpg.PerGradModel, **settings):
+    mode = kpg.Accumulated(microbatch_size=size)
+    return compiled(net(*parts, cls=cls, **settings), mode, loss)
+
+
+FLAT = np.ones((10, 5)), np.ones((10, 3))
+# Four positions, microbatches of four samples: the product would exist.
+ALONG = np.ones((8, 4, 5)), np.ones((8, 4, 3)), np.ones(8)
+
+
 @pytest.mark.parametrize(
-    ("loss", "why"),
+    ("make", "data", "why"),
     [
-        (OwnCall(name="own"), "'own' cannot be .* overrides __call__"),
-        (_one_number, "'_one_number' cannot be .* one number for the batch"),
-        (_by_column, r"values of shape \(3,\) for 4 samples"),
-        (keras.losses.Dice(), "'dice' cannot .* one number for the batch"),
-        (keras.losses.Circle(), "compares the samples of a batch"),
         (
-            keras.losses.MeanSquaredError(reduction=None),
+            lambda: _split(loss=OwnCall(name="own")),
+            FLAT,
+            "'own' cannot be .* overrides __call__",
+        ),
+        (
+            lambda: _split(loss=_one_number),
+            FLAT,
+            "'_one_number' cannot be .* one number for the batch",
+        ),
+        (
+            lambda: _split(loss=_by_column),
+            FLAT,
+            r"values of shape \(3,\) for 4 samples",
+        ),
+        (
+            lambda: _split(loss=keras.losses.Dice()),
+            FLAT,
+            "'dice' cannot .* one number for the batch",
+        ),
+        (
+            lambda: _split(loss=keras.losses.Circle()),
+            FLAT,
+            "compares the samples of a batch",
+        ),
+        (
+            lambda: _split(loss=keras.losses.MeanSquaredError(reduction=None)),
+            FLAT,
             "has no reduction|must be one number",
         ),
+        (
+            lambda: _split(shape=(4, 5)),
+            ALONG,
+            "differ in their number of axes",
+        ),
+        (
+            lambda: _split(cls=OwnLoss, size=None),
+            FLAT,
+            "OwnLoss overrides compute_loss",
+        ),
+        (
+            lambda: _split(
+                keras.layers.Dense(3), Root(), units=None, size=None
+            ),
+            FLAT,
+            "'root' .* mixes the samples",
+        ),
     ],
-    ids=["call", "number", "column", "dice", "circle", "none"],
+    ids=[
+        "call",
+        "number",
+        "column",
+        "dice",
+        "circle",
+        "none",
+        "weights",
+        "own",
+        "root",
+    ],
 )
-def test_losses_that_do_not_add_up_are_refused(loss, why):
-    inputs = keras.Input((5,))
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
-    mode = kpg.Accumulated(microbatch_size=4)
-    model.compile("sgd", loss, gradient_mode=mode)
+def test_losses_that_do_not_add_up_are_refused(make, data, why):
+    model = make()
     before = model.get_weights()
-    with pytest.raises(ValueError, match=why):
-        model.fit(np.ones((10, 5)), np.ones((10, 3)), verbose=0)
-    for a, b in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_weights_along_another_axis_are_refused():
-    # Four positions, microbatches of four samples: the product would exist.
-    inputs = keras.Input((4, 5))
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
-    mode = kpg.Accumulated(microbatch_size=4)
-    model.compile("sgd", "mse", gradient_mode=mode)
-    with pytest.raises(ValueError, match="differ in their number of axes"):
-        model.fit(
-            np.ones((8, 4, 5)),
-            np.ones((8, 4, 3)),
-            sample_weight=np.ones(8),
-            verbose=0,
-        )
-
-
-def test_compute_loss_of_ones_own_is_refused():
-    class Own(kpg.PerGradModel):
-        def compute_loss(self, *args, **kwargs):
-            return 2 * super().compute_loss(*args, **kwargs)
-
-    model = dense(Own)
-    model.compile("sgd", "mse", gradient_mode="accumulated")
-    with pytest.raises(ValueError, match="Own overrides compute_loss"):
-        model.fit(np.ones((10, 5)), np.ones((10, 3)), verbose=0)
-
-
-def test_a_loss_that_is_neither_sum_nor_mean_is_refused():
-    class Root(keras.layers.Layer):
-        def call(self, x):
-            self.add_loss(keras.ops.sqrt(keras.ops.sum(x**2)))
-            return x
-
-    inputs = keras.Input((5,))
-    outputs = Root()(keras.layers.Dense(3)(inputs))
-    model = kpg.PerGradModel(inputs, outputs)
-    model.compile("sgd", "mse", gradient_mode="accumulated", jit_compile=False)
-    with pytest.raises(Exception, match=r"'root' .* mixes the samples"):
-        model.fit(np.ones((10, 5)), np.ones((10, 3)), verbose=0)
+    with pytest.raises(Exception, match=why) as caught:
+        trained(model, *data[:2], sample_weight=data[2] if data[2:] else None)
+    wrong = ValueError, tf.errors.InvalidArgumentError
+    assert isinstance(caught.value, wrong)
+    assert_equal(model.get_weights(), before)
 
 
 def test_nothing_stays_patched_when_the_loss_raises():
@@ -424,7 +414,7 @@ def test_nothing_stays_patched_when_the_loss_raises():
 def test_sparse_inputs_are_refused_by_name():
     inputs = keras.Input((5,), sparse=True)
     model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
-    model.compile("sgd", "mse", gradient_mode="accumulated")
+    compiled(model, "accumulated")
     x, y = tf.sparse.from_dense(np.eye(8, 5)), np.ones((8, 3))
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     with pytest.raises(ValueError, match="Received: a SparseTensor in the ba"):

@@ -6,13 +6,8 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.marks import few
-from tests.modes.big_batch import CASES, assert_same, train
+from tests.modes.big_batch import CASES, EXECUTION, assert_same, train
 
-EXECUTION = {
-    "graph": {"jit_compile": False},
-    "eager": {"run_eagerly": True},
-    "xla": {"jit_compile": True},
-}
 # One of each kind: compiling takes seconds.
 FEW = ("masked-mean_with_sample_weight-weighted", "outputs-mixed", "added")
 RUNS = [(n, e) for n in CASES for e in EXECUTION if e == "graph" or n in FEW]

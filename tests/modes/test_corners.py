@@ -7,26 +7,24 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.marks import few
+from tests.models.making import assert_equal, compiled, net, normal, trained
 
 layers = keras.layers
 MODES = ["per_sample", "vectorized"]
 
 
 def _data(n=10):
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(n, 6)).astype("float32")
-    return x, rng.normal(size=(n, 3)).astype("float32")
+    return normal(n, 6), normal(n, 3, seed=1)
 
 
 def _mlp(cls=keras.Model, **dense):
+    hidden = layers.Dense(5, "tanh", **dense)
     inputs = keras.Input((6,))
-    x = layers.Dense(5, "tanh", **dense)(inputs)
-    return cls(inputs, layers.Dense(3, dtype="float32")(x))
+    return cls(inputs, layers.Dense(3, dtype="float32")(hidden(inputs)))
 
 
 def _assert_equal(ours, plain, rtol=1e-4, atol=1e-5):
-    for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+    assert_equal(ours.get_weights(), plain.get_weights(), rtol, atol)
 
 
 def _logs(logs):
@@ -36,29 +34,39 @@ def _logs(logs):
 def _pair(make, mode, optimizer=None, loss="mse", **arguments):
     """A model of each kind from the same start, both compiled."""
     pair = []
-    for cls, extra in (
-        (kpg.PerGradModel, {"gradient_mode": mode}),
-        (keras.Model, {}),
-    ):
+    for cls, given in ((kpg.PerGradModel, mode), (keras.Model, None)):
         keras.utils.set_random_seed(5)
-        model = make(cls)
-        model.compile(
-            (optimizer or (lambda: keras.optimizers.SGD(0.1)))(),
-            loss,
-            jit_compile=arguments.pop("jit_compile", False),
-            **arguments,
-            **extra,
-        )
-        pair.append(model)
+        how = {"jit_compile": False, **arguments}
+        if optimizer is not None:
+            how["optimizer"] = optimizer()
+        pair.append(compiled(make(cls), given, loss, **how))
     return pair
 
 
 def _assert_trains_alike(pair, *data, **arguments):
-    arguments = {"epochs": 2, "verbose": 0, "shuffle": False, **arguments}
     for model in pair:
-        keras.utils.set_random_seed(6)
-        model.fit(*data, **arguments)
+        trained(model, *data, seed=6, **{"epochs": 2, **arguments})
     _assert_equal(*pair)
+
+
+class Batches(keras.utils.PyDataset):
+    """Three batches, the last of them short."""
+
+    def __init__(self, *data):
+        super().__init__()
+        self.data = data
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return tuple(part[4 * i : 4 * i + 4] for part in self.data)
+
+
+def _forever(*data):
+    batches = Batches(*data)
+    while True:
+        yield from (batches[i] for i in range(3))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -66,46 +74,19 @@ def _assert_trains_alike(pair, *data, **arguments):
     "kind", ["dataset", "generator", "py_dataset", "steps_per_execution"]
 )
 def test_inputs_of_fit(mode, kind):
-    x, y = _data(11)  # a short last batch
-    arguments = {"batch_size": 4}
-    data = (x, y)
-    steps = 1
-    if kind == "dataset":
-        data = (tf.data.Dataset.from_tensor_slices((x, y)).batch(4),)
-    if kind == "py_dataset":
-
-        class Batches(keras.utils.PyDataset):
-            def __len__(self):
-                return 3
-
-            def __getitem__(self, i):
-                return x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]
-
-        data = (Batches(),)
-    if kind != "dataset" and len(data) == 1:
-        arguments = {}
-    if kind == "dataset":
-        arguments = {}
-    if kind == "steps_per_execution":
-        steps = 2
+    data = _data(11)
+    steps = 2 if kind == "steps_per_execution" else 1
     pair = _pair(_mlp, mode, steps_per_execution=steps)
+    if kind == "dataset":
+        data = tf.data.Dataset.from_tensor_slices(data).batch(4)
+        return _assert_trains_alike(pair, data)
+    if kind == "py_dataset":
+        return _assert_trains_alike(pair, Batches(*data))
     if kind == "generator":
         for model in pair:
-
-            def batches():
-                while True:
-                    for i in range(0, 11, 4):
-                        yield x[i : i + 4], y[i : i + 4]
-
-            model.fit(
-                batches(),
-                steps_per_epoch=3,
-                epochs=2,
-                verbose=0,
-                shuffle=False,
-            )
+            trained(model, _forever(*data), steps_per_epoch=3, epochs=2)
         return _assert_equal(*pair)
-    return _assert_trains_alike(pair, *data, **arguments)
+    return _assert_trains_alike(pair, *data, batch_size=4)
 
 
 @pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
@@ -138,25 +119,6 @@ def _several(cls):
         "v": layers.Dense(3, name="v")(shared(b)),
     }
     return cls({"a": a, "b": b}, outputs)
-
-
-@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
-def test_several_inputs_and_outputs(mode):
-    x, y = _data()
-    pair = _pair(
-        _several,
-        mode,
-        loss={"u": "mse", "v": keras.losses.MeanAbsoluteError("sum")},
-        loss_weights={"u": 0.3, "v": 2.0},
-        metrics={"u": ["mae"], "v": ["mse"]},
-    )
-    _assert_trains_alike(
-        pair,
-        {"a": x, "b": x[::-1].copy()},
-        {"u": y, "v": 2 * y},
-        sample_weight={"u": np.arange(10.0), "v": np.ones(10)},
-        batch_size=4,
-    )
 
 
 OUTPUTS = {
@@ -207,15 +169,6 @@ def _masked(cls):
     )
 
 
-@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
-def test_masks_weigh_the_loss(mode):
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 3, (6, 7))
-    ids[:, 0] = 1
-    y = rng.normal(size=(6, 7, 3)).astype("float32")
-    _assert_trains_alike(_pair(_masked, mode), ids, y, batch_size=3)
-
-
 class Penalty(layers.Layer):
     """Adds a mean and a sum over the batch to the loss."""
 
@@ -231,30 +184,102 @@ def _penalised(cls):
     return cls(inputs, layers.Dense(3)(Penalty()(x)))
 
 
-@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
-def test_add_loss_and_activity_regularizer(mode):
-    _assert_trains_alike(_pair(_penalised, mode), *_data(), batch_size=4)
+def _tied(cls):
+    """An output matrix tied to the embedding, as language models do."""
+
+    class Tied(cls):
+        def __init__(self):
+            super().__init__()
+            self.embed = layers.Embedding(9, 4)
+            self.dense = layers.Dense(4, "tanh")
+
+        def call(self, ids):
+            x = self.dense(self.embed(ids))
+            table = keras.ops.transpose(self.embed.embeddings)
+            return keras.ops.matmul(x, table)
+
+    return Tied()
 
 
-@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
+def _constrained(cls):
+    return _mlp(cls, kernel_constraint="unit_norm", bias_regularizer="l1")
+
+
+def _ema():
+    how = {"use_ema": True, "ema_overwrite_frequency": 2}
+    return keras.optimizers.Adam(0.01, **how)
+
+
+def _weight_decay():
+    return keras.optimizers.AdamW(0.01, global_clipnorm=0.1)
+
+
+def _schedule():
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    return keras.optimizers.SGD(rate, 0.9)
+
+
+def _halved(epoch):
+    return 0.1 * 0.5**epoch
+
+
+X, Y = _data()
+SOME = np.random.default_rng(0).integers(0, 3, (6, 7))
+SOME[:, 0] = 1
+WORDS = np.random.default_rng(0).integers(0, 9, (6, 5))
+FLAT = {"x": X, "y": Y, "batch_size": 4}
+#: The model, arguments of `compile`, arguments of `fit`.
+CORNERS = {
+    "several inputs and outputs": (
+        _several,
+        {
+            "loss": {"u": "mse", "v": keras.losses.MeanAbsoluteError("sum")},
+            "loss_weights": {"u": 0.3, "v": 2.0},
+            "metrics": {"u": ["mae"], "v": ["mse"]},
+        },
+        {
+            "x": {"a": X, "b": X[::-1].copy()},
+            "y": {"u": Y, "v": 2 * Y},
+            "sample_weight": {"u": np.arange(10.0), "v": np.ones(10)},
+            "batch_size": 4,
+        },
+    ),
+    "masks": (
+        _masked,
+        {},
+        {"x": SOME, "y": normal(6, 7, 3), "batch_size": 3},
+    ),
+    "added losses": (_penalised, {}, FLAT),
+    "moving average": (_constrained, {"optimizer": _ema}, FLAT),
+    "weight decay": (_constrained, {"optimizer": _weight_decay}, FLAT),
+    "schedule": (_constrained, {"optimizer": _schedule}, FLAT),
+    "rate of a callback": (
+        _mlp,
+        {},
+        {
+            **FLAT,
+            "batch_size": 5,
+            "callbacks": [keras.callbacks.LearningRateScheduler(_halved)],
+        },
+    ),
+    "tied": (
+        _tied,
+        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+        {"x": WORDS, "y": WORDS, "batch_size": 3},
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda: keras.optimizers.Adam(
-            0.01, use_ema=True, ema_overwrite_frequency=2
-        ),
-        lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1),
-        lambda: keras.optimizers.SGD(
-            keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), 0.9
-        ),
-    ],
-    ids=["ema", "weight_decay", "schedule"],
+    ("corner", "mode"),
+    few(
+        [(corner, mode) for corner in CORNERS for mode in MODES],
+        [*((corner, "vectorized") for corner in CORNERS), ("tied", MODES[0])],
+    ),
 )
-def test_optimizers(mode, optimizer):
-    def make(cls):
-        return _mlp(cls, kernel_constraint="unit_norm", bias_regularizer="l1")
-
-    _assert_trains_alike(_pair(make, mode, optimizer), *_data(), batch_size=4)
+def test_trains_as_keras_does(corner, mode):
+    make, compiling, fitting = CORNERS[corner]
+    _assert_trains_alike(_pair(make, mode, **compiling), **fitting)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -264,7 +289,7 @@ def test_mixed_precision(mode, policy):
     pair = _pair(_mlp, mode)
     x, y = _data()
     for model in pair:
-        model.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)
+        trained(model, x, y, batch_size=5, epochs=2)
     half = 1e-2 if policy == "mixed_bfloat16" else 2e-3
     _assert_equal(*pair, rtol=half, atol=half)
     if policy == "mixed_float16":
@@ -272,25 +297,31 @@ def test_mixed_precision(mode, policy):
         assert scales[0] == scales[1]
 
 
-@pytest.mark.parametrize("mode", MODES)
+CLIPPED = kpg.Vectorized(kpg.ClippedMean(1.0))
+TWO_STEPS = kpg.Accumulated(steps=2, microbatch_size=2, inner=CLIPPED)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        kpg.PerSample(kpg.ClippedMean(1.0)),
+        CLIPPED,
+        kpg.Accumulated(microbatch_size=2),
+        TWO_STEPS,
+    ],
+    ids=repr,
+)
 def test_overflow_lowers_the_loss_scale(mode):
     keras.config.set_dtype_policy("mixed_float16")
-    cls = {"per_sample": kpg.PerSample, "vectorized": kpg.Vectorized}[mode]
+    sgd = keras.optimizers.SGD(0.1)
+    optimizer = keras.optimizers.LossScaleOptimizer(sgd, 2.0**30)
     model = _mlp(kpg.PerGradModel)
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=2.0**30
-    )
-    model.compile(
-        optimizer,
-        "mse",
-        jit_compile=False,
-        gradient_mode=cls(kpg.ClippedMean(1.0)),
-    )
+    compiled(model, mode, optimizer=optimizer, jit_compile=False)
     before = model.get_weights()
-    model.train_on_batch(*_data())
+    for _ in range(getattr(mode, "steps", 1)):
+        model.train_on_batch(X, Y)
     assert float(optimizer.dynamic_scale.value) == 2.0**29
-    for a, b in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(model.get_weights(), before)
 
 
 def test_recompiling_changes_the_mode():
@@ -300,19 +331,9 @@ def test_recompiling_changes_the_mode():
         model.compile("sgd", "mse", jit_compile=False, gradient_mode=mode)
         plain.compile("sgd", "mse", jit_compile=False)
         for m in (model, plain):
-            m.fit(x, y, batch_size=5, verbose=0, shuffle=False)
+            trained(m, x, y, batch_size=5)
     _assert_equal(model, plain)
     assert model.gradient_mode.__class__ is kpg.PerSample
-
-
-def test_callbacks_may_change_the_learning_rate():
-    def halve(epoch):
-        return 0.1 * 0.5**epoch
-
-    callback = keras.callbacks.LearningRateScheduler(halve)
-    _assert_trains_alike(
-        _pair(_mlp, "vectorized"), *_data(), batch_size=5, callbacks=[callback]
-    )
 
 
 def test_freezing_takes_effect_at_compile():
@@ -339,9 +360,7 @@ def test_no_retracing_from_step_to_step(mode):
             traces.append(1)
             return x
 
-    inputs = keras.Input((6,))
-    model = kpg.PerGradModel(inputs, layers.Dense(3)(Counted()(inputs)))
-    model.compile("sgd", "mse", jit_compile=False, gradient_mode=mode)
+    model = compiled(net(Counted(), shape=(6,)), mode, jit_compile=False)
     x, y = _data(11)
     model.fit(x, y, batch_size=4, epochs=1, verbose=0)
     after_first = len(traces)
@@ -390,35 +409,6 @@ def test_one_functional_model_spoils_no_subclass():
     assert not issubclass(Net, keras.src.models.functional.Functional)
 
 
-def test_variable_shared_outside_its_layer_is_exact():
-    """An output matrix tied to the embedding, as language models do."""
-
-    def make(cls):
-        class Tied(cls):
-            def __init__(self):
-                super().__init__()
-                self.embed = layers.Embedding(9, 4)
-                self.dense = layers.Dense(4, "tanh")
-
-            def call(self, ids):
-                x = self.dense(self.embed(ids))
-                table = keras.ops.transpose(self.embed.embeddings)
-                return keras.ops.matmul(x, table)
-
-        return Tied()
-
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 9, (6, 5))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    for mode in MODES:
-        _assert_trains_alike(
-            _pair(make, mode, loss=loss), ids, ids, batch_size=3
-        )
-
-
-_CLIPPED = kpg.Vectorized(kpg.ClippedMean(1.0))
-
-
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(
     "mode",
@@ -426,10 +416,10 @@ _CLIPPED = kpg.Vectorized(kpg.ClippedMean(1.0))
         "batch",
         "per_sample",
         "vectorized",
-        _CLIPPED,
+        CLIPPED,
         kpg.Accumulated(microbatch_size=2),
-        kpg.Accumulated(inner=_CLIPPED),
-        kpg.Accumulated(steps=2, inner=_CLIPPED),
+        kpg.Accumulated(inner=CLIPPED),
+        kpg.Accumulated(steps=2, inner=CLIPPED),
     ],
     ids=repr,
 )
@@ -437,5 +427,4 @@ def test_a_batch_without_samples_changes_nothing(mode, run_eagerly):
     for model in _pair(_mlp, mode, run_eagerly=run_eagerly):
         before = model.get_weights()
         assert np.ravel(model.train_on_batch(*_data(0)))[0] == 0
-        for a, b in zip(model.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_equal(model.get_weights(), before)

@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.modes import one_step
 from keras_pergrad.modes.one_step import for_optimizer
+from tests.models.making import assert_equal, compiled, trained
 
 optimizers = keras.optimizers
 OPTIMIZERS = {
@@ -182,6 +183,16 @@ class Again(kpg.Batch):
         return step
 
 
+class OwnStep(kpg.PerGradModel):
+    def train_step(self, data):
+        def loss_fn(x, y, sample_weight):
+            return (y - self(x, training=True))[:, 0] ** 2
+
+        gradients, logs = self.compute_gradients(loss_fn, *data)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return logs
+
+
 MODES = {
     "vectorized": kpg.Vectorized,
     "clipped": lambda: kpg.Vectorized(kpg.ClippedMean(1e6)),
@@ -196,55 +207,37 @@ MODES = {
     ("mode", "kind"),
     [
         *((mode, "table") for mode in MODES),
+        ("own step", "table"),
         ("vectorized", "tied"),
         ("clipped", "tied"),
         ("vectorized", "penalty"),
     ],
 )
 def test_modes_update_by_the_formula(mode, kind):
-    model = kpg.PerGradModel.from_model(network(kind))
-    settings = {"gradient_mode": MODES[mode](), "jit_compile": False}
-    model.compile(optimizers.Adam(0.05), "mse", **settings)
+    model, make = network(kind), MODES.get(mode, kpg.Vectorized)
+    if mode == "own step":
+        model = OwnStep(model.inputs, model.outputs)
+    adam = optimizers.Adam(0.05)
+    model = compiled(model, make(), optimizer=adam, jit_compile=False)
     for _ in range(3):
         model.train_on_batch(IDS, Y)
     right = by_formula(kind, optimizers.Adam(0.05))
-    for found, expected in zip(model.get_weights(), right, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_equal(model.get_weights(), right, rtol=1e-4, atol=1e-5)
 
 
 def test_updates_by_sample():
-    model = kpg.PerGradModel.from_model(network("table"))
-    settings = {"gradient_mode": kpg.PerSample(updates="sample")}
-    model.compile(optimizers.Adam(0.05), "mse", **settings, jit_compile=False)
-    model.train_on_batch(IDS, Y)
-    right = kpg.PerGradModel.from_model(network("table"))
-    right.compile(optimizers.Adam(0.05), "mse", gradient_mode="vectorized")
-    right.fit(IDS, Y, batch_size=1, shuffle=False, verbose=0)
-    for found, expected in zip(
-        model.get_weights(), right.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_compute_gradients():
-    class Own(kpg.PerGradModel):
-        def train_step(self, data):
-            def loss_fn(x, y, sample_weight):
-                return (y - self(x, training=True))[:, 0] ** 2
-
-            gradients, logs = self.compute_gradients(loss_fn, *data)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return logs
-
-    net = network("table")
-    model = Own(net.inputs, net.outputs)
-    adam = optimizers.Adam(0.05)
-    model.compile(adam, gradient_mode="vectorized", jit_compile=False)
-    for _ in range(3):
-        model.train_on_batch(IDS, Y)
-    right = by_formula("table", optimizers.Adam(0.05))
-    for found, expected in zip(model.get_weights(), right, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    found, right = (
+        compiled(
+            network("table"),
+            mode,
+            optimizer=optimizers.Adam(0.05),
+            jit_compile=False,
+        )
+        for mode in (kpg.PerSample(updates="sample"), "vectorized")
+    )
+    found.train_on_batch(IDS, Y)
+    trained(right, IDS, Y, batch_size=1)
+    assert_equal(found.get_weights(), right.get_weights(), rtol=1e-4, atol=1e-5)
 
 
 def test_batch_stays_keras_to_the_bit():
@@ -255,5 +248,4 @@ def test_batch_stays_keras_to_the_bit():
         for _ in range(3):
             model.train_on_batch(IDS, Y)
         weights.append(model.get_weights())
-    for plain, batch in zip(*weights, strict=True):
-        np.testing.assert_array_equal(plain, batch)
+    assert_equal(*weights)

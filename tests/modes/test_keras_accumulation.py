@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.models.making import assert_equal
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -58,10 +59,24 @@ def _kernel(net):
     return net.layers[-1].get_weights()[0]
 
 
-def test_uneven_batches():
-    big = feed(model("big"), 10)
-    assert distance(feed(model("keras"), 4, 4, 2), big) > 1e-4
-    assert distance(feed(model("ours"), 4, 4, 2), big) < 1e-10
+def schedule():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "big", "parts", "off"),
+    [
+        (dict, (10,), (4, 4, 2), 1e-4),
+        (lambda: {"constraint": Shrinking()}, (12,), (4, 4, 4), 1e-2),
+        (lambda: {"learning_rate": schedule()}, (6, 6), (2,) * 6, 1e-3),
+    ],
+    ids=["uneven batches", "constraints", "schedules"],
+)
+def test_one_update_is_that_of_the_big_batch(settings, big, parts, off):
+    """A constraint and a schedule are called once an update."""
+    whole = feed(model("big", **settings()), *big)
+    assert distance(feed(model("keras", **settings()), *parts), whole) > off
+    assert distance(feed(model("ours", **settings()), *parts), whole) < 1e-10
 
 
 def fit(net, epochs=1):
@@ -113,24 +128,6 @@ def test_moving_averages_drift():
     np.testing.assert_allclose(ours, big, rtol=1e-10)
 
 
-def test_constraints_run_every_time():
-    big = feed(model("big", constraint=Shrinking()), 12)
-    keras_own = feed(model("keras", constraint=Shrinking()), 4, 4, 4)
-    ours = feed(model("ours", constraint=Shrinking()), 4, 4, 4)
-    assert distance(keras_own, big) > 1e-2
-    assert distance(ours, big) < 1e-10
-
-
-def test_schedules_count_every_time():
-    def trained(kind, *sizes):
-        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
-        return feed(model(kind, learning_rate=schedule), *sizes)
-
-    big = trained("big", 6, 6)
-    assert distance(trained("keras", *(2,) * 6), big) > 1e-3
-    assert distance(trained("ours", *(2,) * 6), big) < 1e-10
-
-
 def test_clipping_and_weight_decay_are_right_in_both():
     arguments = {"global_clipnorm": 0.1, "weight_decay": 0.1}
     big = feed(model("big", **arguments), 6, 6)
@@ -154,16 +151,23 @@ def of_parts(**arguments):
     return keras.optimizers.MultiOptimizer(chosen)
 
 
-@needs_multi_optimizer
-def test_both_at_once_are_refused_inside_of_another_optimizer():
+@pytest.mark.parametrize(
+    ("optimizer", "match"),
+    [
+        (keras.optimizers.SGD, "accumulates gradients on its own"),
+        pytest.param(
+            of_parts, r"accumulates .*steps=2\)", marks=needs_multi_optimizer
+        ),
+    ],
+)
+def test_both_at_once_are_refused(optimizer, match):
     net = model("ours")
-    optimizer = of_parts(gradient_accumulation_steps=2)
+    optimizer = optimizer(gradient_accumulation_steps=2)
     net.compile(optimizer, "mse", gradient_mode=kpg.Accumulated(steps=2))
     before = net.get_weights()
-    with pytest.raises(ValueError, match=r"accumulates .*steps=2\)"):
+    with pytest.raises(ValueError, match=match):
         net.train_on_batch(X, Y)
-    for a, b in zip(net.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(net.get_weights(), before)
 
 
 @needs_multi_optimizer
@@ -176,13 +180,4 @@ def test_optimizers_of_parts_are_served():
         for _ in range(2):
             net.train_on_batch(X, Y)
         weights.append(net.get_weights())
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10)
-
-
-def test_both_at_once_are_refused():
-    net = model("ours")
-    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
-    net.compile(optimizer, "mse", gradient_mode=kpg.Accumulated(steps=2))
-    with pytest.raises(ValueError, match="accumulates gradients on its own"):
-        net.train_on_batch(X, Y)
+    assert_equal(*weights, rtol=1e-10)
