@@ -1,7 +1,6 @@
-"""Models that mix the samples of a batch, each beside a sound twin.
+"""Models that mix the samples of a batch, and sound ones like them.
 
-A case is a pair of functions without arguments, of which each returns a
-compiled model, x and y: the first model mixes samples, the second does not.
+A case is a function without arguments that returns a compiled model, x and y.
 """
 
 import keras
@@ -17,6 +16,7 @@ _rng = np.random.default_rng(3)
 X = _rng.normal(size=(N, 5))
 SEQUENCES = _rng.normal(size=(N, 6, 5))
 Y = _rng.normal(size=(N, 3))
+TRUTHS = (Y > 0).astype("float64")
 LABELS = np.array([[0], [1], [2], [3]])
 WORDS = ["cat", "dog", "cow", "pig"]
 _START = keras.initializers.RandomNormal(stddev=0.5, seed=1)
@@ -66,25 +66,28 @@ def stacked(layer, shape=(5,), loss="mse", x=None, head=None, dtype=None):
     return model, x, Y
 
 
-CASES = {}
+#: name → maker.
+MIXING, SOUND = {}, {}
+
+
+def add(cases, name, make):
+    assert name not in cases, name
+    cases[name] = make
 
 
 def pair(name, mixing, sound):
-    assert name not in CASES, name
-    CASES[name] = mixing, sound
+    """Add two makers, of which the first mixes samples."""
+    add(MIXING, name, mixing)
+    add(SOUND, name, sound)
 
 
 def layer_pair(name, mixing, sound, **kwargs):
-    """Add a case of two functions that stand in a layer."""
-    pair(
-        name,
-        lambda: stacked(Apply(mixing), **kwargs),
-        lambda: stacked(Apply(sound), **kwargs),
-    )
+    """Add two functions that stand in a layer."""
+    made_pair(name, lambda: Apply(mixing), lambda: Apply(sound), **kwargs)
 
 
 def made_pair(name, mixing, sound, **kwargs):
-    """Add a case of two makers of layers."""
+    """Add two makers of layers."""
     pair(
         name,
         lambda: stacked(mixing(), **kwargs),
@@ -92,15 +95,20 @@ def made_pair(name, mixing, sound, **kwargs):
     )
 
 
-def loss_pair(name, mixing, sound, y=Y, **kwargs):
-    """Add a case of two functions of targets and outputs."""
+def of_loss(function, y=Y, layer=layers.Identity, **kwargs):
+    """Return the case of a function of targets and outputs."""
 
-    def make(function):
-        model, x, _ = stacked(layers.Identity(), **kwargs)
+    def make():
+        model, x, _ = stacked(layer(), **kwargs)
         model.compile("sgd", RowLoss(function))
         return model, x, y
 
-    pair(name, lambda: make(mixing), lambda: make(sound))
+    return make
+
+
+def loss_pair(name, mixing, sound, **kwargs):
+    """Add two functions of targets and outputs."""
+    pair(name, of_loss(mixing, **kwargs), of_loss(sound, **kwargs))
 
 
 def transposed(function):
@@ -315,6 +323,37 @@ layer_pair(
     ),
     lambda h: tf.where(h[:, :1] > 0, h, 2 * h),
 )
+
+
+def _by_length(h):
+    """In the order of the samples' lengths, and back."""
+    used = tf.cast(tf.reduce_any(h != 0, -1), tf.int32)
+    order = tf.argsort(tf.reduce_sum(used, -1), stable=True)
+    return tf.gather(tf.tanh(tf.gather(h, order)), tf.argsort(order))
+
+
+def _used_first(h):
+    """The same of each sample's steps."""
+    used = tf.cast(tf.reduce_any(h != 0, -1), tf.int32)
+    order = tf.argsort(used, stable=True)
+    found = tf.tanh(tf.gather(h, order, batch_dims=1))
+    return tf.gather(found, tf.argsort(order), batch_dims=1)
+
+
+def _packed_steps(h):
+    """What is no padding, packed into one axis."""
+    where = tf.where(tf.reduce_any(h != 0, -1))
+    found = tf.tanh(tf.gather_nd(h, where))
+    return tf.scatter_nd(where, found, tf.shape(h, tf.int64))
+
+
+def _used_alone(h):
+    used = tf.reduce_any(h != 0, -1, keepdims=True)
+    return tf.where(used, tf.tanh(h), tf.zeros_like(h))
+
+
+layer_pair("order_of_lengths", _by_length, _used_first, shape=(6, 5))
+layer_pair("packed_steps", _packed_steps, _used_alone, shape=(6, 5))
 layer_pair(
     "mask_of_others",
     lambda h: tf.where(tf.roll(h, 1, 0) > 0, h, 0.5 * h),
@@ -447,6 +486,70 @@ own_gradient_pair(
 )
 
 
+class Weighed(layers.Layer):
+    """A function of the input and of a weight."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def build(self, shape):
+        self.k = self.add_weight((shape[-1],), "ones")
+
+    def call(self, x):
+        return self.function(x, tf.convert_to_tensor(self.k))
+
+
+def product(gradient):
+    """A product with a weight, whose gradient is `gradient(x, dy)`."""
+
+    @tf.custom_gradient
+    def function(x, k):
+        return x * k, lambda dy: (dy * k, gradient(x, dy))
+
+    return lambda: Weighed(function)
+
+
+def _by_own_weight(change):
+    @tf.custom_gradient
+    def same(k):
+        return tf.identity(k), change
+
+    return lambda: Weighed(lambda x, k: x * same(k))
+
+
+made_pair(
+    "weight_gradient_of_means",
+    product(lambda x, dy: tf.reduce_sum(dy * tf.reduce_mean(x, 0), 0)),
+    product(lambda x, dy: tf.reduce_sum(dy * tf.nn.relu(x), 0)),
+)
+made_pair(
+    "weight_gradient_by_softmax",
+    product(lambda x, dy: tf.reduce_sum(x * tf.nn.softmax(dy, 0), 0)),
+    product(lambda x, dy: tf.zeros_like(x[0])),
+)
+made_pair(
+    "weight_gradient_clipped",
+    _by_own_weight(lambda dk: tf.clip_by_norm(dk, 1e-3)),
+    _by_own_weight(lambda dk: -0.5 * dk),
+)
+
+
+def _recomputed(recompute, function):
+    return lambda: Weighed(lambda x, k: recompute(lambda h: function(h * k))(x))
+
+
+_RECOMPUTES = [tf.recompute_grad]
+if hasattr(keras, "remat"):
+    _RECOMPUTES.append(keras.remat)
+for _recompute in _RECOMPUTES:
+    made_pair(
+        f"weight_in_{_recompute.__name__}",
+        _recomputed(_recompute, lambda h: tf.nn.softmax(h, 0)),
+        _recomputed(_recompute, tf.tanh),
+    )
+
+
 def _inner_gradient(h, axis):
     with tf.GradientTape() as tape:
         tape.watch(h)
@@ -473,12 +576,15 @@ class Kept(layers.Layer):
     def build(self, shape):
         self.state = self.add_weight(self.size, "zeros", trainable=False)
 
+    def change(self, x):
+        self.state.assign(self.new(x, self.state))
+
     def call(self, x):
         if self.after:
-            self.state.assign(self.new(x, self.state))
+            self.change(x)
         result = self.use(x, ops.convert_to_tensor(self.state))
         if not self.after:
-            self.state.assign(self.new(x, self.state))
+            self.change(x)
         return result
 
     def compute_output_shape(self, shape):
@@ -524,6 +630,130 @@ made_pair(
         (),
     ),
 )
+
+
+class Assigned(Kept):
+    """A layer whose state `new(x, state)` assigns by itself."""
+
+    def __init__(self, new, after=True):
+        super().__init__(new, lambda x, state: x * (1 + state), after)
+
+    def change(self, x):
+        self.new(x, self.state.value)
+
+
+def _in_function(value):
+    return lambda x, state: tf.function(
+        lambda: state.assign(value(x)) is None
+    )()
+
+
+def _in_branch(value):
+    def new(x, state):
+        found = value(x)
+
+        def assign():
+            state.assign(found)
+            return True
+
+        tf.cond(tf.reduce_sum(state) > -1, assign, lambda: False)
+
+    return new
+
+
+def _in_turns(value):
+    def new(x, state):
+        found = value(x)
+
+        def turn(i, total):
+            state.assign_add(found)
+            return i + 1, total
+
+        tf.while_loop(lambda i, total: i < 2, turn, (0, 0.0))
+
+    return new
+
+
+def _from_call(value):
+    def new(x, state):
+        found = value(x)
+        state.assign(
+            tf.cond(tf.reduce_sum(state) > -1, lambda: found, lambda: -found)
+        )
+
+    return new
+
+
+for _name, _assign in {
+    "function": _in_function,
+    "branch": _in_branch,
+    "turns": _in_turns,
+    "call": _from_call,
+}.items():
+    made_pair(
+        f"assigned_in_a_{_name}",
+        lambda assign=_assign: Assigned(assign(lambda x: ops.mean(x, 0))),
+        lambda assign=_assign: Assigned(
+            assign(lambda x: tf.ones([4], x.dtype))
+        ),
+    )
+
+
+def _if(choice):
+    def new(x, state):
+        ones = tf.ones_like(state)
+        tf.cond(
+            choice(x, state),
+            lambda: state.assign(ones),
+            lambda: tf.identity(state),
+        )
+
+    return new
+
+
+def _turns(number):
+    def new(x, state):
+        def body(k):
+            state.assign_add(tf.ones_like(state))
+            return [k + 1]
+
+        tf.while_loop(lambda k: k < number(x), body, [0])
+
+    return new
+
+
+@tf.function
+def _mean_in_a_function(x, state):
+    state.assign(tf.reduce_mean(x, 0))
+
+
+@tf.function
+def _count_in_a_function(x, state):
+    state.assign_add(tf.ones_like(state))
+
+
+def _positive(x):
+    return tf.reduce_sum(tf.cast(x > 0, tf.int32))
+
+
+# Sound where the state is read before it is changed, or follows no sample.
+for _name, _new in {
+    "condition_on_a_sum": _if(lambda x, state: tf.reduce_sum(x) > 0),
+    "condition_on_a_mask": _if(lambda x, state: _positive(x) > 2),
+    "as_many_turns_as_the_values_say": _turns(_positive),
+    "mean_in_a_function": _mean_in_a_function,
+}.items():
+    made_pair(
+        _name,
+        lambda new=_new: Assigned(new),
+        lambda new=_new: Assigned(new, after=False),
+    )
+for _name, _new in {
+    "condition_on_the_state": _if(lambda x, state: state[0] > 2),
+    "a_number_of_turns": _turns(lambda x: 3),
+    "count_in_a_function": _count_in_a_function,
+}.items():
+    add(SOUND, _name, lambda new=_new: stacked(Assigned(new)))
 
 
 class ByChance(layers.Layer):
@@ -847,36 +1077,199 @@ def _metric_loss(used):
     return loss
 
 
-pair(
-    "metric_in_the_loss",
-    lambda: _compiled(_metric_loss(True)),
-    lambda: _compiled(_metric_loss(False)),
-)
-
-
-def _compiled(function):
-    model, x, y = stacked(layers.Identity())
-    model.compile("sgd", RowLoss(function))
-    return model, x, y
-
-
-def _of_strings(function):
-    """Of numbers as text, as in a table."""
-    model, x, y = stacked(
-        Apply(lambda text: tf.strings.to_number(text, tf.float64)),
-        dtype="string",
-        x=tf.constant(X.astype(str)),
-    )
-    model.compile("sgd", RowLoss(function))
-    return model, x, y
-
-
-pair(
+loss_pair("metric_in_the_loss", _metric_loss(True), _metric_loss(False))
+loss_pair(
     "numbers_as_strings",
-    lambda: _of_strings(
-        lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 0))
-    ),
-    lambda: _of_strings(
-        lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 1, keepdims=True))
-    ),
+    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 0)),
+    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 1, keepdims=True)),
+    layer=lambda: Apply(lambda text: tf.strings.to_number(text, tf.float64)),
+    dtype="string",
+    x=tf.constant(X.astype(str)),
 )
+
+
+# Two towers, and the products of their outputs.
+def _in_batch(y, p):
+    users, items = p[:, :2], p[:, 2:]
+    return keras.losses.sparse_categorical_crossentropy(
+        ops.arange(ops.shape(p)[0]),
+        ops.matmul(users, ops.transpose(items)),
+        True,
+    )
+
+
+def _of_pairs(y, p):
+    return ops.sum(p[:, :2] * p[:, 2:], 1)
+
+
+def _two_towers(loss):
+    inputs = keras.Input((2,), dtype="int64")
+    known = list(range(1000, 1030))
+
+    def tower(k):
+        ids = layers.IntegerLookup(vocabulary=known)(inputs[:, k])
+        return dense(2)(layers.Embedding(31, 8)(ids))
+
+    both = layers.Concatenate()([tower(0), tower(1)])
+    model = keras.Model(inputs, both)
+    model.compile("sgd", RowLoss(loss))
+    x = np.array([[1000, 1004], [1029, 1000], [1007, 1007], [1011, 1003]])
+    return model, x, LABELS
+
+
+pair(
+    "two_towers",
+    lambda: _two_towers(_in_batch),
+    lambda: _two_towers(_of_pairs),
+)
+
+
+# Sums over all masks or targets: one factor of the whole loss, or more.
+def _add_loss(cases):
+    def add_to(function):
+        add(cases, f"sum_{function.__name__}", of_loss(function, y=TRUTHS))
+        return function
+
+    return add_to
+
+
+def _squares(y, p):
+    return tf.square(p - y)
+
+
+def _mask(y):
+    return tf.cast(y > 0.5, "float64")
+
+
+def _masked(y, p, count):
+    return tf.reduce_sum(_squares(y, p) * _mask(y)) / count
+
+
+def _sides(y, p):
+    """Return each class's losses and how many entries it has."""
+    mask = _mask(y)
+    return (
+        (mask * _squares(y, p), tf.reduce_sum(mask)),
+        ((1 - mask) * _squares(y, p), tf.reduce_sum(1 - mask)),
+    )
+
+
+@_add_loss(SOUND)
+def masked_mean(y, p):
+    return _masked(y, p, tf.reduce_sum(_mask(y)))
+
+
+@_add_loss(SOUND)
+def equal_sums_of_two_terms(y, p):
+    other = tf.reduce_sum(tf.abs(p - y)) / tf.reduce_sum(_mask(y))
+    return _masked(y, p, tf.reduce_sum(_mask(y))) + other
+
+
+@_add_loss(SOUND)
+def none_is_zero(y, p):
+    count = tf.reduce_sum(_mask(y))
+    return tf.where(count > 0, _masked(y, p, count), 0.0)
+
+
+@_add_loss(SOUND)
+def at_least_one(y, p):
+    return _masked(y, p, tf.maximum(tf.reduce_sum(_mask(y)), 1.0))
+
+
+@_add_loss(SOUND)
+def normalised_weights(y, p):
+    weights = _mask(y) / tf.reduce_sum(_mask(y))
+    return tf.reduce_sum(weights * _squares(y, p))
+
+
+@_add_loss(SOUND)
+def product_of_weights_and_losses(y, p):
+    weights = _mask(y)[:, 0] / tf.reduce_sum(_mask(y)[:, 0])
+    return tf.tensordot(weights, tf.reduce_mean(_squares(y, p), -1), 1)
+
+
+@_add_loss(SOUND)
+@tf.function
+def within_a_function(y, p):
+    return equal_sums_of_two_terms(y, p)
+
+
+@_add_loss(SOUND)
+def counts_of_ones_own(y, p):
+    count = tf.reduce_sum(_mask(y), -1) + 1.0
+    return tf.reduce_sum(_squares(y, p) * _mask(y), -1) / count
+
+
+@_add_loss(MIXING)
+def balanced_classes(y, p):
+    (a, n), (b, m) = _sides(y, p)
+    return a / n + b / m
+
+
+@_add_loss(MIXING)
+def balanced_sums(y, p):
+    (a, n), (b, m) = _sides(y, p)
+    return tf.reduce_sum(a) / n + tf.reduce_sum(b) / m
+
+
+@_add_loss(MIXING)
+@tf.function
+def balanced_within_a_function(y, p):
+    return balanced_sums(y, p)
+
+
+@_add_loss(MIXING)
+def balanced_by_what_is_left(y, p):
+    (a, n), (b, _) = _sides(y, p)
+    return a / n + b / (tf.cast(tf.size(y), n.dtype) - n)
+
+
+@_add_loss(MIXING)
+def balanced_by_a_choice(y, p):
+    (_, n), (_, m) = _sides(y, p)
+    return tf.where(y > 0.5, _squares(y, p) / n, _squares(y, p) / m)
+
+
+@_add_loss(MIXING)
+def balanced_in_a_list(y, p):
+    (a, n), (b, m) = _sides(y, p)
+    return tf.reduce_sum(tf.stack([tf.reduce_sum(a) / n, tf.reduce_sum(b) / m]))
+
+
+@_add_loss(MIXING)
+def balanced_by_a_vector(y, p):
+    (a, n), (b, m) = _sides(y, p)
+    return tf.stack([a, b], -1) / tf.stack([n, m])
+
+
+@_add_loss(MIXING)
+def beside_a_plain_mean(y, p):
+    mean = tf.reduce_mean(tf.abs(p - y))
+    return masked_mean(y, p) + mean
+
+
+@_add_loss(MIXING)
+def inside_of_a_curve(y, p):
+    return tf.tanh(_squares(y, p) / tf.reduce_sum(_mask(y)))
+
+
+@_add_loss(MIXING)
+def cut_off(y, p):
+    return tf.minimum(_squares(y, p) / tf.reduce_sum(_mask(y)), 0.1)
+
+
+@_add_loss(MIXING)
+def another_loss_by_count(y, p):
+    losses = tf.reduce_sum(_squares(y, p)), tf.reduce_sum(tf.abs(p - y))
+    return tf.where(tf.reduce_sum(_mask(y)) > 9.0, *losses)
+
+
+@_add_loss(MIXING)
+def weights_plus_one(y, p):
+    return tf.abs(p - y) * (_mask(y) / tf.reduce_sum(_mask(y)) + 1.0)
+
+
+@_add_loss(MIXING)
+def all_targets_of_a_kind(y, p):
+    alike = tf.reduce_all(y > 0.5)
+    return tf.where(alike, _squares(y, p), tf.abs(p - y))

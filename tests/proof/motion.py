@@ -39,6 +39,20 @@ class Witness:
         """Return the type of what the function returned."""
         return self.types[self.result]
 
+    def assert_right(self, expected):
+        """Assert that types agree with the motion, and what the result has.
+
+        Args:
+            expected: the place of samples, a type, or None for any.
+        """
+        assert not self.faults()
+        found = self.of_result()
+        if isinstance(expected, tuple):
+            assert isinstance(found, At), found
+            assert found.place == expected
+        elif expected is not None:
+            assert isinstance(found, expected), found
+
     def faults(self):
         """Return what of the types does not agree with the motion."""
         found = []

@@ -16,6 +16,9 @@ from keras_pergrad.uses.layer_rules.registry import (
     is_exactly,
     own_method,
 )
+from tests import oracle
+from tests.models.making import assert_equal, compiled, net
+from tests.proof.private_fits import fit_privately
 
 layers = keras.layers
 _rng = np.random.default_rng(1)
@@ -266,26 +269,22 @@ def test_rules_serve_what_computes_by_their_methods():
 HINGES = ["hinge", "squared_hinge", keras.losses.Hinge()]
 
 
-def _hinge(loss, y, mode="vectorized"):
-    keras.utils.set_random_seed(3)
-    inputs = keras.Input((4,))
-    model = kpg.PerGradModel(inputs, layers.Dense(1)(inputs))
-    model.compile("sgd", loss, gradient_mode=mode, jit_compile=False)
+def _hinge(loss, y):
+    model = net(shape=(4,), units=1, seed=3)
+    model = compiled(model, loss=loss, jit_compile=False)
     y = np.array(y, "float32")[:, None]
     return model, kpg.per_sample_gradients(model, X, y, verbose=0)
 
 
 @pytest.mark.parametrize("loss", HINGES)
 def test_targets_of_one_form_mean_the_same_in_every_batch(loss):
-    _, found = _hinge(loss, [0, 1, 1, 0, 1, 1])
+    y = [0, 1, 1, 0, 1, 1]
+    _, found = _hinge(loss, y)
     model, same = _hinge(loss, [-1, 1, 1, -1, 1, 1])
-    y = tf.constant([[0.0], [1.0], [1.0], [0.0], [1.0], [1.0]])
-    with tf.GradientTape() as tape:
-        value = model.compute_loss(X, y, model(X))
-    expected = tape.gradient(value, model.trainable_variables)
-    for a, b, c in zip(found, same, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_allclose(np.mean(a, 0), c, rtol=1e-5, atol=1e-6)
+    expected = oracle.batch_gradient(model, X, np.array(y, "float32")[:, None])
+    assert_equal(found, same)
+    means = [np.mean(part, 0) for part in found]
+    assert_equal(means, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", HINGES)
@@ -295,23 +294,12 @@ def test_targets_of_two_forms_in_one_batch_are_refused(loss):
 
 
 def test_a_hinge_within_another_loss_is_not_private():
-    inputs = keras.Input((4,))
-    model = kpg.PerGradModel(inputs, layers.Dense(1)(inputs))
-    private = kpg.PrivateTraining(
-        noise_multiplier=1.0,
-        delta=1e-4,
-        samples=6,
-        batch_size=6,
-        steps=1,
-        user_ids="unique",
-    )
-
     def loss(y, y_pred):
         return 2 * keras.losses.hinge(y, y_pred)
 
-    model.compile("sgd", loss, gradient_mode=private.gradient_mode)
+    model = net(shape=(4,), units=1, cls=kpg.PerGradModel)
     with pytest.raises(ValueError, match="looks at the targets of all samples"):
-        model.fit(private.batches(X, Y), callbacks=[private.callback])
+        fit_privately(model, X, Y, loss)
 
 
 def test_missing_labels_by_boolean_mask_are_told_another_way():
@@ -319,8 +307,6 @@ def test_missing_labels_by_boolean_mask_are_told_another_way():
         there = tf.math.is_finite(y)
         return tf.reduce_mean((y[there] - y_pred[there]) ** 2)
 
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(1)(inputs))
-    model.compile("sgd", loss)
+    model = compiled(net(shape=(4,), units=1), loss=loss)
     with pytest.raises(ValueError, match=r"tf\.where\(mask.*sample_weight"):
         kpg.per_sample_gradients(model, X, Y, verbose=0)

@@ -1,4 +1,4 @@
-"""Indices that follow a sample's place: refused where passes repeat."""
+"""What follows the number of samples is refused where passes repeat."""
 
 import keras
 import numpy as np
@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.proof.mixing_cases import Apply, stacked
+from tests import oracle
+from tests.proof.mixing_cases import Apply, of_loss, stacked
+from tests.proof.private_fits import fit_privately
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -47,17 +49,30 @@ def _crop(h, column):
 ACTS = {"scatter": _scatter, "gather": _gather, "own": _own, "crop": _crop}
 
 
-def _fit(act, column):
-    def applied(h):
-        found = act(h, column)
-        return h + tf.ensure_shape(found, [None, found.shape[1]])
+def _made(act):
+    """A model of a function of (h, n), or of a loss over (targets, outputs)."""
+    if act is _over_number:
+        return of_loss(act)()
 
-    model, x, y = stacked(Apply(applied))
+    def applied(h):
+        found = act(h, tf.shape(h)[0])
+        return tf.ensure_shape(found, [None, *found.shape[1:]])
+
+    return stacked(Apply(applied))
+
+
+def _fit(act, mode=None):
+    model, x, y = _made(act)
     loss = model.loss
     model = kpg.PerGradModel.from_model(model)
-    mode = kpg.Accumulated(microbatch_size=2)
+    mode = mode or kpg.Accumulated(microbatch_size=2)
     model.compile("sgd", loss, gradient_mode=mode)
     model.fit(x, y, batch_size=len(y), shuffle=False, verbose=0)
+
+
+def _fit_privately(act, method="vectorized"):
+    model, x, y = _made(act)
+    fit_privately(kpg.PerGradModel.from_model(model), x, y, model.loss, method)
 
 
 @pytest.mark.parametrize("name", ACTS)
@@ -66,23 +81,21 @@ def test_places_that_follow_the_number_are_refused(name):
     with pytest.raises(
         ValueError, match=r"mixes the samples|takes a size that"
     ):
-        _fit(ACTS[name], lambda n: (n - 1) % 4)
+        _fit(lambda h, n: h + ACTS[name](h, lambda n: (n - 1) % 4))
 
 
 @pytest.mark.parametrize("name", ["scatter", "gather"])
 def test_places_that_only_count_the_samples_are_served(name):
-    _fit(ACTS[name], lambda n: 2)
+    _fit(lambda h, n: h + ACTS[name](h, lambda n: 2))
 
 
-NUMBERS = {
-    "one_more": lambda h, n: h / tf.cast(tf.cast(n + 1, "int64"), h.dtype),
-    "packed": lambda h, n: h / tf.cast(tf.stack([n + 1, 3])[0], h.dtype),
-    "looked_up": lambda h, n: h * tf.cast(tf.gather(_TABLE, n), h.dtype),
-    "sliced": lambda h, n: h * tf.cast(_TABLE[n], h.dtype),
-    "part": lambda h, n: h * tf.cast(tf.slice(_TABLE, [n], [1]), h.dtype),
-    "rows": lambda h, n: h * tf.cast(_TABLE[:n, None], h.dtype),
-    "listed": lambda h, n: h / tf.reduce_sum(_listed(tf.ones([n], h.dtype))),
-}
+def _over_number(y, p):
+    squares = keras.ops.mean(keras.ops.square(y - p), -1)
+    return squares / keras.ops.cast(keras.ops.shape(p)[0], "float64")
+
+
+def _by_place(h, n):
+    return h * tf.cast(tf.range(n), h.dtype)[:, None]
 
 
 def _listed(tensor):
@@ -91,29 +104,126 @@ def _listed(tensor):
     return held.write(0, tensor).read(0)
 
 
+def _of_product(h, n):
+    ones = tf.ones_like(h)
+    return h * tf.matmul(ones, ones, transpose_a=True)[:1]
+
+
+def _first_one(h, n):
+    return h * tf.concat([[[2.0]], tf.ones([n - 1, 1], h.dtype)], 0)
+
+
 _TABLE = tf.constant(np.arange(300) * 7 % 13)
+#: Numbers that follow the number of samples: functions of (h, n).
+NUMBERS = {
+    "one_more": lambda h, n: h / tf.cast(tf.cast(n + 1, "int64"), h.dtype),
+    "packed": lambda h, n: h / tf.cast(tf.stack([n + 1, 3])[0], h.dtype),
+    "looked_up": lambda h, n: h * tf.cast(tf.gather(_TABLE, n), h.dtype),
+    "sliced": lambda h, n: h * tf.cast(_TABLE[n], h.dtype),
+    "part": lambda h, n: h * tf.cast(tf.slice(_TABLE, [n], [1]), h.dtype),
+    "rows": lambda h, n: h * tf.cast(_TABLE[:n, None], h.dtype),
+    "listed": lambda h, n: h / tf.reduce_sum(_listed(tf.ones([n], h.dtype))),
+    "ones": lambda h, n: h * tf.reduce_sum(tf.ones([n], h.dtype)),
+    "identity": lambda h, n: h * tf.reduce_sum(tf.eye(n, dtype=h.dtype)),
+    "filled": lambda h, n: (
+        h * tf.cast(tf.reduce_prod(tf.fill([n], 1.5)), h.dtype)
+    ),
+    "product": lambda h, n: (
+        h * tf.tensordot(tf.ones([n], h.dtype), tf.ones([n], h.dtype), 1)
+    ),
+    "loop": lambda h, n: (
+        h
+        * tf.while_loop(
+            lambda i, v: i < n,
+            lambda i, v: (i + 1, 0.9 * v),
+            (0, tf.ones([], h.dtype)),
+        )[1]
+    ),
+    "loss": _over_number,
+    "layer": lambda h, n: h / tf.cast(n, h.dtype),
+    "place": _by_place,
+}
+#: Those of functions of the inputs' shape alone.
+OF_SHAPES = {
+    "softmax": lambda h, n: h * tf.nn.softmax(tf.zeros_like(h[:, :1]), axis=0),
+    "unique": lambda h, n: (
+        h
+        * tf.cast(tf.unique_with_counts(tf.zeros_like(h[:, 0]))[2][0], h.dtype)
+    ),
+    "norm": lambda h, n: tf.nn.l2_normalize(tf.ones_like(h[:, :1]), 0) * h,
+    "cumulated": lambda h, n: (
+        h * tf.math.cumulative_logsumexp(tf.zeros_like(h), 0)
+    ),
+    "product": _of_product,
+    "first": _first_one,
+}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_follow_the_number_are_refused(name):
-    act = NUMBERS[name]
     with pytest.raises(ValueError, match="number of samples"):
-        _fit(lambda h, _: act(h, tf.shape(h)[0]), None)
+        _fit(NUMBERS[name])
+
+
+@pytest.mark.parametrize("name", ["layer", "place"])
+def test_they_are_refused_one_by_one(name):
+    with pytest.raises(ValueError, match="number of samples"):
+        _fit(NUMBERS[name], "per_sample")
+
+
+@pytest.mark.parametrize("name", ["loss", "layer", "place", *OF_SHAPES])
+def test_they_are_refused_by_private_training(name):
+    act = {**NUMBERS, **OF_SHAPES}[name]
+    methods = ["vectorized"] + ["per_sample"] * (name in NUMBERS)
+    for method in methods:
+        with pytest.raises(ValueError, match=r"number of samples|how many"):
+            _fit_privately(act, method)
+
+
+@pytest.mark.parametrize("name", [*NUMBERS])
+def test_they_are_exact_in_one_pass(name):
+    model, x, y = _made(NUMBERS[name])
+    found = kpg.per_sample_gradients(model, x, y)
+    expected = oracle.per_sample_gradients(model, x, y, None, True, alone=False)
+    oracle.assert_agree(found, expected)
+
+
+def test_a_loss_over_the_number_is_exact_one_by_one():
+    model, x, y = _made(_over_number)
+    found = kpg.per_sample_gradients(model, x, y, method="per_sample")
+    oracle.check(found, model, x, y, training=True)
+
+
+def _of_ones_own(h, n):
+    places = tf.cumsum(tf.ones_like(h), 1)
+    return h * tf.nn.softmax(places, 1) * tf.reduce_sum(places, 1)[:, None]
+
+
+def _of_positions(h, n):
+    names = ["ones", "identity", "filled", "product", "loop"]
+    for name in names:
+        h = NUMBERS[name](h, tf.shape(h)[1])
+    return h
 
 
 SIZES = {
-    "length": lambda h: h * tf.cast(_TABLE[: tf.shape(h)[1]], h.dtype),
-    "whole": lambda h: tf.reshape(h[: tf.shape(h)[0]], [tf.shape(h)[0], -1]),
-    "ones": lambda h: h * tf.ones(tf.shape(h), h.dtype),
+    "length": lambda h, n: h * tf.cast(_TABLE[: tf.shape(h)[1]], h.dtype),
+    "whole": lambda h, n: tf.reshape(h[:n], [n, -1]),
+    "ones": lambda h, n: h * tf.ones(tf.shape(h), h.dtype),
     # Its first carry, zeros for each sample, is kept in a list.
-    "scan": lambda h: keras.ops.scan(
+    "scan": lambda h, n: keras.ops.scan(
         lambda carry, row: (tf.tanh(carry + row), carry),
         tf.zeros_like(h),
         tf.stack([h, h * h]),
     )[0],
+    "positions": _of_positions,
 }
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_are_served(name):
-    _fit(lambda h, _: SIZES[name](h), None)
+    _fit(SIZES[name])
+
+
+def test_numbers_of_ones_own_are_private():
+    _fit_privately(_of_ones_own)

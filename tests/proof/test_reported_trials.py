@@ -11,96 +11,10 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle, zoo
-from tests.proof.private_fits import fit_privately
+from tests.models.making import compiled, integers, net, normal, trained
 
 layers, ops = keras.layers, keras.ops
-_rng = np.random.default_rng(0)
-X = _rng.normal(size=(8, 5)).astype("float32")
-Y = _rng.normal(size=(8, 3)).astype("float32")
-MIXED = "mixes the samples|depend on the whole batch|compares the samples"
-ACCUMULATED = kpg.Accumulated(microbatch_size=4)
-
-
-def _net(*parts, shape=(5,), dtype=None, head=None, cls=kpg.PerGradModel):
-    inputs = hidden = keras.Input(shape, dtype=dtype)
-    for part in parts:
-        hidden = part(hidden)
-    return cls(inputs, (head or layers.Dense(3))(hidden))
-
-
-def _fit(model, data, mode="vectorized", loss="mse", **kwargs):
-    model.compile(keras.optimizers.SGD(0.1), loss, gradient_mode=mode, **kwargs)
-    if not isinstance(data, tf.data.Dataset):
-        data = tf.data.Dataset.from_tensor_slices(data).batch(16)
-    model.fit(data, shuffle=False, verbose=0)
-
-
-class Sorted(layers.Layer):
-    """Acts on the samples in the order of their lengths."""
-
-    def build(self, shape):
-        self.w = self.add_weight((shape[-1], 4))
-
-    def call(self, x):
-        used = tf.cast(tf.reduce_any(x != 0, -1), tf.int32)
-        order = tf.argsort(tf.reduce_sum(used, -1), stable=True)
-        h = tf.tanh(tf.matmul(tf.gather(x, order), self.w.value))
-        return tf.gather(h, tf.argsort(order))
-
-    def compute_output_shape(self, shape):
-        return (*shape[:2], 4)
-
-
-class Packed(Sorted):
-    """Acts on what is no padding, packed into one axis."""
-
-    def call(self, x):
-        where = tf.where(tf.reduce_any(x != 0, -1))
-        h = tf.tanh(tf.matmul(tf.gather_nd(x, where), self.w.value))
-        sizes = tf.concat([tf.shape(x)[:2], [4]], 0)
-        return tf.scatter_nd(where, h, tf.cast(sizes, tf.int64))
-
-
-@pytest.mark.parametrize("layer", [Sorted, Packed])
-def test_lengths_decide_where_samples_are(layer):
-    x = _rng.normal(size=(8, 6, 5)).astype("float32")
-    model = _net(layer(), layers.GlobalAveragePooling1D(), shape=(6, 5))
-    model.compile("sgd", "mse", gradient_mode="vectorized")
-    # All of one length, so that nothing shows.
-    with pytest.raises(ValueError, match=r"\((Sorted|Packed)\) mixes"):
-        kpg.per_sample_norms(model, x, Y)
-    with pytest.raises(ValueError, match=r"\((Sorted|Packed)\) mixes"):
-        model.fit(x, Y, verbose=0)
-
-
-def _in_batch(y, p):
-    del y
-    users, items = p[:, :4], p[:, 4:]
-    return keras.losses.sparse_categorical_crossentropy(
-        ops.arange(ops.shape(p)[0]),
-        ops.matmul(users, ops.transpose(items)),
-        from_logits=True,
-    )
-
-
-def _two_towers():
-    inputs = keras.Input((2,), dtype="int64")
-    known = list(range(1000, 1030))
-
-    def tower(k):
-        ids = layers.IntegerLookup(vocabulary=known)(inputs[:, k])
-        return layers.Dense(4)(layers.Embedding(31, 8)(ids))
-
-    both = layers.Concatenate()([tower(0), tower(1)])
-    return kpg.PerGradModel(inputs, both)
-
-
-def test_two_towers_with_negatives_of_the_batch():
-    x, y = _rng.integers(1000, 1030, (8, 2)), np.zeros((8, 1), "float32")
-    with pytest.raises(ValueError, match="compares the samples"):
-        _fit(_two_towers(), (x, y), loss=_in_batch)
-    with pytest.raises(ValueError, match="compares the samples"):
-        fit_privately(_two_towers(), x, y, _in_batch)
+X, Y = normal(8, 5), normal(8, 3, seed=1)
 
 
 # Sound models that were refused.
@@ -117,20 +31,6 @@ class GradientPenalty(layers.Layer):
             out = self.net(x)
         norm = ops.norm(tape.gradient(out, x), axis=1, keepdims=True)
         return ops.mean(out**2, 1, keepdims=True) + (norm - 1.0) ** 2
-
-
-@pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
-def test_gradient_penalty_trains_as_in_keras(mode):
-    def weights(cls, **how):
-        keras.utils.set_random_seed(1)
-        model = _net(GradientPenalty(), head=layers.Identity(), cls=cls)
-        model.compile("sgd", "mae", **how)
-        model.fit(X, np.zeros((8, 1)), batch_size=8, verbose=0)
-        return model.get_weights()
-
-    found = weights(kpg.PerGradModel, gradient_mode=mode)
-    for ours, expected in zip(found, weights(keras.Model)):
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
 
 
 class Folded(layers.Layer):
@@ -215,29 +115,36 @@ def _behind_zeros(*parts):
     return [*parts, layers.GlobalAveragePooling1D(), layers.Dense(3)]
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("gradient penalty", "per_sample"), *((n, "vectorized") for n in SOUND)],
+)
 @pytest.mark.usefixtures("float64")
-def test_sound_models_are_exact(name):
+def test_sound_models_are_exact(name, method):
     parts, of_x, of_y = SOUND[name]
-    model = _net(*parts(), shape=of_x, head=layers.Identity(), cls=keras.Model)
-    model.compile("sgd", "mae" if name == "gradient penalty" else "mse")
-    x, y = _rng.normal(size=(4, *of_x)), _rng.normal(size=(4, *of_y))
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    loss = "mae" if name == "gradient penalty" else "mse"
+    model = compiled(net(*parts(), shape=of_x, units=None), loss=loss)
+    x, y = normal(4, *of_x), normal(4, *of_y, seed=1)
+    found = kpg.per_sample_gradients(model, x, y, method=method)
+    oracle.check(found, model, x, y)
 
 
 def test_vocabulary_without_room_for_others():
     words = ["cat", "dog", "cow", "pig"]
-    model = _net(
+    model = net(
         layers.StringLookup(vocabulary=words, num_oov_indices=0),
         layers.Embedding(4, 4),
         layers.Flatten(),
         shape=(1,),
         dtype="string",
     )
-    _fit(model, (np.array(words * 2).reshape(8, 1), Y))
+    data = tf.data.Dataset.from_tensor_slices(([[w] for w in words * 2], Y))
+    trained(compiled(model, "vectorized"), data.batch(8))
 
 
-@pytest.mark.parametrize("what", ["norms", "vectorized", ACCUMULATED])
+@pytest.mark.parametrize(
+    "what", ["norms", "vectorized", kpg.Accumulated(microbatch_size=4)]
+)
 def test_global_seed_first_used_in_the_step(what):
     class Noisy(layers.Layer):
         def call(self, x, training=False):
@@ -245,12 +152,11 @@ def test_global_seed_first_used_in_the_step(what):
             return x + keras.random.normal(ops.shape(x)) if training else x
 
     keras.backend.clear_session(free_memory=False)
-    model = _net(layers.Dense(4), Noisy())
+    model = net(layers.Dense(4), Noisy())
     if what == "norms":
-        model.compile("sgd", "mse")
-        kpg.per_sample_norms(model, X, Y)
+        kpg.per_sample_norms(compiled(model), X, Y)
     else:
-        _fit(model, (X, Y), what)
+        trained(compiled(model, what), X, Y)
     assert keras.random.normal((2,)).shape == (2,)
 
 
@@ -270,10 +176,10 @@ def test_a_layer_that_is_built_in_compute_loss(mode):
             found = ops.sum(y_pred * self.candidate(y["movie"]), -1)
             return ops.mean((found - y["rating"]) ** 2)
 
-    y = {"movie": _rng.integers(0, 20, 8), "rating": Y[:, 0]}
+    y = {"movie": integers(20, 8), "rating": Y[:, 0]}
     model = Retrieval()
     model.compile("sgd", gradient_mode=mode)
-    model.fit(_rng.integers(0, 20, 8), y, verbose=0)
+    trained(model, integers(20, 8, seed=1), y)
 
 
 # What is left behind.
@@ -294,8 +200,8 @@ class Seen(layers.Layer):
 
 def _counts(mode):
     seen = Seen()
-    model = _net(seen, dtype="int32")
-    _fit(model, (np.arange(40).reshape(8, 5) + 100, Y), mode)
+    model = compiled(net(seen, dtype="int32"), mode)
+    trained(model, np.arange(40).reshape(8, 5) + 100, Y)
     keys, values = (t.numpy() for t in seen.table.export())
     return len(keys), values.max(), keys.min()
 
@@ -322,31 +228,29 @@ def test_draws_of_other_threads_are_their_own():
             thread.join()
             return x
 
-    _fit(_net(Draws(), layers.Dropout(0.3, seed=2)), (X, Y), "per_sample")
+    model = net(Draws(), layers.Dropout(0.3, seed=2))
+    trained(compiled(model, "per_sample"), X, Y)
     assert found
     for numbers in found:
         np.testing.assert_array_equal(numbers, wanted)
 
 
+def _refused(optimizer=None):
+    model = net(layers.Dense(4), zoo.Centre(), cls=kpg.PerGradModel)
+    compiled(model, "vectorized", optimizer=optimizer)
+    with pytest.raises(ValueError, match="mixes the samples"):
+        trained(model, X, Y)
+    return model
+
+
 def test_the_optimizer_is_usable_after_a_refusal():
-    model, optimizer = (
-        _net(layers.Dense(4), zoo.Centre()),
-        keras.optimizers.Adam(),
-    )
-    model.compile(optimizer, "mse", gradient_mode="vectorized")
-    with pytest.raises(ValueError, match=MIXED):
-        model.fit(X, Y, verbose=0)
-    model.compile(optimizer, "mse", gradient_mode="batch")
-    model.fit(X, Y, verbose=0)
+    optimizer = keras.optimizers.Adam()
+    model = _refused(optimizer)
+    trained(compiled(model, "batch", optimizer=optimizer), X, Y)
 
 
 def test_a_refused_model_is_collected():
-    model = _net(layers.Dense(4), zoo.Centre())
-    model.compile("sgd", "mse", gradient_mode="vectorized")
-    with pytest.raises(ValueError, match=MIXED):
-        model.fit(X, Y, verbose=0)
-    known = weakref.ref(model)
-    del model
+    known = weakref.ref(_refused())
     keras.backend.clear_session()
     gc.collect()
     assert known() is None
@@ -354,8 +258,8 @@ def test_a_refused_model_is_collected():
 
 @pytest.mark.usefixtures("float64")
 def test_nodes_of_one_graph(monkeypatch):
-    features = tf.constant(_rng.normal(size=(12, 4)))
-    edges = _rng.integers(0, 12, (2, 30))
+    features = tf.constant(normal(12, 4))
+    edges = integers(12, 2, 30)
 
     class Net(keras.Model):
         def __init__(self):
@@ -371,7 +275,7 @@ def test_nodes_of_one_graph(monkeypatch):
                 h += tf.math.unsorted_segment_sum(rows, edges[0], 12)
             return self.out(tf.gather(h, places))
 
-    model, x, y = Net(), _rng.integers(0, 12, 5), _rng.normal(size=(5, 3))
+    model, x, y = Net(), integers(12, 5), normal(5, 3)
     model(x)
     model.compile("sgd", "mse")
     oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)

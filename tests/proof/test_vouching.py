@@ -9,6 +9,7 @@ import keras_pergrad as kpg
 from keras_pergrad.proof import tensor_types
 from keras_pergrad.proof.tensor_types import RULES
 from tests import oracle
+from tests.models.making import compiled, net, trained
 
 pytestmark = pytest.mark.usefixtures("float64")
 layers = keras.layers
@@ -47,18 +48,21 @@ class Foreign(layers.Layer):
         return shape
 
 
-def _model(cls=kpg.PerGradModel):
+def _compiled(*parts, mode="vectorized", **settings):
+    """A model with `parts`, or with a Dense layer and a foreign one."""
     keras.utils.set_random_seed(2)
-    inputs = keras.Input((5,))
-    hidden = layers.Dense(4, "tanh")(inputs)
-    hidden = Foreign(name="foreign")(hidden)
-    return cls(inputs, layers.Dense(3)(hidden))
+    parts = parts or (layers.Dense(4, "tanh"), Foreign(name="foreign"))
+    return compiled(net(*parts), mode, **settings)
 
 
-def _fit(mode, **arguments):
-    model = _model()
-    model.compile("sgd", "mse", gradient_mode=mode, **arguments)
-    model.fit(X, Y, verbose=0)
+def _fit(mode, **settings):
+    model = _compiled(mode=mode, **settings)
+    trained(model, X, Y)
+    return model
+
+
+def _assert_exact(model):
+    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +79,7 @@ def test_an_op_without_a_rule_is_refused_by_name(mode):
 
 @pytest.mark.parametrize("vouched", [["foreign"], "foreign", ["PyFunc"]])
 def test_what_is_vouched_for_is_exact(vouched):
-    model = _model()
-    model.compile("sgd", "mse", gradient_mode="vectorized", vouched=vouched)
-    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
-    model.fit(X, Y, verbose=0)
+    _assert_exact(_fit("vectorized", vouched=vouched))
 
 
 @pytest.mark.parametrize(
@@ -100,38 +101,30 @@ def test_unknown_names_are_refused(name):
 
 
 def test_vouching_is_saved_with_the_model(tmp_path):
-    model = _model()
-    model.compile("sgd", "mse", gradient_mode="vectorized", vouched=["foreign"])
-    model.fit(X, Y, verbose=0)
+    model = _fit("vectorized", vouched=["foreign"])
     assert model.get_compile_config()["vouched"] == ["foreign"]
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.vouched == ("foreign",)
-    loaded.fit(X, Y, verbose=0)
+    trained(loaded, X, Y)
 
 
 def test_a_rule_of_ones_own_serves_the_op():
-    model = _model()
-    model.compile("sgd", "mse", gradient_mode="vectorized")
-
     @kpg.extending.register_type_rule("PyFunc", "EagerPyFunc")
     def same(op, types):
         assert op.n == op.shape(0)[0]
         return types[0]
 
-    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
+    _assert_exact(_compiled())
 
 
 def test_a_rule_of_ones_own_refuses():
-    model = _model()
-    model.compile("sgd", "mse", gradient_mode="vectorized")
-
     @kpg.extending.register_type_rule("PyFunc", "EagerPyFunc")
     def never(op, types):
         raise kpg.extending.Mixes("asks the other samples")
 
     with pytest.raises(ValueError, match="asks the other samples"):
-        kpg.per_sample_norms(model, X, Y)
+        kpg.per_sample_norms(_compiled(), X, Y)
 
 
 def test_a_rule_is_registered_once():
@@ -153,35 +146,29 @@ def test_types_of_ops_are_strings(wrong):
         kpg.extending.register_type_rule(wrong)
 
 
-def test_vouching_for_a_second_layer_leaves_out_the_first():
-    inputs = keras.Input((5,))
-    hidden = Foreign(name="foreign")(layers.Dense(4)(inputs))
-    hidden = Foreign(name="foreign_1")(hidden)
-    model = kpg.PerGradModel(inputs, layers.Dense(3)(hidden))
-    for names in (["foreign"], ["foreign_1"]):
-        model.compile("sgd", "mse", gradient_mode="vectorized", vouched=names)
-        with pytest.raises(ValueError, match="has no type rule"):
-            kpg.per_sample_norms(model, X, Y)
-    names = ["foreign", "foreign_1"]
-    model.compile("sgd", "mse", gradient_mode="vectorized", vouched=names)
-    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
+def _dense(name):
+    return layers.Dense(4, name=name)
 
 
-def test_vouching_for_the_first_of_two_says_nothing_of_the_second():
-    inputs = keras.Input((5,))
-    hidden = layers.Dense(4, name="foreign")(inputs)
-    hidden = Foreign(name="foreign_1")(hidden)
-    model = kpg.PerGradModel(inputs, layers.Dense(3)(hidden))
-    model.compile("sgd", "mse", gradient_mode="vectorized")
-    with pytest.raises(ValueError, match=r"'foreign_1' \(Foreign\)"):
-        kpg.per_sample_norms(model, X, Y)
-    # The scope of the first layer has the name of the second one.
-    model.compile("sgd", "mse", gradient_mode="vectorized", vouched=["foreign"])
-    with pytest.raises(ValueError, match=r"'foreign_1' \(Foreign\)"):
-        kpg.per_sample_norms(model, X, Y)
-    names = ["foreign_1"]
-    model.compile("sgd", "mse", gradient_mode="vectorized", vouched=names)
-    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
+@pytest.mark.parametrize(
+    ("first", "refused", "served"),
+    [
+        (Foreign, [["foreign"], ["foreign_1"]], ["foreign", "foreign_1"]),
+        # The scope of the first layer has the name of the second one.
+        (_dense, [[], ["foreign"]], ["foreign_1"]),
+    ],
+)
+def test_each_of_two_layers_is_vouched_for_by_itself(first, refused, served):
+    def made(vouched):
+        parts = first(name="foreign"), Foreign(name="foreign_1")
+        return _compiled(layers.Dense(4), *parts, vouched=vouched)
+
+    for vouched in refused:
+        with pytest.raises(ValueError, match="has no type rule") as caught:
+            kpg.per_sample_norms(made(vouched), X, Y)
+        if first is not Foreign:
+            assert "'foreign_1' (Foreign)" in str(caught.value)
+    _assert_exact(made(served))
 
 
 class Counted(layers.Layer):
@@ -196,11 +183,7 @@ class Counted(layers.Layer):
 
 
 def test_a_vouched_layer_of_unknown_sizes_is_named_without_the_same_advice():
-    inputs = keras.Input((5,))
-    outputs = layers.Dense(3)(Counted(name="bag")(inputs))
-    model = kpg.PerGradModel(inputs, outputs)
-    given = {"gradient_mode": "vectorized", "vouched": ["bag"]}
-    model.compile("sgd", "mse", **given)
+    model = _compiled(Counted(name="bag"), vouched=["bag"])
     with pytest.raises(ValueError, match="layer 'bag'") as caught:
-        model.fit(X, Y, batch_size=4, verbose=0)
+        trained(model, X, Y, batch_size=4)
     assert "vouched=" not in str(caught.value)
