@@ -93,7 +93,7 @@ test-gpu: $(READY)
 # The oldest supported pair, in an environment of its own: the witness against
 # plain Keras and the oracle. `make test-oldest OLDEST_TESTS=tests` runs all.
 OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
-	tests/functions/test_functional.py tests/model/test_model.py tests/aggregations/test_aggregation.py \
+	tests/functions/test_functional.py tests/model/test_model.py tests/aggregations/test_clipping.py \
 	tests/modes/test_matmul_defect.py tests/test_architecture.py \
 	tests/gradient_health/test_model_description.py \
 	tests/model/test_custom_step.py tests/privacy/test_training.py

@@ -219,7 +219,7 @@ MUTANTS = (
         "aggregations/clipping.py",
         "deviation = self.noise_multiplier * self.clip_norm",
         "deviation = self.noise_multiplier",
-        ("tests/aggregations/test_aggregation.py",),
+        ("tests/aggregations/test_clipping.py",),
     ),
     Mutant(
         "aggregation-biased-variance",

@@ -1,4 +1,4 @@
-"""Clipping per layer and variable, automatic, adaptive, by schedules."""
+"""Clipping in every form, noise, and samples that are not finite."""
 
 import functools
 
@@ -8,9 +8,14 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.aggregations.aggregation import is_finite
 from tests.aggregations.networks import compiled
+from tests.models import making
+from tests.models.making import assert_equal
 
 layers, schedules = keras.layers, keras.optimizers.schedules
+Adaptive = kpg.privacy.AdaptiveClippedMean
+Automatic = kpg.privacy.AutomaticClippedMean
 N = 9
 _rng = np.random.default_rng(2)
 X = _rng.normal(size=(N, 4, 6)).astype("float32")
@@ -26,17 +31,21 @@ MODES = {
         microbatch_size=4, inner=kpg.PerSample(a)
     ),
 }
-
-
+BOTH = ["per_sample", "vectorized"]
+EAGER, XLA = {"run_eagerly": True}, {"jit_compile": True}
 model = functools.partial(compiled, jit_compile=False)
 
 
-def step(net, n=N):
+def step(net, x=X, y=Y):
     """What one step subtracted from the weights, and its logs."""
     before = net.get_weights()
-    logs = net.train_on_batch(X[:n], Y[:n], return_dict=True)
+    logs = net.train_on_batch(x, y, return_dict=True)
     after = net.get_weights()
     return [b - a for a, b in zip(after, before, strict=True)], logs
+
+
+def clip_of(net):
+    return float(net.aggregation_state.clip.numpy())
 
 
 @functools.cache
@@ -59,72 +68,89 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("per", "mode"),
-    [
-        ("variable", "vectorized"),
-        ("variable", "per_sample"),
-        ("variable", "virtual"),
-        ("layer", "vectorized"),
-        ("layer", "one by one"),
-    ],
-)
-def test_clips_each_group(per, mode):
-    groups = GROUPS[per]
-    clip = float(np.median(norms(groups))) * np.sqrt(len(groups))
-    limit = clip / np.sqrt(len(groups))
-    factors = np.minimum(1, limit / norms(groups))
-    assert 0 < np.mean(factors < 1) < 1
-    found, logs = step(model(MODES[mode](kpg.ClippedMean(clip, per=per))))
+def assert_weighted(found, factors, groups, size=N):
+    """What was subtracted is the sum of the samples, each by its factors."""
     for g, group in enumerate(groups):
         for k in group:
-            expected = np.tensordot(factors[:, g], samples()[k], 1) / N
+            expected = np.tensordot(factors[:, g], samples()[k], 1) / size
             np.testing.assert_allclose(found[k], expected, 1e-4, 1e-6)
+
+
+CLIPPED = [
+    *(("model", mode, {}) for mode in BOTH),
+    *(("model", mode, EAGER) for mode in BOTH),
+    *(("model", mode, XLA) for mode in BOTH),
+    ("variable", "vectorized", {}),
+    ("variable", "per_sample", {}),
+    ("variable", "virtual", {}),
+    ("layer", "vectorized", {}),
+    ("layer", "one by one", {}),
+]
+
+
+@pytest.mark.parametrize(("per", "mode", "settings"), CLIPPED)
+def test_clips_each_sample_in_each_group(per, mode, settings):
+    groups = GROUPS[per]
+    limit = 0.99 * float(np.median(norms(groups)))
+    factors = np.minimum(1, limit / norms(groups))
+    assert 0 < np.mean(factors < 1) < 1
+    clipping = kpg.ClippedMean(limit * np.sqrt(len(groups)), per=per)
+    found, logs = step(model(MODES[mode](clipping), **settings))
+    assert_weighted(found, factors, groups)
     assert logs["clipped_fraction"] == pytest.approx(np.mean(factors < 1))
+    assert logs["nonfinite_samples"] == 0
 
 
-def test_no_sample_keeps_more_than_the_clip_norm():
-    for per in ("model", "variable"):
-        net = model(kpg.Vectorized(kpg.ClippedMean(0.01, per=per)))
-        found, _ = step(net, 1)
-        total = np.sqrt(sum(np.square(f).sum() for f in found))
-        assert total <= 0.01 * (1 + 1e-3), per
-        assert total > 0.005
+@pytest.mark.parametrize("mode", BOTH)
+def test_an_infinite_clip_norm_is_the_mean(mode):
+    found, _ = step(model(MODES[mode](kpg.ClippedMean(float("inf")))))
+    assert_equal(found, step(model("batch"))[0], rtol=1e-4, atol=1e-6)
 
 
-def _dense_behind_norm():
-    inputs = keras.Input((4, 32))
-    return inputs, layers.Dense(48, use_bias=False)(inputs)
+@pytest.mark.parametrize("mode", ["per_sample", "virtual"])
+def test_an_expected_batch_size_divides(mode):
+    clipping = kpg.ClippedMean(0.1, expected_batch_size=4)
+    found, _ = step(model(MODES[mode](clipping)))
+    factors = np.minimum(1, 0.1 / norms(GROUPS["model"]))
+    assert_weighted(found, factors, GROUPS["model"], 4)
 
 
-def _convolution_behind_norm():
-    inputs = keras.Input((6, 32))
-    return inputs, layers.Conv1D(48, 3, use_bias=False)(inputs)
-
-
-def _image_behind_norm():
-    inputs = keras.Input((6, 6, 32))
-    x = layers.Conv2D(48, 3, use_bias=False)(inputs)
-    return inputs, layers.Reshape((16, 48))(x)
+@pytest.mark.parametrize("per", ["model", "variable"])
+def test_automatic(per):
+    groups = GROUPS[per]
+    factors = 0.3 / np.sqrt(len(groups)) / (norms(groups) + 0.05)
+    clipping = Automatic(0.3, per=per, gamma=0.05)
+    found, _ = step(model(kpg.Vectorized(clipping)))
+    assert_weighted(found, factors, groups)
 
 
 @pytest.mark.parametrize("offset", [0, 1e3, 3e3, 1e4])
 @pytest.mark.parametrize(
-    "make", [_dense_behind_norm, _convolution_behind_norm, _image_behind_norm]
+    ("shape", "make"),
+    [
+        ((4, 32), lambda: layers.Dense(48, use_bias=False)),
+        ((6, 32), lambda: layers.Conv1D(48, 3, use_bias=False)),
+        ((6, 6, 32), lambda: layers.Conv2D(48, 3, use_bias=False)),
+    ],
 )
-def test_the_bound_holds_where_positions_cancel(make, offset):
+def test_the_bound_holds_where_positions_cancel(shape, make, offset):
     """What all positions have in common is gone behind the norm."""
-    inputs, x = make()
-    x = layers.LayerNormalization(axis=1, center=False, scale=False)(x)
-    x = layers.Flatten()(layers.Activation("tanh")(x))
-    head = layers.Dense(2, trainable=False)
-    net = kpg.PerGradModel(inputs, head(x))
+    net = making.net(
+        make(),
+        layers.Reshape((-1, 48)),
+        layers.LayerNormalization(axis=1, center=False, scale=False),
+        layers.Activation("tanh"),
+        layers.Flatten(),
+        layers.Dense(2, trainable=False),
+        shape=shape,
+        units=None,
+    )
     mode = kpg.Vectorized(kpg.ClippedMean(0.1))
-    net.compile(keras.optimizers.SGD(1.0), "mse", gradient_mode=mode)
+    net = making.compiled(net, mode, rate=1.0)
     start, rng = net.get_weights(), np.random.default_rng(0)
     for _ in range(12):
         net.set_weights(start)
-        x = offset + rng.normal(size=(1, *inputs.shape[1:]))
+        x = offset + rng.normal(size=(1, *shape))
         net.train_on_batch(x.astype("float32"), rng.normal(size=(1, 2)))
         pairs = zip(net.get_weights(), start)
         moved = sum(np.square(a - b).sum(dtype="float64") for a, b in pairs)
@@ -134,7 +160,7 @@ def test_the_bound_holds_where_positions_cancel(make, offset):
 @pytest.mark.parametrize("per", ["model", "variable"])
 @pytest.mark.parametrize(
     "make",
-    [kpg.ClippedMean, kpg.privacy.AutomaticClippedMean],
+    [kpg.ClippedMean, Automatic],
     ids=lambda m: m.__name__,
 )
 def test_numbers_keep_the_digits_of_float64(make, per):
@@ -151,96 +177,106 @@ def test_numbers_keep_the_digits_of_float64(make, per):
 
 
 def test_statistics_are_of_the_whole_gradient():
-    logs = [
-        step(
-            model(
-                kpg.Vectorized(kpg.ClippedMean(0.1, per=per), statistics=True)
-            )
-        )[1]
-        for per in ("model", "variable")
-    ]
+    logs = []
+    for per in ("model", "variable"):
+        mode = kpg.Vectorized(kpg.ClippedMean(0.1, per=per), statistics=True)
+        logs.append(step(model(mode))[1])
     for name in ("gradient_norm", "gradient_variance"):
         assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-5)
 
 
-def test_a_broken_variable_blanks_the_whole_sample():
+@pytest.mark.parametrize(
+    ("mode", "jit_compile", "per"),
+    [
+        *((mode, jit, "model") for mode in BOTH for jit in (False, True)),
+        ("vectorized", False, "variable"),
+    ],
+)
+def test_a_broken_sample_poisons_nothing(mode, jit_compile, per):
+    aggregation = kpg.ClippedMean(0.1, per=per)
     broken = X.copy()
-    broken[3] = np.inf
-    net = model(kpg.Vectorized(kpg.ClippedMean(0.1, per="variable")))
-    logs = net.train_on_batch(broken, Y, return_dict=True)
-    assert logs["nonfinite_samples"] == 1
-    assert all(np.isfinite(w).all() for w in net.get_weights())
+    broken[2, 1] = np.inf
+    broken[4, 0] = np.nan
+    net = model(MODES[mode](aggregation), jit_compile=jit_compile)
+    found, logs = step(net, broken)
+    assert logs["nonfinite_samples"] == 2
+    keep = np.array([0, 1, 3, 5, 6, 7, 8])
+    expected, _ = step(model(MODES[mode](aggregation)), X[keep], Y[keep])
+    # The loss is a mean over 9 in one case and over 7 in the other, but
+    # every gradient is clipped to the same norm.
+    expected = [e * 7 / N for e in expected]
+    assert_equal(found, expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("per", ["model", "variable"])
-def test_automatic(per):
-    groups = GROUPS[per]
-    factors = 0.3 / np.sqrt(len(groups)) / (norms(groups) + 0.05)
-    clipping = kpg.privacy.AutomaticClippedMean(0.3, per=per, gamma=0.05)
-    found, _ = step(model(kpg.Vectorized(clipping)))
-    for g, group in enumerate(groups):
-        for k in group:
-            expected = np.tensordot(factors[:, g], samples()[k], 1) / N
-            np.testing.assert_allclose(found[k], expected, 1e-4, 1e-6)
-
-
-@pytest.mark.parametrize("mode", ["per_sample", "virtual"])
-def test_expected_batch_size(mode):
-    plain, _ = step(model(kpg.Vectorized(kpg.ClippedMean(0.1))), 6)
-    clipping = kpg.ClippedMean(0.1, expected_batch_size=4)
-    found, _ = step(model(MODES[mode](clipping)), 6)
-    for a, b in zip(found, plain, strict=True):
-        np.testing.assert_allclose(a, b * 6 / 4, 1e-4, 1e-6)
+@pytest.mark.parametrize("mode", BOTH)
+def test_noise_has_the_stated_deviation(mode):
+    quiet, _ = step(model(MODES[mode](kpg.ClippedMean(0.5))))
+    aggregation = kpg.ClippedMean(0.5, noise_multiplier=3.0, seed=1)
+    net, noise = model(MODES[mode](aggregation)), []
+    start = net.get_weights()
+    for _ in range(60):
+        net.set_weights(start)
+        noisy, _ = step(net)
+        noise += [(a - b).ravel() for a, b in zip(noisy, quiet, strict=True)]
+    noise = np.concatenate(noise)
+    expected = 3.0 * 0.5 / N
+    # 60 steps of 51 numbers: the estimate is good to about 1.3 %.
+    assert noise.std() == pytest.approx(expected, rel=0.06)
+    assert abs(noise.mean()) < 4 * expected / np.sqrt(noise.size)
 
 
 def test_an_empty_batch_is_noise_alone():
     clipping = kpg.ClippedMean(
         0.5, noise_multiplier=3.0, seed=1, expected_batch_size=4
     )
+    spec = tf.TensorSpec([None, 4, 6]), tf.TensorSpec([None, 3])
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([(X[:0], Y[:0])] * 40), output_signature=spec
+    ).apply(tf.data.experimental.assert_cardinality(40))
     draws = []
     # The others call the model, whose convolution TensorFlow fails in.
-    for build in (MODES["virtual"], MODES["one by one"]):
-        net = model(build(clipping))
-        data = tf.data.Dataset.from_generator(
-            lambda: iter([(X[:0], Y[:0])] * 40),
-            output_signature=(
-                tf.TensorSpec([None, 4, 6]),
-                tf.TensorSpec([None, 3]),
-            ),
-        ).apply(tf.data.experimental.assert_cardinality(40))
+    for mode in ("virtual", "one by one"):
+        net = model(MODES[mode](clipping))
         before = net.get_weights()
         logs = net.fit(data, verbose=0, shuffle=False).history
-        after = net.get_weights()
         assert logs["loss"] == [0]
         assert np.isnan(logs["clipped_fraction"]).all()
-        draws.append(
-            np.concatenate(
-                [(a - b).ravel() for a, b in zip(after, before, strict=True)]
-            )
-        )
+        pairs = zip(net.get_weights(), before, strict=True)
+        draws.append(np.concatenate([(a - b).ravel() for a, b in pairs]))
     np.testing.assert_allclose(*draws, rtol=1e-4, atol=1e-5)
     expected = 3.0 * 0.5 / 4 * np.sqrt(40)
     assert draws[0].std() == pytest.approx(expected, rel=0.35)
+
+
+def test_logs_are_means_of_an_epoch_and_not_of_evaluation():
+    keep = np.sort(norms(GROUPS["model"])[:8, 0])
+    clip = float(keep[5]) * 1.0001  # 2 of 8 are above
+    net = model(kpg.Vectorized(kpg.ClippedMean(clip)))
+    net.optimizer.learning_rate = 0.0
+    x, y = X[:8], Y[:8]
+    given = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    history = net.fit(x, y, validation_data=(x, y), **given).history
+    assert history["clipped_fraction"][0] == pytest.approx(2 / 8)
+    assert "val_clipped_fraction" not in history
+    assert set(net.evaluate(x, y, verbose=0, return_dict=True)) == {"loss"}
 
 
 @pytest.mark.parametrize("mode", ["vectorized", "one by one"])
 def test_the_clip_follows_a_quantile(mode):
     """In every mode alike, and in the end as many are below as it says."""
     keep = np.sort(norms(GROUPS["model"])[:, 0])
-    clipping = kpg.privacy.AdaptiveClippedMean(
-        0.05, quantile=0.7, clip_rate=0.5
-    )
+    clipping = Adaptive(0.05, quantile=0.7, clip_rate=0.5)
     net = model(MODES[mode](clipping))
     net.optimizer.learning_rate.assign(0.0)
     for _ in range(60):
         net.train_on_batch(X, Y)
-    clip = float(net.aggregation_state.clip.numpy())
+    clip = clip_of(net)
     assert keep[5] * 0.9 < clip < keep[7] * 1.1
     assert float(net.aggregation_state.seen.numpy()) == 0
 
 
 def test_the_count_of_a_quantile_is_noisy():
-    clipping = kpg.privacy.AdaptiveClippedMean(
+    clipping = Adaptive(
         0.1,
         noise_multiplier=1.0,
         seed=1,
@@ -252,9 +288,9 @@ def test_the_count_of_a_quantile_is_noisy():
     net.optimizer.learning_rate.assign(0.0)
     moves, all_norms = [], norms(GROUPS["model"])
     for _ in range(50):
-        before = float(net.aggregation_state.clip.numpy())
+        before = clip_of(net)
         net.train_on_batch(X, Y)
-        after = float(net.aggregation_state.clip.numpy())
+        after = clip_of(net)
         below = (all_norms <= before).sum()
         fraction = 0.5 + (below - N / 2) / 10
         moves.append(np.log(after / before) + (fraction - 0.5))
@@ -263,81 +299,77 @@ def test_the_count_of_a_quantile_is_noisy():
 
 
 def test_the_clip_is_saved_and_goes_on(tmp_path):
-    net = model(kpg.Vectorized(kpg.privacy.AdaptiveClippedMean(0.1)))
+    net = model(kpg.Vectorized(Adaptive(0.1)))
     net.train_on_batch(X, Y)
-    clip = float(net.aggregation_state.clip.numpy())
+    clip = clip_of(net)
     assert clip != pytest.approx(0.1)
     net.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert float(loaded.aggregation_state.clip.numpy()) == clip
+    assert clip_of(loaded) == clip
     mode = net.gradient_mode
     net.compile("sgd", "mse", gradient_mode=mode)
-    assert float(net.aggregation_state.clip.numpy()) == clip
+    assert clip_of(net) == clip
     other = model(mode)
-    assert float(other.aggregation_state.clip.numpy()) == pytest.approx(0.1)
+    assert clip_of(other) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("mode", ["vectorized", "virtual"])
 def test_schedules(mode, tmp_path):
     clip = schedules.PiecewiseConstantDecay([0], [0.02, 0.04])
     net = model(MODES[mode](kpg.ClippedMean(clip)))
-    first, _ = step(net)
-    weights = net.get_weights()
-    second, _ = step(net)
-    expected, _ = step(model(kpg.Vectorized(kpg.ClippedMean(0.02))))
-    for a, b in zip(first, expected, strict=True):
-        np.testing.assert_allclose(a, b, 1e-4, 1e-6)
-    after = model(kpg.Vectorized(kpg.ClippedMean(0.04)))
-    after.set_weights(weights)
-    for a, b in zip(second, step(after)[0], strict=True):
-        np.testing.assert_allclose(a, b, 1e-4, 1e-6)
+    for now in (0.02, 0.04):
+        one = model(kpg.Vectorized(kpg.ClippedMean(now)))
+        one.set_weights(net.get_weights())
+        assert_equal(step(net)[0], step(one)[0], rtol=1e-4, atol=1e-6)
     net.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert int(loaded.aggregation_state.steps.numpy()) == 2
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: kpg.ClippedMean(1.0, per="weights"), "`per` must be one of"),
-        (
-            lambda: kpg.ClippedMean(1.0, expected_batch_size=0),
-            "`expected_batch_size` must be a positive",
-        ),
-        (lambda: kpg.privacy.AutomaticClippedMean(gamma=0), "`gamma` must be"),
-        (
-            lambda: kpg.privacy.AutomaticClippedMean(float("inf")),
-            "must be finite",
-        ),
-        (
-            lambda: kpg.privacy.AdaptiveClippedMean(quantile=1),
-            "`quantile` must be",
-        ),
-        (
-            lambda: kpg.privacy.AdaptiveClippedMean(clip_rate=-1),
-            "`clip_rate` must",
-        ),
-        (
-            lambda: kpg.privacy.AdaptiveClippedMean(
-                0.1, noise_multiplier=2.0, count_noise=1.0
-            ),
-            "`count_noise` must be more than noise_multiplier / 2",
-        ),
-        (
-            lambda: kpg.privacy.AdaptiveClippedMean(
-                0.1, noise_multiplier=schedules.ExponentialDecay(1.0, 1, 0.5)
-            ),
-            "must be a finite number: the clip is not",
-        ),
-        (
-            lambda: kpg.privacy.AdaptiveClippedMean(0.1, count_noise=1.0),
-            "goes with a `noise_multiplier` only",
-        ),
-    ],
-)
-def test_refusals(make, match):
+INFINITE, NAN = float("inf"), float("nan")
+POSITIVE = "`clip_norm` must be a positive"
+decay = schedules.ExponentialDecay(1.0, 1, 0.5)
+REFUSED = [
+    *((kpg.ClippedMean, POSITIVE, {"clip_norm": v}) for v in (0, -1.0, NAN)),
+    (kpg.ClippedMean, POSITIVE, {"clip_norm": "1"}),
+    (kpg.ClippedMean, POSITIVE, {"clip_norm": None}),
+    (kpg.ClippedMean, POSITIVE, {"clip_norm": True}),
+    (kpg.ClippedMean, POSITIVE, {"clip_norm": np.bool_(True)}),
+    *(
+        (kpg.ClippedMean, "`noise_multiplier` must", {"noise_multiplier": v})
+        for v in (-1.0, NAN, INFINITE)
+    ),
+    (
+        kpg.ClippedMean,
+        "must be finite",
+        {"clip_norm": INFINITE, "noise_multiplier": 1.0},
+    ),
+    (kpg.ClippedMean, "`seed` must be an integer", {"seed": 0.5}),
+    (kpg.ClippedMean, "`per` must be one of", {"per": "weights"}),
+    (
+        kpg.ClippedMean,
+        "`expected_batch_size` must be a positive",
+        {"expected_batch_size": 0},
+    ),
+    (Automatic, "`gamma` must be", {"gamma": 0}),
+    (Automatic, "must be finite", {"clip_norm": INFINITE}),
+    (Adaptive, "`quantile` must be", {"quantile": 1}),
+    (Adaptive, "`clip_rate` must", {"clip_rate": -1}),
+    (
+        Adaptive,
+        "`count_noise` must be more than noise_multiplier / 2",
+        {"noise_multiplier": 2.0, "count_noise": 1.0},
+    ),
+    (Adaptive, "number: the clip is not", {"noise_multiplier": decay}),
+    (Adaptive, "with a `noise_multiplier` only", {"count_noise": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("cls", "match", "arguments"), REFUSED)
+def test_refusals(cls, match, arguments):
+    defaults = {"clip_norm": 1.0} if cls is kpg.ClippedMean else {}
     with pytest.raises(ValueError, match=match):
-        make()
+        cls(**{**defaults, **arguments})
 
 
 def test_check_gradients_knows_groups():
@@ -356,5 +388,48 @@ def test_numbers_of_numpy_are_taken():
     )
     assert one.get_config()["clip_norm"] == 1.5
     assert type(one.expected_batch_size) is int
-    with pytest.raises(ValueError, match="`clip_norm` must be a positive"):
-        kpg.ClippedMean(np.bool_(True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_one_comparison_tells_finite_norms(dtype):
+    limits = np.finfo("float16")
+    values = [0.0, limits.tiny, 1.0, limits.max, np.inf, np.nan]
+    norms = tf.cast(values, dtype)
+    expected = tf.math.is_finite(norms).numpy()
+    assert expected.tolist() == [True] * 4 + [False] * 2
+    np.testing.assert_array_equal(is_finite(norms), expected)
+
+
+def _ops(net, x, y):
+    """The types of ops in a mode's step."""
+
+    net.compute_loss(x, y, net(x), None)  # builds the compiled loss
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        found = net.gradient_mode.step(net, x, y, None)
+        return found.gradients, found.statistics
+
+    definition = step.get_concrete_function(x, y).graph.as_graph_def()
+    bodies = [f.node_def for f in definition.library.function]
+    return {node.op for body in [definition.node, *bodies] for node in body}
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        kpg.PerSample(kpg.ClippedMean(1.0), statistics=True),
+        kpg.Accumulated(
+            microbatch_size=4,
+            inner=kpg.Vectorized(aggregation=kpg.ClippedMean(1.0)),
+        ),
+    ],
+)
+def test_modes_ask_for_finite_norms_with_an_op_that_metal_has(mode):
+    net = model(mode)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    net.compile(optimizer, "mse", gradient_mode=mode)
+    optimizer.build(net.trainable_variables)
+    ops = _ops(net, tf.constant(X), tf.constant(Y))
+    assert "Less" in ops
+    assert "IsFinite" not in ops

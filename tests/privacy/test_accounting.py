@@ -23,45 +23,70 @@ def mechanism(sampling="poisson", noise=3.0, batch_size=100, examples=1000):
     return Mechanism(sampling, examples, batch_size, noise, "")
 
 
-def by_library(accountant, event, count, delta=1e-6):
-    return accountant.compose(event, count).get_epsilon(delta)
+def poisson(rate=0.1, noise=3.0):
+    return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
+
+
+def by_library(*events, accountant=None):
+    """The epsilon of events, each with how often it is."""
+    accountant = accountant or pld.PLDAccountant()
+    for event, count in events:
+        accountant.compose(event, count)
+    return accountant.get_epsilon(1e-6)
+
+
+def epsilon(*phases):
+    return compute_epsilon(phases, 1e-6)
 
 
 def test_anchors():
-    assert compute_epsilon(((mechanism(), 512),), 1e-6) == pytest.approx(
-        3.77, abs=5e-3
-    )
+    assert epsilon((mechanism(), 512)) == pytest.approx(3.77, abs=5e-3)
     noise = calibrate_noise(mechanism(), 512, 1.0, 1e-6)
     assert noise == pytest.approx(9.66, abs=5e-3)
-    now = mechanism(noise=noise)
-    assert 0.999 < compute_epsilon(((now, 512),), 1e-6) <= 1
+    assert 0.999 < epsilon((mechanism(noise=noise), 512)) <= 1
 
 
-@pytest.mark.parametrize("steps", [1, 40])
-def test_poisson(steps):
-    event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0))
-    expected = by_library(pld.PLDAccountant(), event, steps)
-    found = compute_epsilon(((mechanism(), steps),), 1e-6)
-    assert found == pytest.approx(expected, abs=1e-6)
+wide, narrow, full = (dp.GaussianDpEvent(v) for v in (3.0, 3.0 / 2, 20.0))
+steps_of_noise = keras.optimizers.schedules.PiecewiseConstantDecay
+falling = schedule_json(steps_of_noise([9], [3.0, 6.0]))
+PHASES = {
+    "a step": ([(mechanism(), 1)], [(poisson(), 1)]),
+    "steps": ([(mechanism(), 40)], [(poisson(), 40)]),
+    "full batches": ([(mechanism("poisson", 20.0, 1000), 50)], [(full, 50)]),
+    "full, fixed": ([(mechanism("fixed", 20.0, 1000), 50)], [(full, 50)]),
+    # One look an epoch of ten batches.
+    "shuffled, 1": ([(mechanism("shuffled"), 1)], [(wide, 1)]),
+    "shuffled, 10": ([(mechanism("shuffled"), 10)], [(wide, 1)]),
+    "shuffled, 11": ([(mechanism("shuffled"), 11)], [(wide, 2)]),
+    "two phases": (
+        [(mechanism(), 20), (mechanism(noise=5.0, batch_size=50), 30)],
+        [(poisson(), 20), (poisson(0.05, 5.0), 30)],
+    ),
+    "a phase not begun": (
+        [(mechanism(), 20), (mechanism("shuffled"), 0)],
+        [(poisson(), 20)],
+    ),
+    "a schedule": (
+        [(mechanism(noise=falling), 15)],
+        [(poisson(), 10), (poisson(0.1, 6.0), 5)],
+    ),
+}
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_full_batch(sampling):
-    now = mechanism(sampling, 20.0, 1000)
-    expected = by_library(pld.PLDAccountant(), dp.GaussianDpEvent(20.0), 50)
-    found = compute_epsilon(((now, 50),), 1e-6)
-    assert found == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize("name", PHASES)
+def test_epsilon_is_that_of_the_library(name):
+    phases, events = PHASES[name]
+    assert epsilon(*phases) == pytest.approx(by_library(*events), abs=1e-6)
+    assert accountant_name(tuple(phases)) == "PLD"
 
 
 def test_fixed():
     # An example exchanged for another moves the sum by twice the clip norm,
     # and the accountant divides by how far the sum moves.
-    event = dp.SampledWithoutReplacementDpEvent(
-        1000, 100, dp.GaussianDpEvent(3.0 / 2)
-    )
+    event = dp.SampledWithoutReplacementDpEvent(1000, 100, narrow)
     accountant = rdp.RdpAccountant(neighboring_relation=NEIGHBOURS.REPLACE_ONE)
-    expected = by_library(accountant, event, 30)
-    found = compute_epsilon(((mechanism("fixed"), 30),), 1e-6)
+    expected = by_library((event, 30), accountant=accountant)
+    found = epsilon((mechanism("fixed"), 30))
     assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -69,87 +94,48 @@ def test_a_replaced_gradient_counts_twice():
     """Sampled with certainty, the bound is that of a sum moved by 2C."""
     event = dp.SampledWithoutReplacementDpEvent(10, 10, dp.GaussianDpEvent(2.0))
     accountant = rdp.RdpAccountant(neighboring_relation=NEIGHBOURS.REPLACE_ONE)
-    twice = rdp.RdpAccountant()
-    expected = by_library(twice, dp.GaussianDpEvent(2.0), 1)
-    assert by_library(accountant, event, 1) == pytest.approx(expected)
+    alone = (dp.GaussianDpEvent(2.0), 1)
+    expected = by_library(alone, accountant=rdp.RdpAccountant())
+    found = by_library((event, 1), accountant=accountant)
+    assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (10, 1), (11, 2)])
-def test_shuffled_is_one_look_an_epoch(steps, epochs):
-    expected = by_library(pld.PLDAccountant(), dp.GaussianDpEvent(3.0), epochs)
-    found = compute_epsilon(((mechanism("shuffled"), steps),), 1e-6)
-    assert found == pytest.approx(expected, abs=1e-6)
-    amplified = compute_epsilon(((mechanism(), steps),), 1e-6)
-    assert found > amplified
-
-
-def test_phases_compose():
-    first, second = mechanism(), mechanism(noise=5.0, batch_size=50)
-    accountant = pld.PLDAccountant()
-    accountant.compose(
-        dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0)), 20
-    )
-    expected = by_library(
-        accountant, dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(5.0)), 30
-    )
-    found = compute_epsilon(((first, 20), (second, 30)), 1e-6)
-    assert found == pytest.approx(expected, abs=1e-6)
-    both = compute_epsilon(((first, 20), (mechanism("shuffled"), 0)), 1e-6)
-    assert both == pytest.approx(compute_epsilon(((first, 20),), 1e-6))
+def test_shuffling_does_not_amplify():
+    assert epsilon((mechanism("shuffled"), 1)) > epsilon((mechanism(), 11))
 
 
 def test_phases_of_different_guarantees_are_refused():
-    phases = ((mechanism(), 1), (mechanism("fixed"), 1))
     with pytest.raises(ValueError, match="no epsilon holds for both"):
-        compute_epsilon(phases, 1e-6)
-    assert neighboring_relation(
-        ((mechanism(), 1), (mechanism("shuffled"), 1))
-    ) == ("blank")
+        epsilon((mechanism(), 1), (mechanism("fixed"), 1))
+    phases = (mechanism(), 1), (mechanism("shuffled"), 1)
+    assert neighboring_relation(phases) == "blank"
 
 
 def test_users():
-    several = Mechanism("poisson", 1000, 50, 3.0, "", 3)
-    alone = compute_epsilon(((mechanism(batch_size=50), 10),), 1e-6)
-    found = compute_epsilon(((several, 10),), 1e-6)
-    # More than one example, less than three that always come together.
-    together = by_library(
-        pld.PLDAccountant(),
-        dp.PoissonSampledDpEvent(1 - 0.95**3, dp.GaussianDpEvent(1.0)),
-        10,
+    one, several = (
+        Mechanism("poisson", 1000, 50, 3.0, "", most) for most in (1, 3)
     )
-    assert alone < found < together
-    one = Mechanism("poisson", 1000, 50, 3.0, "", 1)
-    assert compute_epsilon(((one, 10),), 1e-6) == alone
+    alone = epsilon((mechanism(batch_size=50), 10))
+    # More than one example, less than three that always come together.
+    together = by_library((poisson(1 - 0.95**3, 1.0), 10))
+    assert alone < epsilon((several, 10)) < together
+    assert epsilon((one, 10)) == alone
 
 
-def test_schedules_of_noise():
-    pieces = keras.optimizers.schedules.PiecewiseConstantDecay([9], [3.0, 6.0])
-    now = mechanism(noise=schedule_json(pieces))
+def test_schedules_of_many_values_are_counted_by_rdp():
+    now = mechanism(noise=falling)
     np.testing.assert_allclose(now.noise(8, 4), [3, 3, 6, 6])
-    accountant = pld.PLDAccountant()
-    event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0))
-    accountant.compose(event, 10)
-    event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(6.0))
-    expected = by_library(accountant, event, 5)
-    found = compute_epsilon(((now, 15),), 1e-6)
-    assert found == pytest.approx(expected, abs=1e-6)
-    assert accountant_name(((now, 15),)) == "PLD"
     smooth = keras.optimizers.schedules.ExponentialDecay(3.0, 10, 1.1)
     now = mechanism(noise=schedule_json(smooth))
     assert accountant_name(((now, 34),)) == "RDP"
-    accountant = rdp.RdpAccountant()
-    for noise in now.noise(0, 34):
-        event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(noise))
-        accountant.compose(event)
-    expected = accountant.get_epsilon(1e-6)
-    assert compute_epsilon(((now, 34),), 1e-6) == pytest.approx(
-        expected, abs=1e-6
-    )
+    events = [(poisson(0.1, noise), 1) for noise in now.noise(0, 34)]
+    expected = by_library(*events, accountant=rdp.RdpAccountant())
+    assert epsilon((now, 34)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_most_steps():
     now = mechanism()
-    target = compute_epsilon(((now, 23),), 1e-6)
+    target = epsilon((now, 23))
     assert affordable_steps((), now, target, 1e-6, 0, 64) == 23
     assert affordable_steps((), now, target, 1e-6, 0, 8) == 8
     assert affordable_steps((), now, 1e-3, 1e-6, 0, 8) == 0
@@ -167,9 +153,9 @@ def test_calibrated_noise_is_just_enough(sampling):
 
 def test_calibration_after_a_phase():
     before = ((mechanism(), 20),)
-    spent = compute_epsilon(before, 1e-6)
+    spent = epsilon(*before)
     noise = calibrate_noise(mechanism(), 10, spent + 0.3, 1e-6, before)
-    found = compute_epsilon((*before, (mechanism(noise=noise), 10)), 1e-6)
+    found = epsilon(*before, (mechanism(noise=noise), 10))
     assert spent + 0.29 < found <= spent + 0.3
     with pytest.raises(ValueError, match=r"after epsilon=.*, spent before"):
         calibrate_noise(mechanism(), 10, spent, 1e-6, before)

@@ -1,14 +1,18 @@
 """The lower bound of an audit holds, and is as good as it can be."""
 
+import keras
 import numpy as np
 import pytest
 
+import keras_pergrad as kpg
+from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.privacy.audit import (
     audit_privacy,
     epsilon_lower_bound,
     p_value,
 )
-from tests.privacy.tiny import X, Y, model, private
+from tests.models import making
+from tests.privacy.tiny import X, Y, compile_privately, model, private
 
 
 def test_all_guesses_right():
@@ -47,23 +51,80 @@ def test_the_bound_holds_as_often_as_it_says():
     assert found.mean() > 0.5
 
 
+def audited(noise):
+    """An audit on examples that a linear model learns one by one."""
+    targets = np.random.default_rng(1).choice([-1.0, 1.0], (100, 1))
+    training = private(
+        samples=100,
+        batch_size=50,
+        noise_multiplier=noise,
+        clipping=kpg.privacy.AutomaticClippedMean(1.0),
+        delta=1e-3,
+    )
+
+    def make_model():
+        net = making.net(
+            keras.layers.Dense(1, use_bias=False),
+            shape=(100,),
+            units=None,
+            cls=kpg.PerGradModel,
+        )
+        sgd = keras.optimizers.SGD(1.0)
+        return compile_privately(net, training, sgd, loss="mse")
+
+    x, canaries = np.eye(100, dtype="float32"), np.arange(100)
+    return audit_privacy(
+        make_model, training, x, targets, canaries=canaries, epochs=4, seed=1
+    )
+
+
+def test_an_audit_finds_missing_noise(monkeypatch):
+    found = audited(noise=6.0)
+    assert found.ok, str(found)
+    assert set(found.by_score) == {"loss", "gradient"}
+    monkeypatch.setattr(
+        AggregationState, "normal", lambda self, like, deviation: 0 * like
+    )
+    broken = audited(noise=6.0)
+    assert not broken.ok, str(broken)
+    assert broken.lower_bound > 2 * broken.claimed
+    assert "REFUTED" in str(broken)
+    assert broken.claimed == found.claimed
+
+
+@pytest.mark.slow
+def test_an_audit_sees_through_little_noise():
+    """Where little is promised, what leaks is seen, and within the claim."""
+    found = audited(noise=0.5)
+    assert 1 < found.lower_bound < found.claimed
+
+
 def test_refusals():
-    training = private()
-    drawn = {"canaries": range(10), "epochs": 1}
+    training, fixed = private(), private(sampling="fixed")
+    stateless = model(training)
+    stateless.aggregation_state = None
 
     def make():
         return model(training)
 
-    with pytest.raises(ValueError, match="at least 10 different rows"):
-        audit_privacy(make, training, X, Y, canaries=range(3), epochs=1)
-    with pytest.raises(ValueError, match="`confidence` must be"):
-        audit_privacy(make, training, X, Y, **drawn, confidence=95)
-    fixed = private(sampling="fixed")
-    with pytest.raises(ValueError, match="sampling='fixed' protects"):
-        audit_privacy(make, fixed, X, Y, **drawn)
-    net = make()
-    net.aggregation_state = None
-    with pytest.raises(ValueError, match="`make_model` must return a new"):
-        audit_privacy(lambda: net, training, X, Y, **drawn)
-    with pytest.raises(TypeError, match="must be a function"):
-        audit_privacy(net, training, X, Y, **drawn)
+    for error, match, given in (
+        (ValueError, "at least 10 different rows", {"canaries": range(3)}),
+        (ValueError, "`confidence` must be", {"confidence": 95}),
+        (ValueError, "sampling='fixed' protects", {"private": fixed}),
+        (
+            ValueError,
+            "`make_model` must return a new",
+            {"make_model": lambda: stateless},
+        ),
+        (TypeError, "must be a function", {"make_model": stateless}),
+    ):
+        defaults = {
+            "make_model": make,
+            "private": training,
+            "x": X,
+            "y": Y,
+            "canaries": range(10),
+            "epochs": 1,
+        }
+        with pytest.raises(error, match=match):
+            audit_privacy(**{**defaults, **given})

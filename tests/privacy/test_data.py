@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.privacy.tiny import N, X, Y, fit, model, private
+from tests.models.making import assert_equal
+from tests.privacy.tiny import N, X, Y, fit, fitted, model, private
 
 SHUFFLED = np.random.default_rng(1).permutation(N)
 
@@ -19,37 +20,78 @@ def frames():
     return x, pandas.Series(Y[:, 0], index=SHUFFLED[::-1])
 
 
-def test_data_frames_are_taken_by_position():
-    x, y = frames()
+class Rows:
+    """Examples by number, or numbers of `size` by number."""
+
+    def __init__(self, size=None, rows=N):
+        self.size, self.rows = size, rows
+
+    def __len__(self):
+        return -(-self.rows // (self.size or 1))
+
+    def __getitem__(self, i):
+        if self.size is None:
+            return X[i], Y[i]
+        rows = slice(self.size * i, min(self.size * (i + 1), self.rows))
+        return X[rows], Y[rows]
+
+
+class Batches(Rows, keras.utils.PyDataset):
+    def __init__(self, size, rows=N):
+        keras.utils.PyDataset.__init__(self)
+        Rows.__init__(self, size, rows)
+
+
+def indexed():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def mapped(folder):
+    np.save(folder / "x.npy", X)
+    return np.load(folder / "x.npy", mmap_mode="r")
+
+
+@pytest.fixture
+def batch():
+    """A function of data that returns their batch of a step, or two of it."""
     training = private()
     ledger = model(training).aggregation_state
-    expected = training.batches(X, Y, Y[:, 0]).batch(ledger, 1)
-    for data in (
-        training.batches(x, y, y),
-        training.batches(x, Y, y),
-        training.batches(X, y.to_frame(), y),
-    ):
-        found = data.batch(ledger, 1)
-        for a, b in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(np.ravel(a), np.ravel(b))
-    (by_name,) = training.batches({"a": x["a"], "all": x}).batch(ledger, 1)
+    return lambda *data: training.batches(*data).batch(ledger, 2)
+
+
+def test_sources_give_the_same_batches(batch, tmp_path):
+    for source in (Rows(), Batches(7), indexed()):
+        assert_equal(batch(source), batch(X, Y))
+        data = private().batches(source)
+        data.excluded_rows = np.arange(N)
+        ledger = model(private()).aggregation_state
+        assert [len(part) for part in data.batch(ledger, 2)] == [0, 0]
+    assert_equal(batch(mapped(tmp_path), Y), batch(X, Y))
+    x, _, w = batch({"a": X}, Y, np.linspace(0, 1, N))
+    np.testing.assert_array_equal(x["a"], batch(X, Y)[0])
+    assert w.dtype == "float32"
+
+
+def test_data_frames_are_taken_by_position(batch):
+    x, y = frames()
+    expected = batch(X, Y, Y[:, 0])
+    for data in ((x, y, y), (x, Y, y), (X, y.to_frame(), y)):
+        assert_equal(map(np.ravel, batch(*data)), map(np.ravel, expected))
+    (by_name,) = batch({"a": x["a"], "all": x})
     np.testing.assert_array_equal(by_name["a"], expected[0][:, 0])
     np.testing.assert_array_equal(by_name["all"], expected[0])
 
 
-def test_data_frames_train_as_arrays_do():
+def test_sources_train_alike(tmp_path):
     x, y = frames()
-    weights = []
-    for data in ((X, Y), (x, y.to_frame())):
-        training = private()
-        net = model(training)
-        fit(net, training, data=training.batches(*data))
-        weights.append(net.get_weights())
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+    training, nets = private(), []
+    for data in ((X, Y), (mapped(tmp_path), Y), (Rows(),), (x, y.to_frame())):
+        nets.append(model(training))
+        fit(nets[-1], training, data=training.batches(*data))
+        assert_equal(nets[-1].get_weights(), nets[0].get_weights())
     with pytest.warns(UserWarning, match="are the protected examples"):
         fit(
-            net,
+            nets[-1],
             training,
             data=training.batches(x, Y),
             validation_data=(x, Y + 0),
@@ -76,38 +118,50 @@ def test_frames_of_several_kinds_are_refused():
     assert {s.dtype for s in text.spec[0].values()} == {tf.int64, tf.string}
 
 
-def test_batched_data_sets_say_so():
-    training = private()
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
-    with pytest.raises(
-        ValueError,
-        match=r"samples=40. Received: 4, the first of which is of shape "
-        r"\(10, 3\) and \(10, 1\). If these are batches: .*before .batch\(\)",
-    ):
-        training.batches(data)
-
-    class Loader:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, number):
-            rows = slice(10 * number, 10 * number + 10)
-            return X[rows], Y[rows]
-
-    with pytest.raises(ValueError, match=r"Received: 4, .* \(10, 3\) and"):
-        training.batches(Loader())
+def of_known_size():
+    known = tf.data.experimental.assert_cardinality(N)
+    return indexed().filter(lambda x, y: True).apply(known)
 
 
-def test_batches_of_a_data_set_of_another_size_say_so():
-    class Batches(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, number):
-            return X[:8], Y[:8]
-
-    with pytest.raises(ValueError, match="Received: 16, in batches of 8"):
-        private().batches(Batches())
+@pytest.mark.parametrize(
+    ("error", "match", "data"),
+    [
+        (ValueError, r"samples=40. Received: 39", lambda: (X[1:], Y[1:])),
+        (
+            ValueError,
+            r"same number of rows.*\[40, 39\]",
+            lambda: (X, Y[1:]),
+        ),
+        (TypeError, "Received: generator", lambda: ((x for x in X),)),
+        (
+            ValueError,
+            "unknown or infinite size",
+            lambda: (indexed().repeat(),),
+        ),
+        (ValueError, "in any order", lambda: (of_known_size(),)),
+        (ValueError, "y or sample_weight, too", lambda: (indexed(), Y)),
+        (
+            ValueError,
+            r"samples=40. Received: 4, the first of which is of shape "
+            r"\(10, 3\) and \(10, 1\). If these are batches: "
+            r".*before .batch\(\)",
+            lambda: (indexed().batch(10),),
+        ),
+        (
+            ValueError,
+            r"Received: 4, .* \(10, 3\) and",
+            lambda: (Rows(10),),
+        ),
+        (
+            ValueError,
+            "Received: 16, in batches of 8",
+            lambda: (Batches(8, 16),),
+        ),
+    ],
+)
+def test_data_that_cannot_be_drawn_from_are_refused(error, match, data):
+    with pytest.raises(error, match=match):
+        private().batches(*data())
 
 
 @pytest.mark.parametrize("name", ["y", "sample_weight"])
@@ -121,30 +175,26 @@ def test_lists_of_targets_are_refused(name):
     assert len(several.spec[1]) == 2
 
 
-class Pairs:
-    """Examples by number, whose inputs are of the kind of `pair`."""
+class Pairs(Rows):
+    """Examples whose inputs are of the kind of `pair`."""
 
-    def __init__(self, pair):
-        self.pair = pair
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        return self.pair([X[i], X[i, :2]]), Y[i]
-
-
-class PairsInBatches(keras.utils.PyDataset):
     def __init__(self, pair):
         super().__init__()
         self.pair = pair
 
-    def __len__(self):
-        return N // 8
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return self.pair([x, x[:2]]), y
+
+
+class PairsInBatches(Batches):
+    def __init__(self, pair):
+        super().__init__(8)
+        self.pair = pair
 
     def __getitem__(self, i):
-        rows = slice(8 * i, 8 * i + 8)
-        return self.pair([self.pair([X[rows], X[rows, :2]]), Y[rows]])
+        x, y = super().__getitem__(i)
+        return self.pair([self.pair([x, x[:, :2]]), y])
 
 
 @pytest.mark.parametrize(
@@ -173,32 +223,27 @@ def test_lists_give_the_batches_of_tuples(data):
         for pair in (list, tuple)
     ]
     keras.tree.assert_same_structure(*first)
-    for a, b in zip(*map(keras.tree.flatten, first), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(*map(keras.tree.flatten, first))
 
 
-class Hooked(keras.utils.PyDataset):
+class Hooked(Batches):
     """Needs its hook before any batch, and notes what is called."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(10)
         self.calls = []
 
-    def __len__(self):
-        return 4
-
     def on_epoch_begin(self):
-        self.x = X
         self.calls.append("begin")
 
     def on_epoch_end(self):
         self.calls.append("end")
 
     def __getitem__(self, i):
+        assert self.calls[-1] != "end"
         if self.calls[-1] != "batch":
             self.calls.append("batch")
-        rows = slice(10 * i, 10 * i + 10)
-        return self.x[rows], Y[rows]
+        return super().__getitem__(i)
 
 
 def test_the_hooks_of_a_data_set_are_called_once_an_epoch():
@@ -212,17 +257,15 @@ def test_the_hooks_of_a_data_set_are_called_once_an_epoch():
 
 def test_what_draws_batches_can_be_pickled():
     training = private()
-    net = model(training)
-    fit(net, training)
+    net = fitted(training)
     batches = training.batches(PairsInBatches(tuple))
     copies = pickle.loads(pickle.dumps((training, training.callback, batches)))
-    ledger = net.aggregation_state
-    for a, b in zip(
-        keras.tree.flatten(copies[2].batch(ledger, 3)),
-        keras.tree.flatten(batches.batch(ledger, 3)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(
+        *(
+            keras.tree.flatten(each.batch(net.aggregation_state, 3))
+            for each in (copies[2], batches)
+        )
+    )
     fit(net, copies[0])
     assert copies[0].statement()["phases"][0]["steps"] == 8
 

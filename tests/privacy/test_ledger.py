@@ -7,91 +7,94 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import compute_epsilon
-from tests.privacy.tiny import X, Y, compile_privately, fit, model, private
+from tests.privacy.tiny import (
+    X,
+    Y,
+    compile_privately,
+    fit,
+    fitted,
+    model,
+    private,
+    spent,
+    words,
+)
 
 callbacks = keras.callbacks
-
-
-def spent(training, *steps):
-    phases = tuple((training.mechanism, count) for count in steps)
-    return compute_epsilon(phases, training.delta)
 
 
 def is_outside(training, net):
     return training.statement(net)["outside"]
 
 
-class SavesFirst(callbacks.Callback):
-    """As ModelCheckpoint if the first epoch is the best."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 0:
-            self.model.save_weights(self.path)
-
-
-def test_it_goes_on_from_the_ledger_before():
-    first, second = private(), private(noise_multiplier=4.0)
-    before, same, other = (
-        training.gradient_mode.aggregation.make_state()
-        for training in (first, first, second)
-    )
-    before.advance("phase_steps", 4)
-    same.resume_from(before)
-    assert same.spent == ((first.mechanism, 4),)
-    other.resume_from(before)
-    assert other.spent == ((first.mechanism, 4), (second.mechanism, 0))
+def fit_and_load_the_first(net, training, epochs, folder):
+    """Load the weights of the first epoch after some."""
+    path = str(folder / "{epoch}.weights.h5")
+    saves = callbacks.ModelCheckpoint(path, save_weights_only=True)
+    fit(net, training, epochs, [saves])
+    spent_then = net.aggregation_state.spent
+    noise = np.asarray(net.aggregation_state.generator.state)
+    net.load_weights(path.format(epoch=1))
+    assert net.aggregation_state.spent == spent_then
+    assert not is_outside(training, net)
+    # Noise that was added once is not added again.
+    now = np.asarray(net.aggregation_state.generator.state)
+    np.testing.assert_array_equal(now, noise)
 
 
 def test_an_earlier_checkpoint_does_not_turn_it_back(tmp_path):
     training = private()
     net = model(training)
-    path = tmp_path / "first.weights.h5"
-    fit(net, training, 3, [SavesFirst(path)])
-    ledger = net.aggregation_state
-    noise = np.asarray(ledger.generator.state)
-    net.load_weights(path)
-    statement = training.statement(net)
-    assert statement["epsilon"] == pytest.approx(spent(training, 12))
-    assert not statement["outside"]
-    # Noise that was added once is not added again.
-    np.testing.assert_array_equal(ledger.generator.state, noise)
+    fit_and_load_the_first(net, training, 3, tmp_path)
+    epsilon = training.statement(net)["epsilon"]
+    assert epsilon == pytest.approx(spent(training, 12))
     assert fit(net, training)["epsilon"] == pytest.approx([spent(training, 16)])
     assert not is_outside(training, net)
 
 
-def test_an_earlier_phase_does_not_turn_it_back(tmp_path):
-    first, second = private(), private(noise_multiplier=4.0)
+def test_schedules_begin_with_their_phase_and_are_not_turned_back(tmp_path):
+    pieces = keras.optimizers.schedules.PiecewiseConstantDecay([3], [2.0, 4.0])
+    first = private(noise_multiplier=pieces)
+    second = private(noise_multiplier=pieces, batch_size=8)
     net = model(first)
-    fit(net, first)
+    fit_and_load_the_first(net, first, 2, tmp_path)
+    assert first.statement(net)["epsilon"] < spent(private(), 8)
+    assert int(net.aggregation_state.steps.numpy()) == 8
+    compile_privately(net, second)
+    assert int(net.aggregation_state.steps.numpy()) == 0
+    assert net.aggregation_state.spent[0] == (first.mechanism, 8)
+
+
+def test_phases_compose_and_an_earlier_one_does_not_turn_them_back(tmp_path):
+    first, second = private(), private(noise_multiplier=4.0, batch_size=5)
+    net = fitted(first)
     net.save_weights(tmp_path / "a.weights.h5")
     fit(net, first)
     compile_privately(net, second)
-    fit(net, second)
-    before = net.aggregation_state.spent
+    history = fit(net, second)
+    phases = (first.mechanism, 8), (second.mechanism, 8)
+    assert history["epsilon"] == pytest.approx([compute_epsilon(phases, 1e-2)])
+    assert second.statement(net)["phases"][0]["steps"] == 8
     net.load_weights(tmp_path / "a.weights.h5")
-    assert net.aggregation_state.spent == before
+    assert net.aggregation_state.spent == phases
     assert not is_outside(second, net)
+    third = private(continue_from=net)
+    phases = (*phases, (third.mechanism, 2))
+    assert third.epsilon(2) == pytest.approx(compute_epsilon(phases, 1e-2))
 
 
 def test_a_later_checkpoint_goes_on(tmp_path):
     training = private()
-    net = model(training)
+    net, fresh = model(training), model(training)
     net.save_weights(tmp_path / "start.weights.h5")
     fit(net, training, 2)
     net.save_weights(tmp_path / "later.weights.h5")
-    fresh = model(training)
-    fresh.load_weights(tmp_path / "later.weights.h5")
-    assert fresh.aggregation_state.spent == net.aggregation_state.spent
-    assert not is_outside(training, fresh)
-    # A model that has loaded an earlier state of the run takes the later one.
-    fresh = model(training)
-    fresh.load_weights(tmp_path / "start.weights.h5")
-    fresh.load_weights(tmp_path / "later.weights.h5")
-    assert fresh.aggregation_state.updates == 8
+    for names in (["later"], ["start", "later"]):
+        fresh = model(training)
+        for name in names:
+            fresh.load_weights(tmp_path / f"{name}.weights.h5")
+        assert fresh.aggregation_state.spent == net.aggregation_state.spent
+        assert fresh.aggregation_state.updates == 8
+        assert not is_outside(training, fresh)
 
 
 @pytest.mark.parametrize("seeds", [(3, 3), (3, None)])
@@ -114,30 +117,16 @@ def test_weights_of_another_run_bring_what_they_have_spent(tmp_path, seeds):
     assert found == pytest.approx([spent(other, 16)])
 
 
-def test_schedules_are_not_turned_back(tmp_path):
-    pieces = keras.optimizers.schedules.PiecewiseConstantDecay([3], [2.0, 4.0])
-    training = private(noise_multiplier=pieces)
-    net = model(training)
-    fit(net, training, 2, [SavesFirst(tmp_path / "first.weights.h5")])
-    net.load_weights(tmp_path / "first.weights.h5")
-    assert int(net.aggregation_state.steps.numpy()) == 8
-
-
-class Interrupts(callbacks.Callback):
-    def __init__(self, error):
-        super().__init__()
-        self.error = error
-
-    def on_train_batch_end(self, batch, logs=None):
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("stop")])
 def test_an_interrupted_fit_allows_nothing_more(error):
+    def interrupt(batch, logs):
+        raise error
+
     training = private()
     net = model(training)
+    stop = callbacks.LambdaCallback(on_train_batch_end=interrupt)
     with pytest.raises(BaseException) as raised:
-        fit(net, training, callbacks=[Interrupts(error)])
+        fit(net, training, callbacks=[stop])
     assert isinstance(raised.value, (KeyboardInterrupt, RuntimeError))
     ledger = net.aggregation_state
     assert ledger.updates == 1
@@ -162,18 +151,9 @@ def loop(net):
         variable.assign_sub(0.1 * g)
 
 
-def batch_mode(net):
+def in_batch_mode(net):
     net.compile("sgd", "mse", gradient_mode="batch", jit_compile=False)
-
-
-def fit_in_batch_mode(net):
-    batch_mode(net)
-    net.fit(X, Y, verbose=0)
-
-
-def train_on_batch_in_batch_mode(net):
-    batch_mode(net)
-    net.train_on_batch(X, Y)
+    return net
 
 
 def shared_layers(net):
@@ -182,24 +162,19 @@ def shared_layers(net):
     other.fit(X, Y, verbose=0)
 
 
-def weights_set(net):
-    net.set_weights([w + 1 for w in net.get_weights()])
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        fit_in_batch_mode,
-        train_on_batch_in_batch_mode,
+        lambda net: in_batch_mode(net).fit(X, Y, verbose=0),
+        lambda net: in_batch_mode(net).train_on_batch(X, Y),
+        lambda net: net.set_weights([w + 1 for w in net.get_weights()]),
         loop,
         shared_layers,
-        weights_set,
     ],
 )
 def test_training_outside_is_noted(change, tmp_path):
     training = private()
-    net = model(training)
-    fit(net, training)
+    net = fitted(training)
     assert not is_outside(training, net)
     change(net)
     statement = training.statement(net)
@@ -207,6 +182,7 @@ def test_training_outside_is_noted(change, tmp_path):
     assert "DOES NOT HOLD if the examples were used" in str(statement)
     # Neither another fit nor a file forgets it.
     compile_privately(net, training)
+    assert net.aggregation_state.updates == 4
     fit(net, training)
     net.save_weights(tmp_path / "net.weights.h5")
     fresh = model(training)
@@ -215,56 +191,47 @@ def test_training_outside_is_noted(change, tmp_path):
     assert is_outside(training, fresh)
 
 
+def test_a_mode_that_is_not_private_does_not_make_it_forget():
+    training = private()
+    net = fitted(training)
+    mode = kpg.Vectorized(kpg.ClippedMean(1, noise_multiplier=1))
+    with pytest.raises(ValueError, match="would be forgotten"):
+        net.compile("sgd", "mse", gradient_mode=mode)
+    net.compile("sgd", "binary_crossentropy", jit_compile=False)
+    assert not is_outside(training, net)
+
+
 def test_weights_without_a_ledger_are_noted(tmp_path):
     training = private()
-    net, other = model(training), model(training)
-    fit(net, training)
-    fit_in_batch_mode(other)
+    net, other = fitted(training), model(training)
+    in_batch_mode(other).fit(X, Y, verbose=0)
     other.save_weights(tmp_path / "plain.weights.h5")
     net.load_weights(tmp_path / "plain.weights.h5")
     assert is_outside(training, net)
 
 
-def nothing(net, path):
-    pass
-
-
-def compiled_again(net, path):
-    compile_privately(net, private(batch_size=5))
-
-
-def looked_at(net, path):
+def test_what_changes_no_weight_is_no_training(tmp_path):
+    training = private()
+    net = model(training, keras.optimizers.SGD(0.5, use_ema=True))
+    best = callbacks.EarlyStopping("val_loss", restore_best_weights=True)
+    other = X[:4].copy(), Y[:4].copy()
+    fit(net, training, 2, [best], validation_data=other)
+    assert not is_outside(training, net), "best weights restored"
     net.evaluate(X, Y, verbose=0)
     net.predict(X, verbose=0)
     kpg.per_sample_norms(net, X, Y, verbose=0)
-
-
-def frozen(net, path):
+    assert not is_outside(training, net), "looked at"
     net.layers[-1].trainable = False
     net.layers[-1].trainable = True
+    assert not is_outside(training, net), "frozen"
+    net.save_weights(tmp_path / "net.weights.h5")
+    net.load_weights(tmp_path / "net.weights.h5")
+    assert not is_outside(training, net), "saved and loaded"
+    compile_privately(net, private(batch_size=5))
+    assert not is_outside(training, net), "compiled again"
 
 
-def saved_and_loaded(net, path):
-    net.save_weights(path / "net.weights.h5")
-    net.load_weights(path / "net.weights.h5")
-
-
-@pytest.mark.parametrize(
-    "use", [nothing, compiled_again, looked_at, frozen, saved_and_loaded]
-)
-def test_what_changes_no_weight_is_no_training(use, tmp_path):
-    training = private()
-    net = model(training)
-    best = callbacks.EarlyStopping("val_loss", restore_best_weights=True)
-    averaged = keras.optimizers.SGD(0.5, use_ema=True)
-    compile_privately(net, training, averaged)
-    other = X[:4].copy(), Y[:4].copy()
-    fit(net, training, 2, [best], validation_data=other)
-    use(net, tmp_path)
-    assert not is_outside(training, net)
-
-
-def test_a_loaded_model_stands_for_its_weights(tmp_path):
+def test_the_ledger_is_saved_with_the_model(tmp_path):
     training = private()
     net = model(training)
     saves = callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
@@ -273,13 +240,23 @@ def test_a_loaded_model_stands_for_its_weights(tmp_path):
         loaded = keras.saving.load_model(tmp_path / f"{epoch}.keras")
         assert not is_outside(training, loaded)
         assert loaded.aggregation_state.updates == 4 * epoch
+    assert loaded.aggregation_state.spent == net.aggregation_state.spent
+    statement = training.statement(loaded)
+    assert statement["epsilon"] == training.statement(net)["epsilon"]
+    fit(loaded, training)
+    with pytest.raises(ValueError, match=r"Expected statement\(model\)"):
+        training.statement()
+    plain = keras.Model(net.inputs, net.outputs)
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    assert b"ledger" not in (tmp_path / "plain.weights.h5").read_bytes()
 
 
-def test_another_model_goes_on_after():
+@pytest.mark.parametrize("noise", [2.0, 4.0])
+def test_another_model_goes_on_after(noise, tmp_path):
+    """As in federated training, where each round begins with a new model."""
     first = private(seed=None)
-    net = model(first)
-    fit(net, first)
-    second = private(noise_multiplier=4.0, continue_from=net)
+    net = fitted(first)
+    second = private(noise_multiplier=noise, continue_from=net)
     other = model(second)
     other.set_weights(net.get_weights())
     expected = compute_epsilon(
@@ -287,8 +264,14 @@ def test_another_model_goes_on_after():
     )
     found = fit(other, second)["epsilon"]
     assert found == pytest.approx([expected])
-    assert second.statement(other)["epsilon"] == pytest.approx(expected)
+    statement = second.statement(other)
+    assert statement["epsilon"] == pytest.approx(expected)
+    assert not statement["outside"]
+    assert "adds to this one" in words(statement)
     assert second.epsilon(4) == pytest.approx(expected)
+    other.save(tmp_path / "other.keras")
+    loaded = keras.saving.load_model(tmp_path / "other.keras")
+    assert loaded.aggregation_state.spent == other.aggregation_state.spent
     # It is the same for the model itself.
     compile_privately(net, second)
     assert fit(net, second)["epsilon"] == pytest.approx([expected])
@@ -297,25 +280,12 @@ def test_another_model_goes_on_after():
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_another_model_spent_counts_in_one_compiled_before(begun):
     first = private()
-    net, other = model(first), model(first)
-    fit(net, first)
+    net, other = fitted(first), model(first)
     net.aggregation_state.outside = True
     if begun:
         fit(other, first)
     second = private(noise_multiplier=4.0, continue_from=net)
     compile_privately(other, second)
-    spent = [steps for _, steps in other.aggregation_state.spent if steps]
-    assert sum(spent) == (8 if begun else 4)
+    steps = [steps for _, steps in other.aggregation_state.spent if steps]
+    assert sum(steps) == (8 if begun else 4)
     assert other.aggregation_state.outside
-
-
-def test_after_is_saved_with_the_model(tmp_path):
-    first = private()
-    net = model(first)
-    fit(net, first)
-    second = private(noise_multiplier=4.0, continue_from=net)
-    other = model(second)
-    fit(other, second)
-    other.save(tmp_path / "other.keras")
-    loaded = keras.saving.load_model(tmp_path / "other.keras")
-    assert loaded.aggregation_state.spent == other.aggregation_state.spent

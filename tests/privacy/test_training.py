@@ -1,4 +1,4 @@
-"""Private training in `fit`, from its iterate_from to its budget's end."""
+"""Private training in `fit`, from its first step to its budget's end."""
 
 import contextlib
 import types
@@ -6,7 +6,6 @@ import types
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import compute_epsilon
@@ -100,19 +99,6 @@ def test_steps_at_once_beyond_an_epoch_of_several_replicas_are_refused():
         fit(net, training)
 
 
-def test_rounds_of_new_models_count_on():
-    """As in federated training, where each round begins with a new model."""
-    last = None
-    for _ in range(2):
-        training = private(continue_from=last)
-        last = model(training)
-        fit(last, training)
-        statement = training.statement(last)
-    assert statement["epsilon"] == pytest.approx(spent(training, 8))
-    assert not statement["outside"]
-    assert "adds to this one" in " ".join(str(statement).split())
-
-
 def test_the_clipped_sum_is_divided_by_the_expected_size():
     """Two steps against the formula, one after the other in NumPy."""
     training = private(noise_multiplier=1e-3, clip_norm=0.1)
@@ -169,13 +155,6 @@ def test_an_empty_batch_counts_and_adds_noise():
     assert np.abs(weights(net) - before).min() > 0
 
 
-def test_the_same_seed_trains_alike():
-    one, same = model(private(seed=1)), model(private(seed=1))
-    for net in (one, same):
-        fit(net, private(seed=1))
-    np.testing.assert_array_equal(weights(one), weights(same))
-
-
 @pytest.mark.parametrize(
     "seed", [None, pytest.param(3, marks=pytest.mark.slow)]
 )
@@ -211,109 +190,6 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(seed, tmp_path):
     )
 
 
-def test_the_ledger_is_saved_with_the_model(tmp_path):
-    training = private()
-    net = model(training)
-    fit(net, training)
-    net.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.aggregation_state.spent == net.aggregation_state.spent
-    statement = training.statement(loaded)
-    assert statement["epsilon"] == training.statement(net)["epsilon"]
-    fit(loaded, training)
-    with pytest.raises(ValueError, match=r"Expected statement\(model\)"):
-        training.statement()
-    plain = keras.Model(net.inputs, net.outputs)
-    plain.save_weights(tmp_path / "plain.weights.h5")
-    assert b"ledger" not in (tmp_path / "plain.weights.h5").read_bytes()
-
-
-def test_phases_compose():
-    first, second = private(), private(noise_multiplier=4.0, batch_size=5)
-    net = model(first)
-    fit(net, first)
-    compile_privately(net, second)
-    history = fit(net, second)
-    expected = compute_epsilon(
-        ((first.mechanism, 4), (second.mechanism, 8)), 1e-2
-    )
-    assert history["epsilon"] == pytest.approx([expected])
-    third = private(continue_from=net)
-    phases = (first.mechanism, 4), (second.mechanism, 8), (third.mechanism, 2)
-    assert third.epsilon(2) == pytest.approx(compute_epsilon(phases, 1e-2))
-    assert second.statement(net)["phases"][0]["steps"] == 4
-
-
-def test_schedules_begin_with_their_phase():
-    pieces = keras.optimizers.schedules.PiecewiseConstantDecay([3], [2.0, 4.0])
-    first = private(noise_multiplier=pieces)
-    second = private(noise_multiplier=pieces, batch_size=8)
-    net = model(first)
-    history = fit(net, first, 2)
-    assert history["epsilon"][-1] < spent(private(), 8)
-    assert int(net.aggregation_state.steps.numpy()) == 8
-    compile_privately(net, second)
-    assert int(net.aggregation_state.steps.numpy()) == 0
-    assert net.aggregation_state.spent[0] == (first.mechanism, 8)
-
-
-def test_what_was_spent_is_not_forgotten():
-    training = private()
-    net = model(training)
-    fit(net, training)
-    with pytest.raises(ValueError, match="would be forgotten"):
-        net.compile(
-            "sgd",
-            "mse",
-            gradient_mode=kpg.Vectorized(
-                kpg.ClippedMean(1, noise_multiplier=1)
-            ),
-        )
-    net.compile("sgd", "binary_crossentropy", jit_compile=False)
-    assert not training.statement(net)["outside"]
-    net.fit(X, Y, verbose=0)
-    compile_privately(net, training)
-    assert net.aggregation_state.updates == 4
-    statement = training.statement(net)
-    assert statement["outside"]
-    assert "DOES NOT HOLD" in str(statement)
-
-
-class _Items:
-    def __len__(self):
-        return N
-
-    def __getitem__(self, row):
-        return X[row], Y[row]
-
-
-class _Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, number):
-        rows = slice(7 * number, 7 * number + 7)
-        return X[rows], Y[rows]
-
-
-def test_sources_give_the_same_batches():
-    training = private()
-    ledger = model(training).aggregation_state
-    expected = training.batches(X, Y).batch(ledger, 2)
-    indexed = tf.data.Dataset.from_tensor_slices((X, Y))
-    for source in (_Items(), _Batches(), indexed):
-        data = training.batches(source)
-        found = data.batch(ledger, 2)
-        for a, b in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(a, b)
-        data.excluded_rows = np.arange(N)
-        assert [len(part) for part in data.batch(ledger, 2)] == [0, 0]
-    weighted = training.batches({"a": X}, Y, np.linspace(0, 1, N))
-    x, _, w = weighted.batch(ledger, 2)
-    np.testing.assert_array_equal(x["a"], expected[0])
-    assert w.dtype == "float32"
-
-
 def test_users(tmp_path):
     users = np.arange(N) // 4
     training = private(user_ids=users, samples_per_user=2, batch_size=5)
@@ -326,27 +202,6 @@ def test_users(tmp_path):
     statement = training.statement(net)
     assert statement["unit"] == "user"
     assert "one user more" in str(statement)
-
-
-def test_data_that_cannot_be_drawn_from_are_refused():
-    training = private()
-    with pytest.raises(ValueError, match=r"samples=40. Received: 39"):
-        training.batches(X[1:], Y[1:])
-    with pytest.raises(ValueError, match=r"same number of rows.*\[40, 39\]"):
-        training.batches(X, Y[1:])
-    with pytest.raises(TypeError, match="Received: generator"):
-        training.batches(x for x in X)
-    data = tf.data.Dataset.from_tensor_slices((X, Y))
-    with pytest.raises(ValueError, match="unknown or infinite size"):
-        training.batches(data.repeat())
-    with pytest.raises(ValueError, match="in any order"):
-        training.batches(
-            data.filter(lambda x, y: True).apply(
-                tf.data.experimental.assert_cardinality(N)
-            )
-        )
-    with pytest.raises(ValueError, match="y or sample_weight, too"):
-        training.batches(data, Y)
 
 
 @pytest.mark.parametrize("method", ["vectorized", "per_sample"])
@@ -366,17 +221,3 @@ def test_convolutions_of_an_empty_batch(method):
     assert history["loss"] == [0]
     assert net.aggregation_state.updates == 8
     assert np.isfinite(weights(net)).all()
-
-
-def test_data_that_are_read_one_by_one_train_alike(tmp_path):
-    path = tmp_path / "x.npy"
-    np.save(path, X)
-    mapped = np.load(path, mmap_mode="r")
-    nets = []
-    for source in ((X, Y), (mapped, Y), (_Items(),)):
-        training = private()
-        net = model(training)
-        fit(net, training, data=training.batches(*source))
-        nets.append(weights(net))
-    np.testing.assert_array_equal(nets[0], nets[1])
-    np.testing.assert_array_equal(nets[0], nets[2])

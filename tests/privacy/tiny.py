@@ -1,18 +1,30 @@
 """A tiny model and its data, and what the tests of privacy share."""
 
+import contextlib
 import json
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.common.registry import serialize
+from keras_pergrad.privacy.accounting import compute_epsilon
+from tests.models import making
 
 N = 40
 _rng = np.random.default_rng(5)
 X = _rng.normal(size=(N, 3)).astype("float32")
 Y = (X.sum(1, keepdims=True) > 0).astype("float32")
+
+
+def shifted(x):
+    return x + keras.random.normal(keras.ops.shape(x), 0.0, 0.5)
+
+
+#: Arguments of `private`.
+VIEWS = {"augmentations": 3, "augment": shifted}
 
 
 def private(**arguments):
@@ -28,12 +40,17 @@ def private(**arguments):
     return kpg.PrivateTraining(**{**defaults, **arguments})
 
 
-def model(training, optimizer=None, **arguments):
-    """A compiled logistic regression, the same each time."""
+def model(training, optimizer=None, parts=(), shape=(3,), **arguments):
+    """A compiled logistic regression behind `parts`, the same each time."""
     keras.utils.set_random_seed(4)
-    inputs = keras.Input((3,))
-    outputs = keras.layers.Dense(1, activation="sigmoid")(inputs)
-    result = kpg.PerGradModel(inputs, outputs)
+    result = making.net(
+        *parts,
+        keras.layers.Dense(1, activation="sigmoid"),
+        shape=shape,
+        dtype=arguments.pop("dtype", None),
+        units=None,
+        cls=arguments.pop("cls", kpg.PerGradModel),
+    )
     compile_privately(result, training, optimizer, **arguments)
     return result
 
@@ -45,6 +62,7 @@ def compile_privately(net, training, optimizer=None, **arguments):
         gradient_mode=training.gradient_mode,
         **{"jit_compile": False, **arguments},
     )
+    return net
 
 
 def fit(net, training, epochs=1, callbacks=(), data=None, **arguments):
@@ -57,6 +75,38 @@ def fit(net, training, epochs=1, callbacks=(), data=None, **arguments):
         **arguments,
     )
     return history.history
+
+
+def fitted(training, *arguments, epochs=1, **settings):
+    """`model(training, ...)`, fitted to X and Y."""
+    net = model(training, *arguments, **settings)
+    fit(net, training, epochs)
+    return net
+
+
+def flat(net):
+    """All weights of a model, as one array."""
+    return np.concatenate([w.ravel() for w in net.get_weights()])
+
+
+def spent(training, *steps):
+    """The epsilon of phases of so many steps of a training."""
+    phases = tuple((training.mechanism, count) for count in steps)
+    return compute_epsilon(phases, training.delta)
+
+
+def words(text):
+    """Its text in one line."""
+    return " ".join(str(text).split())
+
+
+@contextlib.contextmanager
+def refused(net, match, error=ValueError):
+    """What is done in here is refused by name, and no weight changes."""
+    before = net.get_weights()
+    with pytest.raises(error, match=match):
+        yield
+    making.assert_equal(net.get_weights(), before)
 
 
 def normal_draws(steps, phase=0, seed=3):
