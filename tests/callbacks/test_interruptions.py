@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.marks import few
+from tests.models.making import assert_equal, compiled, net, trained
 
 X = np.random.default_rng(0).normal(size=(16, 5)).astype("float32")
 Y = X[:, :3] * 2
@@ -80,16 +81,10 @@ class Stop(keras.callbacks.Callback):
 
 
 def make(mode, cls=kpg.PerGradModel):
-    keras.utils.set_random_seed(3)
-    inputs = keras.Input((5,))
-    model = cls(inputs, keras.layers.Dense(3)(inputs))
-    arguments = {} if mode is None else {"gradient_mode": MODES[mode]()}
-    model.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9),
-        "mse",
-        jit_compile=False,
-        **arguments,
-    )
+    model = net(shape=(5,), cls=cls, seed=3)
+    mode = None if mode is None else MODES[mode]()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    compiled(model, mode, optimizer=optimizer, jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -109,14 +104,9 @@ def data(fails=False):
 
 
 def fit(model, *callbacks, fails=False):
-    return model.fit(
-        data(fails),
-        validation_data=(X, Y),
-        validation_batch_size=4,
-        shuffle=False,
-        verbose=0,
-        callbacks=list(callbacks),
-    )
+    validation = {"validation_data": (X, Y), "validation_batch_size": 4}
+    trained(model, data(fails), callbacks=list(callbacks), **validation)
+    return model.history
 
 
 def interrupt(model, place, watchers):
@@ -127,16 +117,6 @@ def interrupt(model, place, watchers):
     with pytest.raises(stops) as caught:
         fit(model, *watchers, stop, fails=place == "data")
     return caught
-
-
-def state_of(model):
-    variables = [*model.variables, *model.optimizer.variables]
-    return [np.asarray(v) for v in variables]
-
-
-def assert_same(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def assert_never_watched(model, mode):
@@ -164,11 +144,11 @@ def test_interrupted_anywhere(mode, watch):
         assert_never_watched(model, own)
         assert tf.config.functions_run_eagerly() == eager
         interrupt(twin, place, [])
-        assert_same(state_of(model), state_of(twin))
+        assert_equal(model, twin)
         del held
     found, expected = fit(model), fit(twin)
     assert set(found.history) == set(expected.history)
-    assert_same(state_of(model), state_of(twin))
+    assert_equal(model, twin)
 
 
 @pytest.mark.parametrize("watch", few(CALLBACKS, ["variance", "stall"]))
@@ -200,7 +180,7 @@ def test_a_plain_model_is_left_when_a_callback_raises(place, capsys):
     capsys.readouterr()
     fit(model), fit(twin)
     assert_never_watched(model, None)
-    assert_same(state_of(model), state_of(twin))
+    assert_equal(model, twin)
     assert capsys.readouterr().out == ""
 
 

@@ -3,30 +3,36 @@
 import keras
 import numpy as np
 
+from tests.models.making import compiled, integers, net, normal
+
 layers = keras.layers
 N = 5
 
 
 def _numbers(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=(N, *shape))
+    return normal(N, *shape, seed=seed)
 
 
 def _classes(count, *shape):
-    return np.random.default_rng(1).integers(0, count, size=(N, *shape))
+    return integers(count, N, *shape, seed=1)
 
 
 def _compiled(model, loss, **options):
-    options = {"jit_compile": False, **options}
-    model.compile(keras.optimizers.SGD(0.1), loss, **options)
-    return model
+    return compiled(model, loss=loss, **{"jit_compile": False, **options})
 
 
 def mlp(**options):
     """Two units of the first layer are dead."""
     hidden = layers.Dense(6, activation="relu")
-    model = keras.Sequential([keras.Input((4,)), hidden, layers.Dense(3)])
+    model = net(hidden, shape=(4,))
     hidden.bias.assign([0, 0, 0, -100, 0, -100])
     return _compiled(model, "mse", **options), _numbers(4), _numbers(3, seed=2)
+
+
+def bare():
+    """One variable, which is the whole."""
+    model = net(layers.Dense(3, use_bias=False), shape=(4,), units=None)
+    return _compiled(model, "mse"), _numbers(4), _numbers(3, seed=2)
 
 
 def weighted():
@@ -36,14 +42,13 @@ def weighted():
 
 
 def cnn():
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.Conv2D(3, 3, activation="relu"),
-            layers.Conv2D(4, 2, strides=2, use_bias=False, activation="tanh"),
-            layers.Flatten(),
-            layers.Dense(3, activation="softmax"),
-        ]
+    model = net(
+        layers.Conv2D(3, 3, activation="relu"),
+        layers.Conv2D(4, 2, strides=2, use_bias=False, activation="tanh"),
+        layers.Flatten(),
+        layers.Dense(3, activation="softmax"),
+        shape=(6, 6, 2),
+        units=None,
     )
     model = _compiled(model, "sparse_categorical_crossentropy")
     return model, _numbers(6, 6, 2), _classes(3)
@@ -51,14 +56,9 @@ def cnn():
 
 def lstm():
     """Each position has a loss, the padded ones are masked."""
-    model = keras.Sequential(
-        [
-            keras.Input((4,), dtype="int32"),
-            layers.Embedding(7, 3, mask_zero=True),
-            layers.LSTM(4, return_sequences=True),
-            layers.Dense(2),
-        ]
-    )
+    embedding = layers.Embedding(7, 3, mask_zero=True)
+    recurrent = layers.LSTM(4, return_sequences=True)
+    model = net(embedding, recurrent, shape=(4,), dtype="int32", units=2)
     x = _classes(6, 4) + 1
     x[1, 2:] = x[3, 1:] = 0
     return _compiled(model, "mse"), x, _numbers(4, 2, seed=3)
@@ -76,8 +76,8 @@ def transformer():
 
 
 def shared():
-    inputs, layer = keras.Input((4,)), layers.Dense(4, activation="tanh")
-    model = keras.Model(inputs, layers.Dense(2)(layer(layer(inputs))))
+    layer = layers.Dense(4, activation="tanh")
+    model = net(layer, layer, shape=(4,), units=2)
     return _compiled(model, "mae"), _numbers(4), _numbers(2, seed=2)
 
 
@@ -95,5 +95,5 @@ def several():
 
 CASES = {
     case.__name__: case
-    for case in (mlp, weighted, cnn, lstm, transformer, shared, several)
+    for case in (mlp, bare, weighted, cnn, lstm, transformer, shared, several)
 }

@@ -11,6 +11,7 @@ from keras_pergrad.callbacks import GradientVariance
 from keras_pergrad.gradient_health.run_log import compiled_loss
 from keras_pergrad.runs import read_run
 from keras_pergrad.runs.grouping import Grouping
+from tests.models.making import net
 
 layers = keras.layers
 X = np.linspace(-1, 1, 40, dtype="float32").reshape(20, 2)
@@ -20,9 +21,7 @@ Y = X[:, :1]
 def recorded(log_dir, precision=None, data=None, **options):
     """The `RunInfo` of one `fit`."""
     fitting = {k: options.pop(k) for k in ("batch_size",) if k in options}
-    model = keras.Sequential(
-        [keras.Input((2,)), layers.Dense(1, dtype=precision)]
-    )
+    model = net(layers.Dense(1, dtype=precision), shape=(2,), units=None)
     model.compile("sgd", **{"loss": "mse", "jit_compile": False, **options})
     watch = GradientVariance((X[:4], Y[:4]), repeats=1, log_dir=log_dir)
     data = (X, Y) if data is None else (data,)
@@ -126,12 +125,9 @@ LOSSES = [
 ]
 
 
-def test_losses_by_name_and_config():
+def test_losses_by_name_and_config_and_several_with_their_weights():
     for loss, expected in LOSSES:
         assert losses(loss) == [expected]
-
-
-def test_several_losses_and_their_weights():
     assert losses({"a": "mse", "b": "mae"}, {"a": 0.5, "b": 1.0}) == [
         {"loss": "mean_squared_error", "output": ["a"], "weight": 0.5},
         {"loss": "mean_absolute_error", "output": ["b"]},

@@ -7,6 +7,7 @@ import pytest
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
 from tests.gradient_health import health_models, health_oracle
+from tests.models.making import assert_equal, compiled, net, weights
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(22, 4))
@@ -14,15 +15,11 @@ Y = X[:, :2] * 2 + 1
 CLIPPED = kpg.Vectorized(kpg.ClippedMean(0.3))
 
 
-def make(mode=CLIPPED, optimizer=None, **options):
+def make(mode=CLIPPED, **options):
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((4,))
-    x = layers.Dense(5, activation="tanh")(inputs)
-    model = kpg.PerGradModel(inputs, layers.Dense(2)(x))
-    optimizer = optimizer or keras.optimizers.SGD(0.1)
-    options = {"jit_compile": False, **options}
-    model.compile(optimizer, "mse", gradient_mode=mode, **options)
-    return model
+    hidden = layers.Dense(5, activation="tanh")
+    model = net(hidden, shape=(4,), units=2, cls=kpg.PerGradModel)
+    return compiled(model, mode, **{"jit_compile": False, **options})
 
 
 def watch_of(**options):
@@ -117,16 +114,14 @@ def test_each_step_of_a_fit_with_a_ragged_end(float64, options):
 def test_training_is_the_same_to_the_bit_and_nothing_is_left():
     mode, states = kpg.Vectorized(), []
     for is_watched in (False, True):
-        model = make(mode, "adam")
+        model = make(mode, optimizer="adam")
         fit(model)
         own, watch = model.train_function, watch_of(every=2)
         fit(model, *[watch] * is_watched, epochs=3)
         assert model.gradient_mode is mode
         assert model.train_function is own
-        states.append([np.array(v) for v in model.optimizer.variables])
-        states[-1] += model.get_weights()
-    for one, other in zip(*states, strict=True):
-        np.testing.assert_array_equal(one, other)
+        states.append(weights(model))
+    assert_equal(*states)
     assert mode.readers == ()
 
 
@@ -231,70 +226,55 @@ class Own(kpg.PerGradModel):
         return super().train_step(data)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "batch"}, "gradient_mode='vectorized'.*Received: Batch"),
-        ({"mode": "per_sample"}, "Received: PerSample.*probe"),
-        ({"mode": kpg.Accumulated(2, 4)}, "Received: Accumulated"),
-        ({"steps_per_execution": 2}, "Received: steps_per_execution=2"),
-    ],
-)
-def test_models_are_refused_before_training(options, message):
-    model = make(**options)
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=message):
-        fit(model, watch_of())
-    for one, other in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(one, other)
-    fit(model)  # as before
+class Forgets(kpg.Vectorized):
+    """Drops the readings."""
+
+    changes_gradients = True
+
+    def step(self, model, x, y, sample_weight):
+        step = super().step(model, x, y, sample_weight)
+        return kpg.modes.Step(step.loss, step.y_pred, step.gradients)
 
 
-def test_other_models_and_wrappers_are_refused():
-    plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-    plain.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"from_model.*a Sequential"):
-        fit(plain, watch_of())
-    own = Own(plain.inputs, plain.outputs)
-    own.compile("sgd", "mse", gradient_mode="vectorized")
-    with pytest.raises(ValueError, match="class Own with a train_step"):
-        fit(own, watch_of())
+def own_step():
+    model = net(shape=(4,), units=2, cls=Own)
+    return compiled(model, "vectorized", jit_compile=False)
+
+
+def wrapped():
     model = make()
-    model.make_train_function()
-    function = model.train_function
+    function = model.make_train_function()
     model.train_function = lambda iterator: function(iterator)
-    with pytest.raises(ValueError, match="Expected Keras's own"):
-        fit(model, watch_of())
-
-
-def test_a_mode_that_drops_the_readings_is_refused():
-    class Forgets(kpg.Vectorized):
-        changes_gradients = True
-
-        def step(self, model, x, y, sample_weight):
-            step = super().step(model, x, y, sample_weight)
-            given = step.loss, step.y_pred, step.gradients
-            return kpg.modes.Step(*given)
-
-    model = make(Forgets())
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=r"has not let.*can_be_read = False"):
-        fit(model, watch_of())
-    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+    return model
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("maker", "message"),
     [
-        ({"probe": (X, Y)}, "a probe, which would not be measured"),
-        ({"repeats": 3}, "repeats=3, but a step runs once"),
-        ({"log_dir": "runs"}, "log_dir='runs'.*trackers.Page"),
-        ({"instruments": "alpha"}, "'alpha', which needs.*source='probe'"),
+        (lambda: make("batch"), "gradient_mode='vectorized'.*Received: Batch"),
+        (lambda: make("per_sample"), "Received: PerSample.*probe"),
+        (lambda: make(kpg.Accumulated(2, 4)), "Received: Accumulated"),
+        (
+            lambda: make(steps_per_execution=2),
+            "Received: steps_per_execution=2",
+        ),
+        (lambda: make(Forgets()), "has not let.*can_be_read = False"),
+        (
+            lambda: compiled(keras.Sequential([layers.Dense(2)])),
+            "from_model.*a Sequential",
+        ),
+        (own_step, "class Own with a train_step"),
+        (wrapped, "Expected Keras's own"),
     ],
 )
-def test_what_a_training_batch_cannot_give(options, message):
+def test_models_are_refused_before_training(maker, message):
+    model = maker()
+    model.build((None, 4))
+    before = model.get_weights()
     with pytest.raises(ValueError, match=message):
-        watch_of(**options)
+        fit(model, watch_of())
+    assert_equal(model.get_weights(), before)
+    fit(model)  # as before
 
 
 def test_trackers_have_the_readings(tmp_path):

@@ -31,20 +31,23 @@ def test_runs_of_different_length_meet_at_common_steps(tmp_path):
     np.testing.assert_array_equal(rows, aligned.rows)
 
 
-def test_many_steps_are_thinned_evenly(tmp_path):
-    for name in "ab":
-        made_up.write(tmp_path, name, _some(21))
+@pytest.mark.parametrize(
+    ("counts", "steps", "said"),
+    [
+        ((21, 21), [0, 5, 10, 15, 20], "5 of 21 common steps are compared."),
+        ((2, 2, 0), [0, 1], "Without any record: c."),
+        ((1, 1), [0], "one step only.*GradientVariance\\(every=10\\)"),
+    ],
+    ids=["thinned evenly", "without records", "no curve"],
+)
+def test_what_is_compared_is_noted(tmp_path, counts, steps, said):
+    for name, count in zip("abc", counts):
+        made_up.write(tmp_path, name, _some(count))
     aligned = align(tmp_path, 5)
-    np.testing.assert_array_equal(aligned.steps, [0, 5, 10, 15, 20])
-    assert aligned.notes == ["5 of 21 common steps are compared."]
-
-
-def test_a_single_step_is_no_curve(tmp_path):
-    for name in "ab":
-        made_up.write(tmp_path, name, _some(1))
-    (note,) = align(tmp_path, 5).notes
-    assert "one step only" in note
-    assert "GradientVariance(every=10)" in note
+    np.testing.assert_array_equal(aligned.steps, steps)
+    assert aligned.names == ["a", "b"]
+    (note,) = aligned.notes
+    assert re.search(said, note)
 
 
 def test_directories_are_joined(tmp_path):
@@ -52,14 +55,6 @@ def test_directories_are_joined(tmp_path):
         made_up.write(tmp_path / machine, "a", _some(2))
     aligned = align([tmp_path / "mac", str(tmp_path / "linux")], 9)
     assert aligned.names == ["mac/a", "linux/a"]
-
-
-def test_a_run_without_records_is_left_out(tmp_path):
-    for name, count in (("a", 2), ("b", 2), ("new", 0)):
-        made_up.write(tmp_path, name, _some(count))
-    aligned = align(tmp_path, 9)
-    assert aligned.names == ["a", "b"]
-    assert aligned.notes == ["Without any record: new."]
 
 
 @pytest.mark.parametrize(
@@ -103,17 +98,17 @@ def test_a_damaged_run_is_left_out_with_a_warning(tmp_path):
 
 
 def test_too_few_runs(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not a directory"):
-        align(tmp_path / "none", 9)
-    with pytest.raises(ValueError, match="with 0 runs and no record"):
-        align(tmp_path, 9)
-    with pytest.raises(ValueError, match="an empty list"):
-        align([], 9)
-    made_up.write(tmp_path, "lonely", _some(3))
-    with pytest.raises(ValueError, match=r"two or more.*one, 'lonely'"):
-        align(tmp_path, 9)
-    with pytest.raises(ValueError, match=f"is one run. Pass '{tmp_path}'"):
-        align(tmp_path / "lonely", 9)
+    made_up.write(tmp_path / "one", "lonely", _some(3))
+    one = re.escape(str(tmp_path / "one"))
+    for where, error, said in (
+        (tmp_path / "none", FileNotFoundError, "is not a directory"),
+        (tmp_path, ValueError, "with 0 runs and no record"),
+        ([], ValueError, "an empty list"),
+        (tmp_path / "one", ValueError, "two or more.*one, 'lonely'"),
+        (tmp_path / "one/lonely", ValueError, f"is one run. Pass '{one}'"),
+    ):
+        with pytest.raises(error, match=said):
+            align(where, 9)
 
 
 def test_no_common_step(tmp_path):

@@ -27,53 +27,55 @@ def _effects(runs, by="device", shift=0.0, seeds=1.0, repeats=0.1, random=0):
 BOTH = ("CPU", "METAL")
 
 
-@pytest.mark.parametrize("copies", [2, 4])
-def test_devices_differ_by_four_times_what_repeats_differ_by(copies):
-    runs = [(d, s) for d in BOTH for s in (1, 2, 3) for _ in range(copies)]
-    # √(shift² + 2 · 0.1²) is 4 · √(2 · 0.1²)
-    (found,) = _effects(runs, shift=0.1 * np.sqrt(2 * 15))
-    assert found.yardstick == "repeats"
-    assert found.paired
-    assert found.ratio == pytest.approx(4, rel=0.15)
-    assert found.real
-    assert found.counts == (3 * copies, 3 * copies)
+def _each(seeds, copies=1):
+    return [(d, s) for d in BOTH for s in seeds for _ in range(copies)]
 
 
-def test_three_and_three_repeats_of_one_seed_are_enough():
-    runs = [(d, 1) for d in BOTH for _ in range(3)]
-    (found,) = _effects(runs, shift=0.5)
-    assert found.ratio == pytest.approx(3.7, rel=0.2)
-    assert found.real
-    (found,) = _effects(runs, shift=0.0)
-    assert found.ratio == pytest.approx(1, abs=0.1)
-    assert not found.real
+def _apart(seeds, others, copies=1):
+    sides = zip(BOTH, (seeds, others))
+    return [(d, s) for d, side in sides for s in side for _ in range(copies)]
 
 
-def test_no_difference_beyond_seed_noise():
-    runs = [(d, s) for d in BOTH for s in range(4)]
-    (found,) = _effects(runs, shift=0.3, repeats=0.0)
-    assert found.yardstick == "seeds"
-    assert found.paired
-    assert found.ratio == pytest.approx(0.3 / np.sqrt(2), rel=0.15)
-    assert not found.real
-    # With other seeds on each side the shift drowns, too.
-    runs = [("CPU", s) for s in range(4)] + [("METAL", s + 9) for s in range(4)]
-    (found,) = _effects(runs, shift=0.3, repeats=0.0)
-    assert not found.paired
-    assert found.yardstick == "seeds"
-    assert not found.real
-    (found,) = _effects(runs, shift=9.0, repeats=0.0)
-    assert found.real
+# √(shift² + 2 · 0.1²) is 4 · √(2 · 0.1²)
+FOUR = {"shift": 0.1 * np.sqrt(2 * 15)}
+EQUAL = {"repeats": 0.0}
+SMALL = EQUAL | {"shift": 0.3}
+OTHERS = _apart(range(4), range(9, 13))
+# Runs, how they differ, the yardstick, the ratio and its error, the answer.
+EFFECTS = [
+    (_each((1, 2, 3), 2), FOUR, "repeats", 4, 0.15, True),
+    (_each((1, 2, 3), 4), FOUR, "repeats", 4, 0.15, True),
+    # Three and three repeats of one seed are enough.
+    (_each([1], 3), {"shift": 0.5}, "repeats", 3.7, 0.2, True),
+    (_each([1], 3), {}, "repeats", 1, 0.1, False),
+    (_each(range(4)), SMALL, "seeds", 0.3 / np.sqrt(2), 0.15, False),
+    # With other seeds on each side a small shift drowns, too.
+    (OTHERS, SMALL, "seeds", 1, 0.3, False),
+    (OTHERS, EQUAL | {"shift": 9.0}, "seeds", 6.4, 0.3, True),
+    # Two seeds a side, each many times: still two draws against two.
+    (_apart((0, 1), (2, 3), 9), {}, "seeds", 1, 0.3, False),
+    (_each([1], 2), EQUAL | {"shift": 1e-6}, "repeats", np.inf, 0, True),
+    (_each([1], 2), EQUAL, "repeats", 1, 0, False),
+    # Seeds that are not known.
+    (_each([None], 6), {"shift": 1.0, "repeats": 1.0}, "runs", 1.2, 0.2, True),
+]
 
 
-def test_repeats_of_a_seed_do_not_pose_as_seeds():
-    """Two seeds a side, each many times: still two draws against two."""
-    runs = [("CPU", s) for s in (0, 1) for _ in range(9)]
-    runs += [("METAL", s) for s in (2, 3) for _ in range(9)]
-    (found,) = _effects(runs)
-    assert found.yardstick == "seeds"
-    assert found.floor == pytest.approx(np.sqrt(2), rel=0.3)
-    assert not found.real
+@pytest.mark.parametrize(
+    ("runs", "options", "yardstick", "ratio", "error", "real"), EFFECTS
+)
+def test_an_effect_is_judged_by_its_yardstick(
+    runs, options, yardstick, ratio, error, real
+):
+    (found,) = _effects(runs, **options)
+    assert found.yardstick == yardstick
+    assert found.ratio == pytest.approx(ratio, rel=error)
+    assert found.real == real
+    sides = [[s for d, s in runs if d == device] for device in BOTH]
+    assert found.counts == tuple(map(len, sides))
+    assert found.paired == (sides[0] == sides[1] and sides[0][0] is not None)
+    if yardstick == "seeds" and not found.paired:
+        assert found.floor == pytest.approx(np.sqrt(2), rel=0.3)
 
 
 def test_group_and_seed_are_not_confused():
@@ -92,23 +94,6 @@ def test_without_a_second_run_there_is_no_yardstick():
     assert not found.real
 
 
-def test_bitwise_equal_repeats():
-    runs = [(d, 1) for d in BOTH for _ in range(2)]
-    (found,) = _effects(runs, shift=1e-6, repeats=0.0)
-    assert np.isinf(found.ratio)
-    assert found.real
-    (found,) = _effects(runs, repeats=0.0)
-    assert found.ratio == 1
-    assert not found.real
-
-
-def test_unknown_seeds_are_the_yardstick_of_runs():
-    runs = [(d, None) for d in BOTH for _ in range(6)]
-    (found,) = _effects(runs, shift=1.0, repeats=1.0)
-    assert found.yardstick == "runs"
-    assert found.real
-
-
 def test_seeds_against_repeats():
     runs = [("CPU", s) for s in (1, 1, 1, 2, 2, 2, 3, 3, 3)]
     found = _effects(runs, by="seed")
@@ -122,9 +107,9 @@ def test_seeds_against_repeats():
 @pytest.mark.parametrize(
     "runs",
     [
-        [(d, 1) for d in BOTH for _ in range(3)],
-        [(d, None) for d in BOTH for _ in range(5)],
-        [(d, s) for d in BOTH for s in (1, 2) for _ in range(2)],
+        _each([1], 3),
+        _each([None], 5),
+        _each((1, 2), 2),
     ],
 )
 def test_chance_alone_seldom_makes_a_difference(runs):
@@ -134,19 +119,22 @@ def test_chance_alone_seldom_makes_a_difference(runs):
 
 
 def test_a_distance_that_is_unknown_gives_no_probability():
-    apart = np.full((4, 4), np.nan)
-    side = np.array([False, False, True, True])
-    infos = [{"device": BOTH[s], "seed": 1} for s in side.astype(int)]
-    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
+    infos = [{"device": device, "seed": 1} for device in BOTH for _ in "ab"]
+    found = _effect_of(np.full((4, 4), np.nan), infos)
     assert np.isnan(found.ratio)
     assert not found.real
+    side = np.array([False, False, True, True])
     assert _f_test(np.zeros((4, 4)), side, np.zeros(4)) is None
 
 
+def _effect_of(apart, infos):
+    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
+    return found
+
+
 def _all_but(count, lost):
-    apart = np.array(
-        [[abs(a - b) * 0.01 for a in range(count)] for b in range(count)]
-    )
+    places = 0.01 * np.arange(count)
+    apart = np.abs(places[:, None] - places)
     apart[lost] = apart[:, lost] = np.nan
     return apart
 
@@ -154,12 +142,11 @@ def _all_but(count, lost):
 def test_a_run_without_a_distance_is_left_out():
     """The others have their effect, and its probability."""
     infos = [{"device": BOTH[k // 4], "seed": 1} for k in range(8)]
-    related = Grouping(infos, "device")
-    (found,) = compute_effects(_all_but(8, [2, 5]), related, "device")
+    found = _effect_of(_all_but(8, [2, 5]), infos)
     assert found.counts == (4, 4)
     assert found.yardstick == "repeats"
     assert found.probability is not None
-    (found,) = compute_effects(_all_but(8, [4, 5, 6, 7]), related, "device")
+    found = _effect_of(_all_but(8, [4, 5, 6, 7]), infos)
     assert np.isnan(found.distance)
     assert not found.real
 
@@ -168,9 +155,7 @@ def test_repeats_without_a_distance_are_no_yardstick():
     """Seeds are, where there are some."""
     infos = [{"device": d, "seed": s} for d in BOTH for s in (0, 1, 2)]
     infos.append({"device": "METAL", "seed": 2})
-    (found,) = compute_effects(
-        _all_but(7, 6), Grouping(infos, "device"), "device"
-    )
+    found = _effect_of(_all_but(7, 6), infos)
     assert found.yardstick == "seeds"
     assert np.isfinite(found.ratio)
 
@@ -180,7 +165,7 @@ def test_what_chance_makes_is_unknown_where_a_distance_is():
     apart = _all_but(6, [])
     apart[0, 1] = apart[1, 0] = np.nan
     infos = [{"device": BOTH[k // 3], "seed": 1} for k in range(6)]
-    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
+    found = _effect_of(apart, infos)
     assert found.ratio > 1
     assert found.probability is None
     assert not found.real
@@ -198,8 +183,8 @@ def test_what_else_differs_is_said():
             ("METAL", "mac", {"lr": 0.2}),
         )
     ]
-    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
+    found = _effect_of(apart, infos)
     assert found.besides == ["machine"]
     infos[1]["machine"] = "mac"
-    (found,) = compute_effects(apart, Grouping(infos, "device"), "device")
+    found = _effect_of(apart, infos)
     assert found.besides == []

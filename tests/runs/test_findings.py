@@ -197,19 +197,6 @@ def test_a_seed_that_ends_early_leaves_gaps_not_repeats(tmp_path):
     pyplot.close("all")
 
 
-def test_repeats_do_not_dilute_the_norm(tmp_path):
-    """Eight repeats of a seed and two others: three draws."""
-    norms = []
-    for seed in range(3):
-        gradient = made_up.around(0.0, 8.0 * (seed + 1), 1, seed)
-        norms.append(np.linalg.norm(gradient))
-        for k in range(8 if seed == 0 else 1):
-            made_up.write(tmp_path, f"{seed} {k}", gradient, seed=seed)
-    data = kpg.diagnose.compare_runs(tmp_path).data
-    assert data["norm"][0] == pytest.approx(np.mean(norms))
-    assert data["norm_sd"][0] == pytest.approx(np.std(norms, ddof=1))
-
-
 def test_what_is_left_out_is_counted(tmp_path):
     runs = _seeds(*(k // 2 for k in range(8)))
     tags = {name: {"t": f"t{k // 2}"} for k, name in enumerate(runs)}

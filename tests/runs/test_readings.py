@@ -16,25 +16,16 @@ def write(tmp_path, steps, make=RunWriter.create, reads=reading):
     return tmp_path / "first"
 
 
-def same(readings, steps):
-    # By their words: an undefined value is not equal to itself.
-    assert repr(readings) == repr([reading(step) for step in steps])
-
-
-def test_they_are_read_as_they_were(tmp_path):
-    same(read_run(write(tmp_path, [1, 5])).readings, [1, 5])
-
-
-def test_a_resumed_run_replaces_the_later_ones(tmp_path):
-    write(tmp_path, [1, 5, 9])
-    run = read_run(write(tmp_path, [5, 6], RunWriter.resume))
-    same(run.readings, [1, 5, 6])
-
-
-def test_a_record_without_one_replaces_it_too(tmp_path):
-    write(tmp_path, [1, 5])
-    path = write(tmp_path, [5], RunWriter.resume, reads=None)
-    same(read_run(path).readings, [1])
+def test_they_are_read_as_they_were_and_a_resumed_run_replaces_them(tmp_path):
+    for steps, make, reads, expected in (
+        ([1, 5, 9], RunWriter.create, reading, [1, 5, 9]),
+        ([5, 6], RunWriter.resume, reading, [1, 5, 6]),
+        # By records without a reading, too.
+        ([5], RunWriter.resume, None, [1]),
+    ):
+        found = read_run(write(tmp_path, steps, make, reads)).readings
+        # By their words: an undefined value is not equal to itself.
+        assert repr(found) == repr([reading(step) for step in expected])
 
 
 def test_export(tmp_path):

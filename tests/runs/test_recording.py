@@ -50,19 +50,15 @@ def write(log_dir, steps, make=RunWriter.create, **changes):
     return read_run(writer.directory).scalars["step"].tolist()
 
 
-def test_an_existing_name_is_refused(tmp_path):
-    write(tmp_path, [1, 2])
-    with pytest.raises(FileExistsError, match="a run 'first' with 2 records"):
-        RunWriter.create(tmp_path, info())
-    assert len(read_run(tmp_path / "first")) == 2
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"variables": [*VARIABLES, {"path": "more/bias", "shape": [3]}]},
         {"variables": VARIABLES[:1]},
+        {"variables": [VARIABLES[0], {"path": "dense/bias", "shape": [1, 3]}]},
         {"sketch_size": 64},
+        {"probe": "other"},
+        {"architecture": "other"},
         {"loss": [{"loss": "mae"}]},
         {"settings": {"0 Dense activation": "relu"}},
     ],
@@ -72,8 +68,10 @@ def test_a_run_of_something_else_keeps_every_byte(tmp_path, changes):
     path = tmp_path / "first" / "run.sqlite"
     before = path.read_bytes()
     new = info(**changes)
-    with pytest.raises(FileExistsError, match="a run 'first' with 2 records"):
-        RunWriter.create(tmp_path, new)
+    for named in (new, info()):
+        said = "a run 'first' with 2 records"
+        with pytest.raises(FileExistsError, match=said):
+            RunWriter.create(tmp_path, named)
     (field,) = changes
     with pytest.raises(ValueError, match=f"cannot be resumed: `{field}` exp"):
         RunWriter.resume(tmp_path, new)
@@ -114,31 +112,15 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path):
 
 
 def test_resuming_goes_on_where_the_run_stopped(tmp_path):
-    created = write(tmp_path, [1, 2, 3])
-    assert created == [1, 2, 3]
-    assert write(tmp_path, [4, 5], RunWriter.resume) == [1, 2, 3, 4, 5]
-    assert write(tmp_path, [4, 6], RunWriter.resume) == [1, 2, 3, 4, 6]
-
-
-def test_resuming_a_run_that_is_not_there_starts_it(tmp_path):
-    assert write(tmp_path, [7], RunWriter.resume) == [7]
-
-
-def test_resuming_does_not_ask_for_the_names_of_variables(tmp_path):
-    write(tmp_path, [1])
+    """And starts one that is not there; variables may have other names."""
     renamed = [{**v, "path": f"x_{v['path']}"} for v in VARIABLES]
-    assert write(tmp_path, [2], RunWriter.resume, variables=renamed) == [1, 2]
-    other = [VARIABLES[0], {"path": "dense/bias", "shape": [1, 3]}]
-    with pytest.raises(ValueError, match=r"`variables` expected \[\[4, 3\]"):
-        RunWriter.resume(tmp_path, info(variables=other))
-
-
-@pytest.mark.parametrize("field", ["probe", "architecture", "sketch_size"])
-def test_resuming_another_measurement_is_refused(tmp_path, field):
-    write(tmp_path, [1])
-    with pytest.raises(ValueError, match=f"`{field}` expected"):
-        RunWriter.resume(tmp_path, info(**{field: 77}))
-    assert len(read_run(tmp_path / "first")) == 1
+    for steps, variables, expected in (
+        ([1, 2, 3], VARIABLES, [1, 2, 3]),
+        ([4, 5], renamed, [1, 2, 3, 4, 5]),
+        ([4, 6], VARIABLES, [1, 2, 3, 4, 6]),
+    ):
+        resumed = write(tmp_path, steps, RunWriter.resume, variables=variables)
+        assert resumed == expected
 
 
 def test_two_writers_of_one_run(tmp_path):

@@ -25,14 +25,17 @@ def _measure(log_dir):
     return aligned, types.SimpleNamespace(**data, apart=apart)
 
 
-def test_every_figure_has_a_meaning(tmp_path):
+def test_every_figure_has_a_meaning_and_is_in_the_documentation(tmp_path):
     for seed in range(2):
         gradients = made_up.around(1.0, 9.0, STEPS, seed)
         made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
     _, spread = _measure(tmp_path)
     assert {*vars(spread)} == {*step_statistics.MEANINGS, "apart"}
+    page = pathlib.Path(__file__).parents[2] / "docs" / "compare_runs.md"
+    text = page.read_text()
     for name in step_statistics.MEANINGS:
         assert getattr(spread, name).shape == (STEPS,)
+        assert f"`{name}`" in text or name in ("step", "runs", "loss")
 
 
 def test_variance_is_the_sample_variance_of_the_sketches(tmp_path):
@@ -66,14 +69,6 @@ def test_repeats_are_told_from_seeds_and_do_not_dilute_them(tmp_path):
     ]
     expected = np.sum(pair_weights, 0) / 10 / 2
     np.testing.assert_allclose(spread.variance, expected, rtol=1e-9)
-
-
-def test_equal_runs_are_at_distance_zero(tmp_path):
-    made_up.seeds_and_repeats(tmp_path)
-    _, spread = _measure(tmp_path)
-    assert (spread.apart[:3, :3] == 0).all()
-    assert (spread.repeat_variance == 0).all()
-    assert (spread.apart[3:, :3] > 0.1).all()
 
 
 def test_nearly_equal_runs_keep_their_distance(tmp_path):
@@ -114,9 +109,11 @@ def test_steps_that_only_repeats_have_say_nothing_of_seeds(tmp_path):
         assert np.isfinite(column[:2]).all()
         assert np.isnan(column[2:]).all()
     assert (spread.repeat_variance == 0).all()
+    assert (spread.apart[:2, :2] == 0).all()
+    assert (spread.apart[2, :2] > 0.1).all()
 
 
-def test_repeats_do_not_dilute_the_cosine_or_the_scale(tmp_path):
+def test_repeats_dilute_no_figure(tmp_path):
     """Eight equal repeats of a seed count as one run of it."""
     runs = [made_up.around(0.2, 3.0 * (s + 1), STEPS, s) for s in range(3)]
     for copies in (1, 8):
@@ -132,6 +129,8 @@ def test_repeats_do_not_dilute_the_cosine_or_the_scale(tmp_path):
         "cosine",
         "cosine_min",
         "distance",
+        "norm",
+        "norm_sd",
     ):
         found, expected = getattr(often, name), getattr(once, name)
         np.testing.assert_allclose(found, expected, rtol=1e-9)
@@ -228,15 +227,3 @@ def test_runs_of_one_seed_alone_count_each_for_itself():
     np.testing.assert_array_equal(alone.units, [0, 1, 2])
     three = Grouping([{"seed": 3}, {"seed": 3}, {"seed": 4}])
     np.testing.assert_array_equal(three.units, three.seeds)
-
-
-def test_the_documentation_defines_every_figure():
-    page = pathlib.Path(__file__).parents[2] / "docs" / "compare_runs.md"
-    text = page.read_text()
-    plain = {"step", "runs", "loss"}
-    missing = {
-        name
-        for name in step_statistics.MEANINGS
-        if name not in plain and f"`{name}`" not in text
-    }
-    assert not missing

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 import keras_pergrad as kpg
+from tests.models.making import compiled, net, trained
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 Y = X[:, :1] * X[:, 1:2]
@@ -38,11 +39,10 @@ class Kept(kpg.trackers.Tracker):
 
 def make(cls=kpg.PerGradModel, **arguments):
     keras.utils.set_random_seed(1)
-    inputs = keras.Input((4,))
-    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
-    model = cls(inputs, keras.layers.Dense(1, name="head")(hidden))
-    model.compile(keras.optimizers.SGD(0.1), "mse", **arguments)
-    return model
+    hidden = keras.layers.Dense(8, activation="tanh")
+    head = keras.layers.Dense(1, name="head")
+    model = net(hidden, head, shape=(4,), units=None, cls=cls)
+    return compiled(model, **arguments)
 
 
 def watching(trackers, **arguments):
@@ -51,16 +51,10 @@ def watching(trackers, **arguments):
     )
 
 
-def fitted(trackers, more=(), model=None, epochs=2, **arguments):
+def fitted(trackers, more=(), model=None, **arguments):
     """Return the callback and the model after a fit of four steps an epoch."""
+    fitting = {"epochs": 2, "initial_epoch": 0}
+    fitting |= {k: arguments.pop(k) for k in fitting if k in arguments}
     watch, model = watching(trackers, **arguments), model or make()
-    model.fit(
-        X,
-        Y,
-        batch_size=8,
-        epochs=epochs,
-        verbose=0,
-        shuffle=False,
-        callbacks=[watch, *more],
-    )
+    trained(model, X, Y, batch_size=8, callbacks=[watch, *more], **fitting)
     return watch, model

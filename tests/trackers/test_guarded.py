@@ -2,11 +2,12 @@
 
 import errno
 import os
+import sys
 
-import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.models.making import assert_equal, trained
 from tests.trackers.fits import Kept, X, Y, fitted, make
 
 
@@ -41,28 +42,26 @@ def test_one_that_fails_is_named_once(place, capsys):
         place, len(watch.steps)
     )
     assert [r.step for r in other.readings] == watch.steps
-    alone = make()
-    alone.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
-    for mine, expected in zip(model.get_weights(), alone.get_weights()):
-        np.testing.assert_array_equal(mine, expected)
+    alone = trained(make(), X, Y, batch_size=8, epochs=2)
+    assert_equal(model, alone)
 
 
 def test_it_is_told_of_the_next_fit():
     failing = Failing("write", calls=0)
-    watch, model = fitted(failing)
+    watch, model = fitted(failing, tags={"a": 1}, run_name="b")
     failing.place = None
     model.fit(X, Y, verbose=0, callbacks=[watch])
     assert [r.step for r in failing.readings] == watch.steps
+    for run in failing.runs:
+        assert (run.tags, run.run) == ({"a": 1}, "b")
 
 
-@pytest.mark.parametrize("wrong", ["logs", [1], kpg.trackers.TensorBoard])
-def test_other_things_are_refused(wrong):
-    with pytest.raises(ValueError, match="`trackers` expected trackers such"):
-        kpg.callbacks.GradientVariance(trackers=wrong)
-
-
-def test_tags_are_of_a_run_or_of_trackers():
-    kept = Kept()
-    kpg.callbacks.GradientVariance(trackers=kept, tags={"a": 1}, run_name="b")
-    with pytest.raises(ValueError, match="or to `trackers`"):
-        kpg.callbacks.GradientVariance(tags={"a": 1})
+@pytest.mark.parametrize(
+    ("library", "tracker"),
+    [("mlflow", kpg.trackers.MLflow), ("wandb", kpg.trackers.WandB)],
+)
+def test_the_extra_is_named(library, tracker, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    expected = rf"'keras-pergrad\[{library}\]'"
+    with pytest.raises(ImportError, match=expected):
+        tracker("digits")

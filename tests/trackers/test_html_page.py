@@ -54,10 +54,11 @@ def test_it_shows_all_figures_variables_and_layers(page):
 
 
 def test_the_loss_is_first_and_charts_have_captions(tmp_path):
+    """Names are escaped."""
     page = kpg.trackers.Page(tmp_path / "page.html")
     page.begin(INFO)
-    figures = reading(3, bitwise_equal_variables=2)
-    page.write(dataclasses.replace(figures, loss=0.25))
+    figures = {"bitwise_equal_variables": 2, "<b>&": 1.0}
+    page.write(dataclasses.replace(reading(3, **figures), loss=0.25))
     shown = text(page)
     titles = re.findall("<figcaption>(.*?)</figcaption>", shown)
     assert titles[:2] == ["loss", "gradient_norm"]
@@ -65,6 +66,8 @@ def test_the_loss_is_first_and_charts_have_captions(tmp_path):
     assert "Last: 0.25" in shown
     assert "in loss per unit of weight" in shown
     assert "bitwise_equal_variables" not in shown
+    assert "<b>" not in shown
+    assert "&lt;b&gt;&amp;" in shown
 
 
 def test_every_instrument_has_a_caption():
@@ -99,14 +102,6 @@ def test_measurements_that_follow_at_once_are_passed_over(page, monkeypatch):
     assert "step 20, still running" in text(page)
     page.end()
     assert "step 30, ended · 4 measurements" in text(page)
-
-
-def test_names_are_escaped(tmp_path):
-    page = kpg.trackers.Page(tmp_path / "page.html")
-    page.begin(INFO)
-    page.write(reading(3, **{"<b>&": 1.0}))
-    assert "<b>" not in text(page)
-    assert "&lt;b&gt;&amp;" in text(page)
 
 
 def test_a_full_disk_keeps_the_page_before(page, tmp_path, monkeypatch):

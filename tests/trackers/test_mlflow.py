@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -101,9 +100,3 @@ def test_names_are_made_those_of_mlflow(store):
 def test_a_run_and_an_experiment_are_refused():
     with pytest.raises(ValueError, match="belongs to an experiment already"):
         kpg.trackers.MLflow("digits", run="ab12")
-
-
-def test_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ImportError, match=r"'keras-pergrad\[mlflow\]'"):
-        kpg.trackers.MLflow("digits")

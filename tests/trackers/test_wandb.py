@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 
 import pytest
 
@@ -107,9 +106,3 @@ def test_many_bins_are_joined(tmp_path):
 def test_a_run_and_a_project_are_refused():
     with pytest.raises(ValueError, match="arguments of a new one"):
         kpg.trackers.WandB("digits", run=object())
-
-
-def test_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"'keras-pergrad\[wandb\]'"):
-        kpg.trackers.WandB("digits")
