@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.tensorflow import settings
+from tests.models.making import compiled, net
 
 layers = keras.layers
 
@@ -97,10 +98,9 @@ def test_lists_refused_layers_with_their_texts():
 
 
 def test_behind_a_refusal_no_layer_is_called_a_fallback():
-    inputs = keras.Input((6,))
-    x = layers.Dense(5, name="before")(inputs)
-    x = layers.BatchNormalization(name="mixes")(x)
-    model = keras.Model(inputs, layers.Dense(3, name="behind")(x))
+    before = layers.Dense(5, name="before")
+    mixes = layers.BatchNormalization(name="mixes")
+    model = net(before, mixes, layers.Dense(3, name="behind"), units=None)
     served = {row.layer: row.served_by for row in kpg.explain(model, 8)}
     assert served == {"before": "ops", "mixes": "refused"}
 
@@ -168,9 +168,13 @@ def test_weights_that_a_loss_alone_trains():
         assert "compute_loss or train_step may" in rows["head"].reason
 
 
-def test_prints_in_a_terminal_and_a_notebook():
+def test_prints_what_is_proved_in_a_terminal_and_a_notebook():
     found = kpg.explain(_model(), batch_size=16)
     assert repr(found) == str(found)
+    assert found.verdict == "proved"
+    assert {row.verdict for row in found} == {"proved"}
+    assert found.ops > 10
+    assert f"proved for all {found.ops} ops;" in " ".join(str(found).split())
     lines = str(found).splitlines()
     assert "batch of 16, XLA off" in lines[0]
     assert lines[1].split()[:2] == ["layer", "served"]
@@ -179,6 +183,7 @@ def test_prints_in_a_terminal_and_a_notebook():
     assert "scale: fallback: op While has no rule" in lines
     assert lines[1].split()[3:6] == ["variable", "used", "in"]
     page = found._repr_html_()
+    assert f"all {found.ops} ops" in page
     assert page.count("<tr>") == 1 + sum(len(r.variables) for r in found)
     assert "<td>conv (Conv2D)</td>" in page
     assert found.as_dicts()[0]["variables"][0]["shape"] == (3, 3, 3, 4)
@@ -267,25 +272,23 @@ def test_a_subclass_that_is_not_built():
     assert found.rows[0].variables[0].materialized_bytes == 8 * 12 * 4
 
 
-def test_bad_arguments():
-    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
-        kpg.explain(layers.Dense(3))
-    with pytest.raises(ValueError, match="`batch_size` must be a positive"):
-        kpg.explain(_model(), batch_size=0)
-
-
-def test_a_batch_in_place_of_its_size():
+def test_a_batch_in_place_of_its_size_and_bad_arguments():
     model = keras.Sequential([keras.layers.Dense(3)])
     found = kpg.explain(model, np.ones((5, 4), "float32"))
     assert found.batch_size == 5
     assert [row.served_by for row in found] == ["ops"]
     with pytest.raises(ValueError, match="or a batch of inputs"):
         kpg.explain(model, "four")
+    with pytest.raises(ValueError, match="`batch_size` must be a positive"):
+        kpg.explain(model, batch_size=0)
+    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
+        kpg.explain(layers.Dense(3))
 
 
-@pytest.mark.parametrize(
-    ("mode", "said"),
-    [
+def test_says_what_is_split():
+    model = net(units=2, shape=(3,))
+    update = "an update after every batch."
+    for mode, said in (
         ("vectorized", None),
         (
             kpg.Accumulated(steps=4),
@@ -293,22 +296,16 @@ def test_a_batch_in_place_of_its_size():
         ),
         (
             kpg.Accumulated(microbatch_size=8),
-            "A batch of 16 is split into microbatches of 8; an update after "
-            "every batch.",
+            f"A batch of 16 is split into microbatches of 8; {update}",
         ),
         (
             kpg.Accumulated(microbatch_size=16),
-            "A batch of 16 stays whole; an update after every batch.",
+            f"A batch of 16 stays whole; {update}",
         ),
-    ],
-)
-def test_says_what_is_split(mode, said):
-    inputs = keras.Input((3,))
-    model = kpg.PerGradModel(inputs, layers.Dense(2)(inputs))
-    model.compile("sgd", "mse", gradient_mode=mode)
-    found = kpg.explain(model, batch_size=16)
-    assert found.split == said
-    assert said is None or said in " ".join(str(found).split())
+    ):
+        found = kpg.explain(compiled(model, mode), batch_size=16)
+        assert found.split == said
+        assert said is None or said in " ".join(str(found).split())
 
 
 class Rounded(layers.Layer):
@@ -319,22 +316,10 @@ class Rounded(layers.Layer):
         return x + tf.stop_gradient(tf.ensure_shape(found, x.shape) - x)
 
 
-def _rounded(**arguments):
-    inputs = keras.Input((3,))
-    x = layers.Dense(4, name="before")(inputs)
-    x = keras.Sequential([Rounded(name="own")], name="outer")(x)
-    model = kpg.PerGradModel(inputs, layers.Dense(2, name="behind")(x))
-    model.compile("sgd", "mse", gradient_mode="vectorized", **arguments)
-    return model
-
-
-def test_says_what_is_proved():
-    found = kpg.explain(_model(), 4)
-    assert found.verdict == "proved"
-    assert {row.verdict for row in found} == {"proved"}
-    assert found.ops > 10
-    assert f"proved for all {found.ops} ops;" in " ".join(str(found).split())
-    assert f"all {found.ops} ops" in found._repr_html_()
+def _rounded(**settings):
+    own = keras.Sequential([Rounded(name="own")], name="outer")
+    model = net(layers.Dense(4, name="before"), own, shape=(3,), units=2)
+    return compiled(model, "vectorized", **settings)
 
 
 def test_says_what_is_refused_and_the_ways_out():
@@ -370,16 +355,14 @@ def test_says_what_is_vouched_for():
 
 def test_a_name_that_may_be_of_two_layers_vouches_for_neither():
     """TensorFlow calls the next call of "own" "own_1"."""
-    inputs = keras.Input((3,))
-    x = Rounded(name="own")(layers.Dense(3)(inputs))
-    x = Rounded(name="own_1")(x)
-    model = kpg.PerGradModel(inputs, layers.Dense(2)(x))
+    parts = layers.Dense(3), Rounded(name="own"), Rounded(name="own_1")
+    model = net(*parts, shape=(3,), cls=kpg.PerGradModel)
     for names, verdict in [
         (["own_1"], "refused"),
         (["own"], "refused"),
         (["own", "own_1"], "vouched"),
     ]:
-        model.compile("sgd", "mse", vouched=names)
+        compiled(model, vouched=names)
         assert kpg.explain(model, 4).verdict == verdict
 
 
@@ -395,9 +378,7 @@ def test_a_name_that_may_be_of_two_layers_vouches_for_neither():
     ],
 )
 def test_it_says_what_products_on_a_gpu_lose(aggregation, more, monkeypatch):
-    inputs = keras.Input((4,))
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
-    model.compile("sgd", "mse", gradient_mode=kpg.Vectorized(aggregation))
+    model = compiled(net(), kpg.Vectorized(aggregation))
     assert "TensorFloat-32" not in str(kpg.explain(model, 8))
     monkeypatch.setattr(settings, "may_use_tf32", lambda: True)
     said = " ".join(str(kpg.explain(model, 8)).split())

@@ -1,4 +1,4 @@
-"""`per_sample_gradients` and `per_sample_norms` against the oracle."""
+"""Gradients, norms and products of single samples against the oracle."""
 
 import re
 
@@ -10,8 +10,11 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.uses import function_cache
 from tests import oracle
+from tests.models.making import assert_equal, compiled, net, normal
 
 layers = keras.layers
+METHODS = ("vectorized", "per_sample")
+X, Y = normal(7, 5), normal(7, 3, seed=1)
 
 
 class Affine(layers.Layer):
@@ -25,100 +28,47 @@ class Affine(layers.Layer):
         return inputs * (1 + self.scale) + self.shift
 
 
-def _dense():
-    return keras.Sequential(
-        [keras.Input((5,)), layers.Dense(4, "tanh"), layers.Dense(3)]
-    )
-
-
-def _dense_positions():
-    return keras.Sequential(
-        [keras.Input((4, 5)), layers.Dense(6, "gelu"), layers.Dense(3)]
-    )
+def _dense(seed=None):
+    return net(layers.Dense(4, "tanh"), seed=seed)
 
 
 def _einsum_dense():
-    return keras.Sequential(
-        [
-            keras.Input((4, 5)),
-            layers.EinsumDense("abc,cde->abde", (4, 2, 3), bias_axes="e"),
-            layers.Flatten(),
-            layers.Dense(3),
-        ]
-    )
-
-
-def _conv():
-    return keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.Conv2D(3, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(3),
-        ]
-    )
+    dense = layers.EinsumDense("abc,cde->abde", (4, 2, 3), bias_axes="e")
+    return net(dense, layers.Flatten(), shape=(4, 5))
 
 
 def _embedding():
-    return keras.Sequential(
-        [
-            keras.Input((6,), dtype="int32"),
-            layers.Embedding(7, 4),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(3),
-        ]
-    )
-
-
-def _layer_normalization():
-    return keras.Sequential(
-        [
-            keras.Input((4, 5)),
-            layers.LayerNormalization(),
-            layers.Flatten(),
-            layers.Dense(3),
-        ]
-    )
+    parts = layers.Embedding(7, 4), layers.GlobalAveragePooling1D()
+    return net(*parts, shape=(6,), dtype="int32")
 
 
 def _attention():
-    inputs = keras.Input((5, 6))
-    x = layers.MultiHeadAttention(2, 3)(inputs, inputs)
-    return keras.Model(inputs, layers.Dense(3)(x))
-
-
-def _lstm():
-    return keras.Sequential(
-        [keras.Input((5, 4)), layers.LSTM(3), layers.Dense(3)]
-    )
-
-
-def _custom():
-    return keras.Sequential(
-        [keras.Input((4, 5)), layers.Dense(5), Affine(), layers.Dense(3)]
-    )
+    attention = layers.MultiHeadAttention(2, 3)
+    return net(lambda x: attention(x, x), shape=(5, 6))
 
 
 def _twice():
     shared = layers.Dense(5, "tanh")
-    inputs = keras.Input((5,))
-    return keras.Model(inputs, layers.Dense(3)(shared(shared(inputs))))
+    return net(shared, shared)
 
 
 MODELS = {
-    make.__name__[1:]: make
-    for make in (
-        _dense,
-        _dense_positions,
-        _einsum_dense,
-        _conv,
-        _embedding,
-        _layer_normalization,
-        _attention,
-        _lstm,
-        _custom,
-        _twice,
-    )
+    "dense": _dense,
+    "dense_positions": lambda: net(layers.Dense(6, "gelu"), shape=(4, 5)),
+    "einsum_dense": _einsum_dense,
+    "conv": lambda: net(
+        layers.Conv2D(3, 3, activation="relu"),
+        layers.Flatten(),
+        shape=(6, 6, 2),
+    ),
+    "embedding": _embedding,
+    "layer_normalization": lambda: net(
+        layers.LayerNormalization(), layers.Flatten(), shape=(4, 5)
+    ),
+    "attention": _attention,
+    "lstm": lambda: net(layers.LSTM(3), shape=(5, 4)),
+    "custom": lambda: net(layers.Dense(5), Affine(), shape=(4, 5)),
+    "twice": _twice,
 }
 
 
@@ -133,35 +83,41 @@ def _batch(model, n=5):
     return x, y.astype(keras.config.floatx())
 
 
+def _rows(gradients):
+    return [np.reshape(g, (len(g), -1)) for g in gradients]
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_agrees_with_the_oracle(make):
-    model = make()
-    model.compile("sgd", "mse")
+    model = compiled(make())
     x, y = _batch(model)
     right = oracle.per_sample_gradients(model, x, y, training=True)
     whole = oracle.batch_gradient(model, x, y, training=True)
-    for method in ("vectorized", "per_sample"):
-        found = kpg.per_sample_gradients(model, x, y, method=method)
+    rng = np.random.default_rng(4)
+    direction = [rng.normal(size=v.shape) for v in model.trainable_variables]
+    norms = [np.sqrt(np.square(g).sum(1)) for g in _rows(right)]
+    dots = [g @ np.ravel(d) for g, d in zip(_rows(right), direction)]
+    for method in METHODS:
+        how = {"method": method}
+        found = kpg.per_sample_gradients(model, x, y, **how)
         oracle.assert_agree(found, right)
         oracle.assert_agree([np.mean(g, 0) for g in found], whole)
-        norms = kpg.per_sample_norms(
-            model, x, y, method=method, per_variable=True
-        )
-        expected = [
-            np.sqrt(np.sum(np.reshape(g, (len(g), -1)) ** 2, 1)) for g in found
-        ]
-        oracle.assert_agree(norms, expected)
-        total = kpg.per_sample_norms(model, x, y, method=method)
+        each = {"per_variable": True, **how}
+        oracle.assert_agree(kpg.per_sample_norms(model, x, y, **each), norms)
+        total = kpg.per_sample_norms(model, x, y, **how)
         np.testing.assert_allclose(
-            total, np.sqrt(np.sum(np.square(expected), 0)), rtol=1e-10
+            total, np.sqrt(np.sum(np.square(norms), 0)), rtol=1e-10
         )
+        how["direction"] = each["direction"] = direction
+        oracle.assert_agree(kpg.per_sample_dots(model, x, y, **each), dots)
+        total = kpg.per_sample_dots(model, x, y, **how)
+        np.testing.assert_allclose(total, sum(dots), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.usefixtures("float64")
 def test_batch_of_one_and_sample_weights():
-    model = _dense()
-    model.compile("sgd", keras.losses.MeanSquaredError("sum"))
+    model = compiled(_dense(), loss=keras.losses.MeanSquaredError("sum"))
     x, y = _batch(model, 1)
     oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
     x, y = _batch(model, 4)
@@ -173,93 +129,46 @@ def test_batch_of_one_and_sample_weights():
 
 def test_random_layers_repeat_the_batch():
     """The mean is the gradient of one forward pass with its own masks."""
-    model = keras.Sequential(
-        [keras.Input((5,)), layers.Dropout(0.5, seed=1), Affine()]
-    )
-    model.compile("sgd", "mse")
+    drop = layers.Dropout(0.5, seed=1)
+    model = compiled(net(drop, Affine(), units=None))
     x, y = _batch(model, 6)
     found = {}
-    for method in ("vectorized", "per_sample"):
-        model.layers[0].seed_generator.state.assign([3, 3])
+    for method in METHODS:
+        drop.seed_generator.state.assign([3, 3])
         found[method] = kpg.per_sample_gradients(model, x, y, method=method)
-    model.layers[0].seed_generator.state.assign([3, 3])
+    drop.seed_generator.state.assign([3, 3])
     plain = oracle.batch_gradient(model, x, y, training=True)
     oracle.assert_agree(found["vectorized"], found["per_sample"])
     oracle.assert_agree([np.mean(g, 0) for g in found["vectorized"]], plain)
 
 
-def test_unused_variable_has_no_gradient():
-    inputs = keras.Input((5,))
-    model = keras.Model(
-        inputs, [layers.Dense(2)(inputs), layers.Dense(3)(inputs)]
-    )
-    model.compile("sgd", [None, "mse"])
-    x, y = np.ones((3, 5), "float32"), np.ones((3, 3), "float32")
-    found = kpg.per_sample_gradients(model, x, [None, y])
-    assert [g is None for g in found] == [True, True, False, False]
-
-
 def test_does_not_retrace_or_keep_the_model():
-    model = _dense()
-    model.compile("sgd", "mse")
-    x, y = _batch(model)
-    kpg.per_sample_norms(model, x, y)
-    functions = function_cache._TRACED[model]
-    for n in (5, 3, 4, 2):
+    model = compiled(_dense())
+    for n in (5, 5, 3, 4, 2):
         kpg.per_sample_norms(model, *_batch(model, n))
-    assert len(functions) == 1
-    ((function, _),) = functions.values()
+    ((function, _),) = function_cache._TRACED[model].values()
     assert function.experimental_get_tracing_count() <= 2
-
-
-def test_bad_input():
-    model = _dense()
-    x, y = _batch(model)
-    with pytest.raises(ValueError, match="is not compiled"):
-        kpg.per_sample_gradients(model, x, y)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="x with 5, y with 4"):
-        kpg.per_sample_norms(model, x, y[:4])
-    with pytest.raises(ValueError, match="`method` must be one of"):
-        kpg.per_sample_norms(model, x, y, method="fast")
-    with pytest.raises(ValueError, match="at least one sample"):
-        kpg.per_sample_norms(model, x[:0], y[:0])
-    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
-        kpg.per_sample_norms(lambda x: x, x, y)
-    x[2, 0] = np.nan
-    with pytest.raises(ValueError, match="samples 2 are not finite"):
-        kpg.per_sample_gradients(model, x, y)
-    with pytest.raises(ValueError, match="samples 2 are not finite"):
-        kpg.per_sample_norms(model, x, y)
-    model.trainable = False
-    with pytest.raises(ValueError, match="no trainable variables"):
-        kpg.per_sample_norms(model, x, y)
-
-
-def _norms(model, x):
-    return kpg.per_sample_norms(model, x, np.ones((3, 2), "float32"))
 
 
 def test_a_frozen_layer_is_seen():
     """BatchNormalization acts otherwise once it does not train."""
     norm = layers.BatchNormalization(center=False, scale=False)
-    model = keras.Sequential([keras.Input((4,)), norm, layers.Dense(2)])
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    model = compiled(net(norm))
     norm.trainable = False
-    before = _norms(model, x)
+    before = kpg.per_sample_norms(model, X, Y)
     norm.trainable = True
-    with pytest.raises(ValueError, match="depend on the whole batch"):
-        _norms(model, x)
+    with pytest.raises(ValueError, match="depend on the whole batch") as error:
+        kpg.per_sample_norms(model, X, Y)
+    assert "you may also pass training=False" in str(error.value)
+    assert kpg.per_sample_norms(model, X, Y, training=False).shape == (7,)
     norm.trainable = False
-    np.testing.assert_array_equal(_norms(model, x), before)
+    after = kpg.per_sample_norms(model, X, Y)
+    np.testing.assert_array_equal(after, before)
 
 
 def test_a_new_rule_is_seen():
-    model = keras.Sequential([keras.Input((4,)), Affine(), layers.Dense(2)])
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
-    before = kpg.per_sample_gradients(model, x, np.ones((3, 2), "float32"))
+    model = compiled(net(Affine()))
+    before = kpg.per_sample_gradients(model, X, Y)
     used = []
 
     @kpg.extending.register_rule(Affine)
@@ -268,7 +177,7 @@ def test_a_new_rule_is_seen():
         yield layer.scale, kpg.extending.Product(inputs, dz)
         yield layer.shift, kpg.extending.Sum(dz)
 
-    after = kpg.per_sample_gradients(model, x, np.ones((3, 2), "float32"))
+    after = kpg.per_sample_gradients(model, X, Y)
     assert used
     oracle.assert_agree(after, before)
 
@@ -277,31 +186,21 @@ def test_a_new_loss_is_not_taken_for_one_that_is_gone(monkeypatch):
     """Python may give a new object the id of an old one."""
     monkeypatch.setattr(function_cache, "id", lambda _: 1, raising=False)
     model = _dense()
-    x, y = np.ones((3, 5), "float32"), 3 * np.ones((3, 3), "float32")
-    found = []
-    for loss in ("mse", "mae"):
-        model.compile("sgd", loss)
-        found.append(kpg.per_sample_norms(model, x, y).numpy())
-    assert not np.allclose(*found)
-
-
-def _in_batches():
-    keras.utils.set_random_seed(1)
-    model = _dense()
-    model.compile("sgd", "mse")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(7, 5)), rng.normal(size=(7, 3))
-    return model, x.astype("float32"), y.astype("float32")
+    one, other = (
+        kpg.per_sample_norms(compiled(model, loss=loss), X, 3 + Y)
+        for loss in ("mse", "mae")
+    )
+    assert not np.allclose(one, other)
 
 
 def test_batches_and_datasets_give_what_one_batch_gives(capsys):
-    model, x, y = _in_batches()
+    model = compiled(_dense(seed=1))
     weights = np.arange(1.0, 8.0, dtype="float32")
-    right = kpg.per_sample_gradients(model, x, y, weights)
-    norms = kpg.per_sample_norms(model, x, y, weights)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(2)
+    right = kpg.per_sample_gradients(model, X, Y, weights)
+    norms = kpg.per_sample_norms(model, X, Y, weights)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y, weights)).batch(2)
     assert "batch" not in capsys.readouterr().out
-    for data in ((x, y, weights), (dataset,)):
+    for data in ((X, Y, weights), (dataset,)):
         found = kpg.per_sample_gradients(model, *data, batch_size=3)
         oracle.assert_agree(found, right)
         assert re.search(r"3/(3|Unknown)", capsys.readouterr().out)
@@ -312,14 +211,14 @@ def test_batches_and_datasets_give_what_one_batch_gives(capsys):
     np.testing.assert_allclose(found, norms, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("per_variable", [False, True])
 def test_statistics_over_batches_are_those_of_all_samples(per_variable, method):
-    model, x, y = _in_batches()
+    model = compiled(_dense(seed=1))
     how = {"per_variable": per_variable, "verbose": 0}
-    right = kpg.gradient_statistics(model, x, y, **how)
+    right = kpg.gradient_statistics(model, X, Y, **how)
     how["method"] = method
-    found = kpg.gradient_statistics(model, x, y, batch_size=3, **how)
+    found = kpg.gradient_statistics(model, X, Y, batch_size=3, **how)
     pairs = zip(found, right) if per_variable else [(found, right)]
     for ours, theirs in pairs:
         for name, value in vars(theirs).items():
@@ -328,58 +227,57 @@ def test_statistics_over_batches_are_those_of_all_samples(per_variable, method):
             assert getattr(ours, name) == value
 
 
-def test_what_is_missing_or_too_much_is_said():
-    model, x, y = _in_batches()
-    with pytest.raises(ValueError, match="Expected `y`, or a dataset of"):
-        kpg.per_sample_norms(model, x)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y))
-    with pytest.raises(ValueError, match=r"Batch it: x\.batch\(256\)"):
-        kpg.per_sample_norms(model, dataset)
-    with pytest.raises(ValueError, match="come with the dataset"):
-        kpg.per_sample_norms(model, dataset.batch(2), y)
-    with pytest.raises(ValueError, match="without an end"):
-        kpg.per_sample_norms(model, dataset.batch(2).repeat())
-    with pytest.raises(ValueError, match=r"`batch_size` .*positive"):
-        kpg.per_sample_norms(model, x, y, batch_size=0)
-
-
-def test_evaluation_is_offered_where_training_mixes_the_samples():
-    model = keras.Sequential(
-        [keras.Input((5,)), layers.BatchNormalization(), layers.Dense(3)]
-    )
-    model.compile("sgd", "mse")
-    _, x, y = _in_batches()
-    with pytest.raises(ValueError, match="you may also pass training=False"):
-        kpg.per_sample_norms(model, x, y)
-    assert kpg.per_sample_norms(model, x, y, training=False).shape == (7,)
+def test_what_is_missing_or_wrong_or_too_much_is_said():
+    model = _dense()
+    with pytest.raises(ValueError, match="is not compiled"):
+        kpg.per_sample_gradients(model, X, Y)
+    compiled(model)
+    kpg.per_sample_norms(model, X, Y)  # Later calls may be traced for any size.
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    broken = X.copy()
+    broken[2, 0] = np.nan
+    no_numbers = np.array(["1", "2"]), np.array([None, 1]), [1, 2], "weights"
+    for data, how, said in (
+        ((X,), {}, "Expected `y`, or a dataset of"),
+        ((X, Y[:4]), {}, "x with 7, y with 4"),
+        ((X[:0], Y[:0]), {}, "at least one sample"),
+        ((X[:, :3], Y), {}, r"\(None, 5\). Received: \(7, 3"),
+        ((broken, Y), {}, "samples 2 are not finite"),
+        ((X, Y), {"method": "fast"}, "`method` must be one of"),
+        ((X, Y), {"batch_size": 0}, "`batch_size` .*positive"),
+        ((dataset,), {}, r"Batch it: x\.batch\(256\)"),
+        ((dataset.batch(2), Y), {}, "come with the dataset"),
+        ((dataset.batch(2).repeat(),), {}, "without an end"),
+        *(
+            ((X[:2], Y[:2], weight), {}, "real numbers, one for each sample")
+            for weight in no_numbers
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            kpg.per_sample_norms(model, *data, **how)
+    with pytest.raises(ValueError, match="samples 2 are not finite"):
+        kpg.per_sample_gradients(model, broken, Y)
+    with pytest.raises(ValueError, match=r"\(None, 5\). Received: \(7, 3"):
+        kpg.gradient_statistics(model, X[:, :3], Y)
+    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
+        kpg.per_sample_norms(lambda x: x, X, Y)
+    model.trainable = False
+    with pytest.raises(ValueError, match="no trainable variables"):
+        kpg.per_sample_norms(model, X, Y)
 
 
 def test_many_models_do_not_warn_of_retracing(caplog):
-    _, x, y = _in_batches()
     for _ in range(7):
-        model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
-        model.compile("sgd", "mse")
-        kpg.per_sample_norms(model, x, y)
-        kpg.input_gradients(model, x, outputs=0, verbose=0)
+        model = compiled(net())
+        kpg.per_sample_norms(model, X, Y)
+        kpg.input_gradients(model, X, outputs=0, verbose=0)
     assert not [r for r in caplog.records if "retracing" in r.getMessage()]
-
-
-@pytest.mark.parametrize(
-    "weights", [np.array(["1", "2"]), np.array([None, 1]), [1, 2], "weights"]
-)
-def test_sample_weights_that_are_no_numbers_are_refused(weights):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    x, y = np.ones((2, 3)), np.ones((2, 1))
-    with pytest.raises(ValueError, match="real numbers, one for each sample"):
-        kpg.per_sample_norms(model, x, y, sample_weight=weights)
 
 
 def test_stateful_layers_are_refused_one_by_one():
     inputs = keras.Input(batch_shape=(4, 3, 2))
     outputs = layers.LSTM(2, stateful=True)(inputs)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
+    model = compiled(keras.Model(inputs, outputs))
     x, y = np.ones((4, 3, 2)), np.ones((4, 2))
     with pytest.raises(ValueError, match=r"\(LSTM\) is stateful, made for ba"):
         kpg.per_sample_norms(model, x, y, method="per_sample")
@@ -393,13 +291,11 @@ def made_for_four(model_class):
 
 def test_a_model_whose_ops_hold_one_batch_size_is_refused_by_name():
     x, y = np.ones((4, 3, 2)), np.ones((4, 2))
-    model = made_for_four(kpg.PerGradModel)
-    model.compile("sgd", "mse", gradient_mode="per_sample")
+    model = compiled(made_for_four(kpg.PerGradModel), "per_sample")
     only = "takes batches of 4 only"
     with pytest.raises(ValueError, match=only):
         model.fit(x, y, batch_size=4, verbose=0)
-    model = made_for_four(keras.Model)
-    model.compile("sgd", "mse")
+    model = compiled(made_for_four(keras.Model))
     assert kpg.explain(model).batch_size == 4
     assert kpg.explain(model).verdict == "proved"
     for call in (
@@ -420,113 +316,73 @@ def test_inputs_that_name_a_batch_size_take_any_where_the_ops_do():
     inputs = keras.Input((3,), batch_size=100, name="a")
     named = keras.Model({"a": inputs}, layers.Dense(1)(inputs))
     for model, data in ((called, x), (named, {"a": x})):
-        model.compile("sgd", "mse")
+        compiled(model)
         norms = kpg.per_sample_norms(model, data, y, method="per_sample")
         assert norms.shape == (7,)
-        own = kpg.PerGradModel.from_model(model)
-        own.compile("sgd", "mse", gradient_mode="per_sample")
-        own.fit(data, y, batch_size=3, verbose=0)
+        compiled(model, "per_sample").fit(data, y, batch_size=3, verbose=0)
 
 
-@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+@pytest.mark.parametrize("method", METHODS)
 def test_weights_of_two_types_have_norms_in_the_wider_one(method):
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(3, "tanh", dtype="float64"),
-            keras.layers.Dense(3, dtype="float32"),
-        ]
+    wide, narrow = (
+        layers.Dense(3, activation, dtype=dtype)
+        for activation, dtype in (("tanh", "float64"), (None, "float32"))
     )
-    model.compile("sgd", "mse")
-    x, y = np.random.default_rng(0).normal(size=(2, 5, 6))
+    model = compiled(net(wide, narrow, units=None))
     kwargs = {"method": method, "verbose": 0}
-    found = kpg.per_sample_gradients(model, x, y[:, :3], **kwargs)
-    squares = [np.square(g).reshape(5, -1).sum(1) for g in found]
-    norms = kpg.per_sample_norms(model, x, y[:, :3], **kwargs)
+    found = kpg.per_sample_gradients(model, X, Y, **kwargs)
+    squares = sum(np.square(g).sum(1) for g in _rows(found))
+    norms = kpg.per_sample_norms(model, X, Y, **kwargs)
     assert norms.dtype == "float64"
-    np.testing.assert_allclose(norms, np.sqrt(np.sum(squares, 0)), rtol=1e-6)
-    statistics = kpg.gradient_statistics(model, x, y[:, :3], **kwargs)
+    np.testing.assert_allclose(norms, np.sqrt(squares), rtol=1e-6)
+    statistics = kpg.gradient_statistics(model, X, Y, **kwargs)
     assert statistics.mean_squared_norm == pytest.approx(
-        np.mean(np.sum(squares, 0)), rel=1e-6
+        np.mean(squares), rel=1e-6
     )
 
 
-def test_gradients_and_products_of_many_samples_go_in_passes(capsys):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(300, 3)), rng.normal(size=(300, 1))
-    gradients = kpg.per_sample_gradients(model, x, y)
-    assert "2/2" in capsys.readouterr().out
-    whole = kpg.per_sample_gradients(model, x, y, batch_size=300)
-    assert not capsys.readouterr().out
-    oracle.assert_agree(gradients, whole)
-    direction = [np.ones(v.shape) for v in model.trainable_variables]
-    dots = kpg.per_sample_dots(model, x, y, direction=direction)
-    assert "2/2" in capsys.readouterr().out
-    products = [np.reshape(g, (300, -1)).sum(1) for g in whole]
-    np.testing.assert_allclose(dots, sum(products), rtol=1e-4, atol=1e-5)
-
-
-def test_norms_of_many_samples_go_in_passes(monkeypatch):
+def test_many_samples_go_in_passes(capsys):
     seen = []
 
-    class Seen(keras.layers.Layer):
+    class Seen(layers.Layer):
         def call(self, x):
             seen.append(x.shape[0])
             return x
 
-    def compiled(loss):
-        model = keras.Sequential(
-            [keras.Input((3,)), Seen(), keras.layers.Dense(1)]
-        )
-        model.compile("sgd", loss)
-        return model
-
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(300, 3)), rng.normal(size=(300, 1))
-    model = compiled("mse")
+    x, y = normal(300, 3), normal(300, 1, seed=1)
+    model = compiled(net(Seen(), shape=(3,), units=1))
+    gradients = kpg.per_sample_gradients(model, x, y)
+    assert "2/2" in capsys.readouterr().out
+    direction = [np.ones(v.shape) for v in model.trainable_variables]
+    dots = kpg.per_sample_dots(model, x, y, direction=direction)
+    assert "2/2" in capsys.readouterr().out
     norms = kpg.per_sample_norms(model, x, y, verbose=0)
-    whole = kpg.per_sample_norms(model, x, y, batch_size=300, verbose=0)
-    np.testing.assert_allclose(norms, whole, rtol=1e-5)
-    pairs = [
-        kpg.gradient_statistics(model, x, y, batch_size=size, verbose=0)
-        for size in (None, 300)
-    ]
-    np.testing.assert_allclose(*[p.variance for p in pairs], rtol=1e-4)
-    del seen[:]
-    kpg.per_sample_norms(compiled("mse"), x, y, verbose=0)
+    variance = kpg.gradient_statistics(model, x, y, verbose=0).variance
     assert 300 not in seen
+    one = {"batch_size": 300}
+    whole = kpg.per_sample_gradients(model, x, y, **one)
+    assert not capsys.readouterr().out
+    oracle.assert_agree(gradients, whole)
+    products = sum(g.sum(1) for g in _rows(whole))
+    np.testing.assert_allclose(dots, products, rtol=1e-4, atol=1e-5)
+    right = kpg.per_sample_norms(model, x, y, **one)
+    np.testing.assert_allclose(norms, right, rtol=1e-5)
+    right = kpg.gradient_statistics(model, x, y, **one).variance
+    np.testing.assert_allclose(variance, right, rtol=1e-4)
     # A sum counts n times in a batch of n: it stays one batch.
     del seen[:]
-    sums = compiled(keras.losses.MeanSquaredError(reduction="sum"))
-    kpg.per_sample_norms(sums, x, y, verbose=0)
+    compiled(model, loss=keras.losses.MeanSquaredError(reduction="sum"))
+    kpg.per_sample_norms(model, x, y, verbose=0)
     assert 300 in seen
 
 
-def _classifier():
-    inputs = keras.Input((10,))
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+def test_single_samples_and_classes_as_text_are_refused_with_the_way_out():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, gradient_mode="vectorized")
-    return model
-
-
-def test_what_is_no_batch_of_the_models_inputs_is_refused():
-    model, x, y = _classifier(), np.ones((6, 10), "float32"), np.arange(6) % 3
-    kpg.per_sample_norms(model, x, y)  # Later calls may be traced for any size.
-    for function in (kpg.per_sample_norms, kpg.gradient_statistics):
-        with pytest.raises(ValueError, match=r"\(None, 10\). Received: \(6, 5"):
-            function(model, x[:, :5], y)
-    singles = tf.data.Dataset.from_tensor_slices((x, y))
+    model = compiled(net(), "vectorized", loss)
+    singles = tf.data.Dataset.from_tensor_slices((X, np.arange(7) % 3))
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"of one sample. Batch the data set"):
         model.fit(singles, verbose=0, shuffle=False)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
-def test_classes_as_text_are_refused_with_the_way_out():
-    model, x = _classifier(), np.ones((6, 10), "float32")
+    assert_equal(before, model.get_weights())
     with pytest.raises(ValueError, match=r"Number the classes: y = numpy"):
-        kpg.per_sample_norms(model, x, np.array(["a", "b", "c"] * 2))
+        kpg.per_sample_norms(model, X, np.array([*"abcabca"]))

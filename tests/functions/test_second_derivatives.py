@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.models.making import compiled, net, normal, trained
 
 layers, ops = keras.layers, keras.ops
 N = 6
@@ -57,16 +58,12 @@ class _Traced(layers.Layer):
 
 def _model(layer):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((3,)), layers.Dense(5, "tanh"), layer, layers.Dense(1)]
-    )
-    model.compile("sgd", "mse")
-    return model
+    hidden = layers.Dense(5, "tanh")
+    return compiled(net(hidden, layer, shape=(3,), units=1))
 
 
 def _data():
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(N, 3)), rng.normal(size=(N, 1))
+    return normal(N, 3), normal(N, 1, seed=1)
 
 
 def _differences(model, x, step=1e-4):
@@ -94,27 +91,20 @@ def test_of_outputs_by_inputs(float64, name):
     np.testing.assert_allclose(found, expected, 1e-4, 1e-5)
 
 
-def test_the_hessian_is_that_of_a_written_normalisation(float64):
+def test_scores_and_values_are_those_of_a_written_normalisation(float64):
     x, y = _data()
-    found = [
-        kpg.influence.Influence(
-            _model(layer), x, y, curvature="exact", damping=30.0, verbose=0
-        ).scores(x, y)
-        for layer in (layers.LayerNormalization(epsilon=1e-3), _Written())
-    ]
-    np.testing.assert_allclose(*found, 1e-8)
-
-
-def test_values_are_those_of_a_written_normalisation(float64):
-    x, y = _data()
-    found = []
+    scores, values = [], []
     for layer in (layers.LayerNormalization(epsilon=1e-3), _Written()):
-        model = kpg.PerGradModel.from_model(_model(layer))
-        model.compile("sgd", "mse", gradient_mode="vectorized")
-        values = kpg.callbacks.SampleValues((x, y), order=2)
-        model.fit(x, y, batch_size=N, verbose=0, callbacks=[values])
-        found.append(values.values)
-    np.testing.assert_allclose(*found, 1e-8)
+        model = _model(layer)
+        influence = kpg.influence.Influence(
+            model, x, y, curvature="exact", damping=30.0, verbose=0
+        )
+        scores.append(influence.scores(x, y))
+        found = kpg.callbacks.SampleValues((x, y), order=2)
+        trained(compiled(model, "vectorized"), x, y, callbacks=[found])
+        values.append(found.values)
+    np.testing.assert_allclose(*scores, 1e-8)
+    np.testing.assert_allclose(*values, 1e-8)
 
 
 def test_functions_that_were_traced_before_are_refused(float64):

@@ -13,8 +13,18 @@ from keras_pergrad.influence.likelihoods import Likelihood
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 from keras_pergrad.uses import function_cache
 from tests.functions.test_functional import MODELS, _batch
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    integers,
+    net,
+    normal,
+    trained,
+    weights,
+)
 
 layers, losses = keras.layers, keras.losses
+fisher = kpg.influence.fisher
 PEERS = pathlib.Path(__file__).parent / "fisher_of_peers.json"
 LIMITS = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -46,124 +56,105 @@ def _chances(labels, outputs):
     return -tf.reduce_sum(labels * one + (1 - labels) * none)
 
 
-def _loop(model, x, labels, negative_log):
-    """Return the mean of squares of the gradients, sample by sample."""
+def _mean_squares(model, n, negative_log):
+    """The mean of squared gradients of `negative_log(i)`, of `n` samples."""
     totals = [np.zeros(v.shape) for v in model.trainable_variables]
-    for i in range(len(x)):
+    for i in range(n):
         with tf.GradientTape() as tape:
-            value = negative_log(labels[i : i + 1], model(x[i : i + 1]))
-        for total, g in zip(
-            totals, tape.gradient(value, model.trainable_variables)
-        ):
-            total += np.square(tf.convert_to_tensor(g))
-    return [total / len(x) for total in totals]
+            value = negative_log(i)
+        gradients = tape.gradient(value, model.trainable_variables)
+        for total, g in zip(totals, gradients):
+            if g is not None:
+                total += np.square(tf.convert_to_tensor(g)) / n
+    return totals
 
 
-def _drawn(model, x, kind, from_logits, seed):
-    """Return the labels that `fisher` draws for a single batch."""
-    key = tf.constant([seed, 0], tf.int64)
-    return Likelihood(kind, from_logits).draw(model(x), key)
+def _loop(model, x, labels, negative_log):
+    def of_sample(i):
+        return negative_log(labels[i : i + 1], model(x[i : i + 1]))
+
+    return _mean_squares(model, len(x), of_sample)
+
+
+def _assert_close(found, right):
+    for one, other in zip(found, right, strict=True):
+        for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
+            np.testing.assert_allclose(a, b, **LIMITS)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_gaussian_of_unit_variance_by_a_loop(make):
-    model = make()
-    model.compile("sgd", "mse")
+    model = compiled(make())
     x, y = _batch(model)
-    found = kpg.influence.fisher(model, x, y, labels="data")
+    found = fisher(model, x, y, labels="data")
     assert found.likelihood == "gaussian"
-    for part, right in zip(found.parts, _loop(model, x, y, _gaussian)):
-        np.testing.assert_allclose(part, right, **LIMITS)
+    _assert_close(found.parts, _loop(model, x, y, _gaussian))
 
 
+SPARSE = losses.SparseCategoricalCrossentropy(from_logits=True)
+#: Name → loss, activation before it, −log p of a sample.
 CASES = {
-    "sparse logits": (
-        losses.SparseCategoricalCrossentropy(from_logits=True),
-        None,
-        ("categorical", True),
-        _softmax,
-    ),
-    "sparse": (
-        "sparse_categorical_crossentropy",
-        "softmax",
-        ("categorical", False),
-        _probabilities,
-    ),
-    "one-hot logits": (
-        losses.CategoricalCrossentropy(from_logits=True),
-        None,
-        ("categorical", True),
-        _softmax,
-    ),
-    "one-hot": (
-        "categorical_crossentropy",
-        "softmax",
-        ("categorical", False),
-        _probabilities,
-    ),
-    "binary logits": (
-        losses.BinaryCrossentropy(from_logits=True),
-        None,
-        ("bernoulli", True),
-        _sigmoid,
-    ),
-    "binary": (
-        "binary_crossentropy",
-        "sigmoid",
-        ("bernoulli", False),
-        _chances,
-    ),
-    "squares": ("mse", "tanh", ("gaussian", False), _gaussian),
+    "sparse logits": (SPARSE, None, _softmax),
+    "sparse": ("sparse_categorical_crossentropy", "softmax", _probabilities),
+    "one-hot logits": (losses.CategoricalCrossentropy(True), None, _softmax),
+    "one-hot": ("categorical_crossentropy", "softmax", _probabilities),
+    "binary logits": (losses.BinaryCrossentropy(True), None, _sigmoid),
+    "binary": ("binary_crossentropy", "sigmoid", _chances),
+    "squares": ("mse", "tanh", _gaussian),
+}
+KINDS = {
+    _softmax: "categorical",
+    _probabilities: "categorical",
+    _sigmoid: "bernoulli",
+    _chances: "bernoulli",
+    _gaussian: "gaussian",
 }
 
 
-def _two_layers(loss, activation):
-    keras.utils.set_random_seed(2)
-    model = keras.Sequential(
-        [
-            keras.Input((6,), dtype="int32"),
-            layers.Embedding(7, 4),
-            layers.Conv1D(5, 3, activation="tanh"),
-            layers.Flatten(),
-            layers.Dense(3, activation=activation),
-        ]
+def _two_layers(loss="mse", activation=None):
+    """Return a model, ids and numbers as targets."""
+    model = net(
+        layers.Embedding(7, 4),
+        layers.Conv1D(5, 3, activation="tanh"),
+        layers.Flatten(),
+        layers.Dense(3, activation=activation),
+        shape=(6,),
+        dtype="int32",
+        units=None,
     )
-    model.compile("sgd", loss)
-    x = np.random.default_rng(0).integers(0, 7, (5, 6))
-    return model, x
+    return compiled(model, loss=loss), integers(7, 5, 6), normal(5, 3)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("case", CASES)
 def test_labels_of_every_kind_by_a_loop(case):
-    loss, activation, likelihood, negative_log = CASES[case]
-    model, x = _two_layers(loss, activation)
-    drawn = _drawn(model, x, *likelihood, seed=4)
+    loss, activation, negative_log = CASES[case]
+    kind = KINDS[negative_log]
+    model, x, _ = _two_layers(loss, activation)
+    key = tf.constant([4, 0], tf.int64)
+    drawn = Likelihood(kind, activation is None).draw(model(x), key)
     right = _loop(model, x, drawn, negative_log)
-    found = kpg.influence.fisher(model, x, seed=4)
-    assert found.likelihood == likelihood[0]
-    assert found.labels == "sampled"
-    assert found.samples == 5
-    for part, expected in zip(found.parts, right):
-        np.testing.assert_allclose(part, expected, **LIMITS)
-    labels = drawn
-    if case.startswith("one-hot"):
-        labels = tf.one_hot(drawn, 3)
-    of_data = kpg.influence.fisher(model, x, labels, labels="data")
-    for part, expected in zip(of_data.parts, right):
-        np.testing.assert_allclose(part, expected, **LIMITS)
+    found = fisher(model, x, seed=4)
+    described = found.likelihood, found.labels, found.samples
+    assert described == (kind, "sampled", 5)
+    _assert_close(found.parts, right)
+    labels = tf.one_hot(drawn, 3) if case.startswith("one-hot") else drawn
+    _assert_close(fisher(model, x, labels, labels="data").parts, right)
 
 
 def test_labels_follow_the_predictions():
     n = 20000
     for logits in (True, False):
-        chances = np.array([0.1, 0.6, 0.3])
+        # A chance of zero is never drawn.
+        chances = np.array([0.1, 0.6, 0.3] if logits else [0.4, 0.0, 0.6])
         outputs = np.log(chances) + 1 if logits else chances
         outputs = tf.constant(np.tile(outputs, (n, 1)))
         drawn = Likelihood("categorical", logits).draw(outputs, [1, 2])
         found = np.bincount(drawn, minlength=3) / n
         np.testing.assert_allclose(found, chances, atol=0.015)
+        assert (found > 0).tolist() == (chances > 0).tolist()
+        chances = np.array([0.1, 0.6, 0.3])
         outputs = np.log(chances / (1 - chances)) if logits else chances
         outputs = tf.constant(np.tile(outputs, (n, 1)))
         drawn = Likelihood("bernoulli", logits).draw(outputs, [1, 2])
@@ -173,87 +164,48 @@ def test_labels_follow_the_predictions():
     assert abs(np.std(drawn) - 1) < 0.03
 
 
-def test_a_chance_of_zero_is_never_drawn():
-    outputs = tf.constant(np.tile([0.0, 1.0, 0.0], (1000, 1)))
-    for seed in range(5):
-        drawn = Likelihood("categorical").draw(outputs, [seed, 0])
-        np.testing.assert_array_equal(drawn, 1)
-
-
-def _expected(model, x):
-    """Return Σ_c p_c g_c² by all classes, the mean over samples."""
-    totals = 0
-    chances = tf.nn.softmax(model(x)).numpy()
-    for c in range(3):
-        for i in range(len(x)):
-            one = _loop(model, x[i : i + 1], tf.constant([c]), _softmax)
-            totals = totals + chances[i, c] * np.concatenate(
-                [g.ravel() for g in one]
-            )
-    return totals / len(x)
-
-
-def test_the_mean_of_many_draws_is_that_over_all_labels():
-    model, x = _two_layers(CASES["sparse logits"][0], None)
-    found = kpg.influence.fisher(model, np.tile(x, (400, 1)))
-    got = np.concatenate([part.ravel() for part in found.parts])
-    right = _expected(model, x)
-    assert np.linalg.norm(got - right) < 0.05 * np.linalg.norm(right)
-    # Not the square of the mean, which is near zero.
-    assert got.sum() > 0.5 * right.sum() > 0
-
-
-def test_seeds_and_draws():
-    model, x = _two_layers(CASES["sparse logits"][0], None)
-    one, again, other = (
-        kpg.influence.fisher(model, x, seed=s) for s in (1, 1, 2)
-    )
+def test_seeds_draws_and_paths():
+    model, x, _ = _two_layers(SPARSE)
+    one, again, other = (fisher(model, x, seed=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(one.parts[0], again.parts[0])
     assert not np.array_equal(one.parts[0], other.parts[0])
-    several = kpg.influence.fisher(model, x, draws=3)
+    several = fisher(model, x, draws=3)
     assert several.samples == 5
     assert not np.array_equal(one.parts[0], several.parts[0])
     functions = function_cache._TRACED[model].values()
     assert len(functions) == 1
     for function, _ in functions:
         assert function.experimental_get_tracing_count() == 1
+    for k, variable in enumerate(model.trainable_variables):
+        assert one[variable.path] is one.parts[k] is one[k]
+    assert len(one) == 5
+    assert "5 variables, 5 samples" in repr(one)
+    with pytest.raises(KeyError, match="Expected one of the paths"):
+        one["nothing"]
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", ["diagonal", "kfac"])
 def test_batches_and_weights_count_samples(kind):
-    model, x = _two_layers("mse", None)
-    y = np.random.default_rng(1).normal(size=(5, 3))
+    model, x, y = _two_layers()
     how = {"kind": kind, "labels": "data", "verbose": 0}
-    whole = kpg.influence.fisher(model, x, y, **how)
+    whole = fisher(model, x, y, **how).parts
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
-    for found in (
-        kpg.influence.fisher(model, x, y, batch_size=2, **how),
-        kpg.influence.fisher(model, data, **how),
-    ):
-        _same(found, whole)
+    _assert_close(fisher(model, x, y, batch_size=2, **how).parts, whole)
+    _assert_close(fisher(model, data, **how).parts, whole)
     times = np.array([2, 0, 1, 1, 3])
-    weighted = kpg.influence.fisher(model, x, y, times, batch_size=3, **how)
+    weighted = fisher(model, x, y, times, batch_size=3, **how)
     if kind == "diagonal":
-        repeated = np.repeat(np.arange(5), times)
-        _same(
-            weighted,
-            kpg.influence.fisher(model, x[repeated], y[repeated], **how),
-        )
-
-
-def _same(found, right):
-    for one, other in zip(found.parts, right.parts, strict=True):
-        for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
-            np.testing.assert_allclose(a, b, **LIMITS)
+        rows = np.repeat(np.arange(5), times)
+        repeated = fisher(model, x[rows], y[rows], **how)
+        _assert_close(weighted.parts, repeated.parts)
 
 
 @pytest.mark.usefixtures("float64")
 def test_kronecker_products():
-    model, x = _two_layers("mse", None)
-    y = np.random.default_rng(1).normal(size=(5, 3))
-    found = kpg.influence.fisher(model, x, y, kind="kfac", labels="data")
-    diagonal = kpg.influence.fisher(model, x, y, labels="data")
+    model, x, y = _two_layers()
+    found = fisher(model, x, y, kind="kfac", labels="data")
+    diagonal = fisher(model, x, y, labels="data")
     assert [p.axes for p in found.parts] == [(0,), (0, 1), (), (0,), ()]
     # A bias has its exact block, of which this is the diagonal.
     for k in (2, 4):
@@ -274,66 +226,45 @@ def test_kronecker_products():
 
 
 @pytest.mark.usefixtures("float64")
-def test_quadratic_forms():
-    model, x = _two_layers("mse", None)
-    y = np.random.default_rng(1).normal(size=(5, 3))
-    rng = np.random.default_rng(3)
+@pytest.mark.parametrize("kind", ["diagonal", "kfac"])
+def test_quadratic_forms(kind):
+    model, x, y = _two_layers()
     anchors = [v.numpy() for v in model.trainable_variables]
-    moved = [a + rng.normal(size=a.shape) for a in anchors]
-    for kind in ("diagonal", "kfac"):
-        found = kpg.influence.fisher(model, x, y, kind=kind, labels="data")
-        right = 0
-        for part, w, a in zip(found.parts, moved, anchors):
-            d = (w - a).ravel()
-            if kind == "diagonal":
-                right += (part.ravel() * d**2).sum() / 2
-                continue
-            left, other = (np.diag(s) if s.ndim == 1 else s for s in part[:2])
-            # In these the left axes are the first.
-            right += d @ np.kron(left, other) @ d / 2
-        np.testing.assert_allclose(
-            found.penalty(moved, anchors), right, **LIMITS
-        )
-        parts = found.regularizers(anchors, 2.0)
-        total = sum(r(tf.constant(w)) for r, w in zip(parts, moved))
-        np.testing.assert_allclose(total, 2 * right, **LIMITS)
-        assert float(found.penalty(anchors, anchors)) == 0
+    moved = [a + normal(*a.shape, seed=3) for a in anchors]
+    found = fisher(model, x, y, kind=kind, labels="data")
+    right = 0
+    for part, w, a in zip(found.parts, moved, anchors):
+        d = (w - a).ravel()
+        if kind == "diagonal":
+            right += (part.ravel() * d**2).sum() / 2
+            continue
+        left, other = (np.diag(s) if s.ndim == 1 else s for s in part[:2])
+        # In these the left axes are the first.
+        right += d @ np.kron(left, other) @ d / 2
+    np.testing.assert_allclose(found.penalty(moved, anchors), right, **LIMITS)
+    parts = found.regularizers(anchors, 2.0)
+    total = sum(r(tf.constant(w)) for r, w in zip(parts, moved))
+    np.testing.assert_allclose(total, 2 * right, **LIMITS)
+    assert float(found.penalty(anchors, anchors)) == 0
     with pytest.raises(ValueError, match="Expected 5 differences"):
         found.quadratic(moved[:2])
 
 
-def test_parts_are_found_by_path():
-    model, x = _two_layers("mse", None)
-    found = kpg.influence.fisher(model, x)
-    for k, variable in enumerate(model.trainable_variables):
-        assert found[variable.path] is found.parts[k] is found[k]
-    assert len(found) == 5
-    assert "5 variables, 5 samples" in repr(found)
-    with pytest.raises(KeyError, match="Expected one of the paths"):
-        found["nothing"]
-
-
 @pytest.mark.usefixtures("float64")
 def test_masked_positions_add_nothing():
-    inputs = keras.Input((4,), dtype="int32")
-    hidden = layers.Embedding(5, 3, mask_zero=True)(inputs)
-    outputs = layers.Dense(3)(hidden)
-    model = keras.Model(inputs, outputs)
-    loss = losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
+    rows = layers.Embedding(5, 3, mask_zero=True)
+    model = compiled(net(rows, shape=(4,), dtype="int32"), loss=SPARSE)
     x = np.array([[1, 2, 0, 0], [3, 1, 4, 2], [2, 0, 0, 0]])
     assert mask_of(model(x)) is not None
     key = tf.constant([0, 0], tf.int64)
     labels = Likelihood("categorical", True).draw(model(x), key)
-    totals = [0] * 3
-    for i in range(3):
-        with tf.GradientTape() as tape:
-            kept = model(x[i : i + 1])[0][: np.count_nonzero(x[i])]
-            value = _softmax(labels[i][: kept.shape[0]], kept)
-        for k, g in enumerate(tape.gradient(value, model.trainable_variables)):
-            totals[k] += np.square(tf.convert_to_tensor(g)) / 3
-    for part, right in zip(kpg.influence.fisher(model, x).parts, totals):
-        np.testing.assert_allclose(part, right, **LIMITS)
+
+    def negative_log(i):
+        kept = model(x[i : i + 1])[0][: np.count_nonzero(x[i])]
+        return _softmax(labels[i][: kept.shape[0]], kept)
+
+    right = _mean_squares(model, 3, negative_log)
+    _assert_close(fisher(model, x).parts, right)
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
@@ -354,47 +285,29 @@ def test_a_mask_may_have_fewer_axes_than_positions(likelihood):
 def test_several_outputs(given):
     inputs = keras.Input((4,))
     outputs = {
-        "a": layers.Dense(3, name="a")(inputs),
-        "b": layers.Dense(2, name="b")(inputs),
-        "c": layers.Dense(1, name="c")(inputs),
+        name: layers.Dense(units, name=name)(inputs)
+        for name, units in (("a", 3), ("b", 2), ("c", 1))
     }
-    loss = {"a": CASES["sparse logits"][0], "b": "mse", "c": None}
+    loss = {"a": SPARSE, "b": "mse", "c": None}
     if given == "list":
-        outputs = list(outputs.values())
-        loss = list(loss.values())
+        outputs, loss = list(outputs.values()), list(loss.values())
     else:
         del loss["c"]
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", loss)
-    rng = np.random.default_rng(0)
-    x, a, b = (
-        rng.normal(size=(4, 4)),
-        rng.integers(0, 3, 4),
-        rng.normal(size=(4, 2)),
-    )
-    y = [a, b, None] if given == "list" else {"a": a, "b": b}
+    model = compiled(keras.Model(inputs, outputs), loss=loss)
+    x, a, b = normal(4, 4), integers(3, 4), normal(4, 2, seed=1)
 
-    def negative_log(labels, predicted):
-        if given == "dict":
-            predicted = [predicted[k] for k in "ab"]
-        i = int(labels[0])
+    def negative_log(i):
+        predicted = tf.nest.flatten(model(x[i : i + 1]))
         first = _softmax(a[i : i + 1], predicted[0])
         return first + _gaussian(b[i : i + 1], predicted[1])
 
-    totals = [0] * 4
-    for i in range(4):
-        with tf.GradientTape() as tape:
-            value = negative_log([i], model(x[i : i + 1]))
-        watched = model.trainable_variables[:4]
-        for k, g in enumerate(tape.gradient(value, watched)):
-            totals[k] = totals[k] + np.square(g) / 4
-    sampled = kpg.influence.fisher(model, x)
+    sampled = fisher(model, x)
     assert sampled.likelihood == "categorical and gaussian"
     assert [p is None for p in sampled.parts] == [False] * 4 + [True] * 2
     if given == "dict":
-        found = kpg.influence.fisher(model, x, y, labels="data")
-        for part, right in zip(found.parts, totals):
-            np.testing.assert_allclose(part, right, **LIMITS)
+        found = fisher(model, x, {"a": a, "b": b}, labels="data")
+        right = _mean_squares(model, 4, negative_log)
+        _assert_close(found.parts[:4], right[:4])
 
 
 class Penalised(layers.Layer):
@@ -410,53 +323,44 @@ class OwnLoss(keras.Model):
         return keras.ops.mean(keras.ops.square(y - y_pred))
 
 
-def _unknown(name):
-    inputs = keras.Input((3,))
-    outputs = layers.Dense(2)(inputs)
-    if name == "add_loss":
-        outputs = Penalised()(outputs)
-    if name == "compute_loss":
-        model = OwnLoss(inputs, outputs)
-        model.compile("sgd")
-        return model
-    model = keras.Model(inputs, outputs)
-    smooth = losses.CategoricalCrossentropy(True, label_smoothing=0.1)
-    loss = {"mae": "mae", "smooth": smooth}.get(name, "mse")
-    weights = [0.5] if name == "weights" else None
-    model.compile("sgd", loss, loss_weights=weights)
-    return model
+def _dense(*parts, **how):
+    return compiled(net(layers.Dense(2), *parts, shape=(3,), units=None), **how)
 
 
+#: What the refusal names → a model with such a loss.
 UNKNOWN = {
-    "mae": "mean_absolute_error",
-    "smooth": "label_smoothing=0.1",
-    "weights": "loss_weights",
-    "add_loss": "terms of add_loss",
-    "compute_loss": "a compute_loss of its own",
+    "mean_absolute_error": lambda: _dense(loss="mae"),
+    "label_smoothing=0.1": lambda: _dense(
+        loss=losses.CategoricalCrossentropy(True, label_smoothing=0.1)
+    ),
+    "loss_weights": lambda: _dense(loss_weights=[0.5]),
+    "terms of add_loss": lambda: _dense(Penalised()),
+    "a compute_loss of its own": lambda: compiled(
+        net(shape=(3,), units=2, cls=OwnLoss), loss=None
+    ),
 }
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_a_loss_without_a_known_distribution(name):
-    model = _unknown(name)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(4, 3)), rng.normal(size=(4, 2))
+@pytest.mark.parametrize("said", UNKNOWN)
+def test_a_loss_without_a_known_distribution(said):
+    model, x, y = UNKNOWN[said](), normal(4, 3), normal(4, 2)
     with pytest.raises(ValueError, match='Use labels="data"') as error:
-        kpg.influence.fisher(model, x)
-    assert UNKNOWN[name] in str(error.value)
-    found = kpg.influence.fisher(model, x, y, labels="data")
+        fisher(model, x)
+    assert said in str(error.value)
+    found = fisher(model, x, y, labels="data")
     assert found.likelihood == "loss"
     gradients = kpg.per_sample_gradients(model, x, y)
-    for part, g in zip(found.parts, gradients):
-        np.testing.assert_allclose(part, np.square(g).mean(0), **LIMITS)
+    _assert_close(found.parts, [np.square(g).mean(0) for g in gradients])
     with pytest.raises(ValueError, match="Leave the weights out"):
-        kpg.influence.fisher(model, x, y, np.ones(4), labels="data")
+        fisher(model, x, y, np.ones(4), labels="data")
 
 
 def test_what_is_refused():
-    model, x = _two_layers("mse", None)
+    model, x, _ = _two_layers()
     y = np.ones((5, 3), "float32")
+    y[3] = np.inf
+    batches = {"y": y, "labels": "data", "batch_size": 2, "verbose": 0}
     for arguments, said in (
         ({"kind": "full"}, "`kind` must be one of"),
         ({"labels": "true"}, "`labels` must be one of"),
@@ -465,91 +369,80 @@ def test_what_is_refused():
         ({"seed": None}, "`seed` must be an integer"),
         ({"sample_weight": np.ones((5, 2))}, "one number for each sample"),
         ({"sample_weight": -np.ones(5)}, "not negative"),
+        (batches, "batch of samples 2 to 3"),
     ):
         with pytest.raises(ValueError, match=said):
-            kpg.influence.fisher(model, x, **arguments)
-    y[3] = np.inf
-    with pytest.raises(ValueError, match="batch of samples 2 to 3"):
-        kpg.influence.fisher(
-            model, x, y, labels="data", batch_size=2, verbose=0
-        )
+            fisher(model, x, **arguments)
     with pytest.raises(ValueError, match="is not compiled"):
-        kpg.influence.fisher(keras.Sequential([layers.Dense(1)]), x)
+        fisher(keras.Sequential([layers.Dense(1)]), x)
+    loss = losses.SparseCategoricalCrossentropy(from_logits=True, axis=1)
+    model = compiled(net(shape=(3, 2)), loss=loss)
+    with pytest.raises(ValueError, match="axis=1"):
+        fisher(model, np.ones((4, 3, 2)), verbose=0)
 
 
 def test_the_model_stays_as_it_is():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            layers.Dense(4),
-            layers.BatchNormalization(),
-            layers.Dropout(0.5),
-            layers.Dense(2),
-        ]
+    norm, drop = layers.BatchNormalization(), layers.Dropout(0.5)
+    model = compiled(
+        keras.Sequential([layers.Dense(4), norm, drop, layers.Dense(2)])
     )
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
-    first = kpg.influence.fisher(model, x)  # not built before
-    weights = [np.array(w) for w in model.get_weights()]
-    again = kpg.influence.fisher(model, x)
+    x = normal(6, 3)
+    first = fisher(model, x)  # not built before
+    before = weights(model)
+    again = fisher(model, x)
     np.testing.assert_array_equal(first.parts[0], again.parts[0])
-    for one, other in zip(weights, model.get_weights()):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(model, before)
     with pytest.raises(ValueError, match="training=False"):
-        kpg.influence.fisher(model, x, training=True)
+        fisher(model, x, training=True)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_precision_is_widened(policy):
-    loss, y = CASES["sparse logits"][0], np.array([0, 1, 2, 0, 1])
-    model, x = _two_layers(loss, None)
-    right = kpg.influence.fisher(model, x, y, labels="data")
+    y = np.array([0, 1, 2, 0, 1])
+    model, x, _ = _two_layers(SPARSE)
+    right = fisher(model, x, y, labels="data")
     keras.config.set_dtype_policy(policy)
     try:
-        half, _ = _two_layers(loss, None)
+        half, *_ = _two_layers(SPARSE)
     finally:
         keras.config.set_dtype_policy("float32")
     half.set_weights(model.get_weights())
-    found = kpg.influence.fisher(half, x, y, labels="data")
+    found = fisher(half, x, y, labels="data")
     for part, expected in zip(found.parts, right.parts):
         assert part.dtype == np.float32
         limit = 0.1 * np.abs(expected).max()
         np.testing.assert_allclose(part, expected, rtol=0, atol=limit)
 
 
-def _ewc_task(model, x, y, steps):
-    for _ in range(steps):
-        model.train_on_batch(x, y)
-    return float(model.evaluate(x, y, verbose=0))
-
-
 def test_a_penalty_keeps_what_was_learned():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(64, 4)).astype("float32")
+    x = normal(64, 4)
     first = (x[:, :1] > 0).astype("int32")
-    x_b = x * [1, 0, 1, 1] + [0, 2, 0, 0]
+    other = x * [1, 0, 1, 1] + [0, 2, 0, 0]
     left = {}
     for strength in (0.0, 50.0):
-        keras.utils.set_random_seed(0)
-        net = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-        loss = losses.SparseCategoricalCrossentropy(from_logits=True)
-        model = kpg.PerGradModel(net.inputs[0], net.outputs[0])
-        model.compile(
-            keras.optimizers.SGD(0.3), loss, gradient_mode="vectorized"
-        )
-        _ewc_task(model, x, first, 30)
-        found = kpg.influence.fisher(model, x)
+        model = net(shape=(4,), units=2, seed=0)
+        model = compiled(model, "vectorized", SPARSE, 0.3)
+        trained(model, x, first, batch_size=64, epochs=30)
+        found = fisher(model, x)
         anchors = [v.numpy() for v in model.trainable_variables]
         for v, one in zip(
             model.trainable_variables, found.regularizers(anchors, strength)
         ):
             v.regularizer = one
-        model.compile(
-            keras.optimizers.SGD(0.01), loss, gradient_mode="vectorized"
-        )
-        _ewc_task(model, x_b, 1 - first, 60)
-        left[strength] = float(loss(first, model(x)))
+        compiled(model, "vectorized", SPARSE, 0.01)
+        trained(model, other, 1 - first, batch_size=64, epochs=60)
+        left[strength] = float(SPARSE(first, model(x)))
     assert left[50.0] < left[0.0]
+
+
+PEER_MODELS = {
+    "dense": lambda: net(layers.Dense(4, activation="sigmoid")),
+    "convolution": lambda: net(
+        layers.Conv2D(3, 3, activation="sigmoid"),
+        layers.Flatten(),
+        shape=(6, 6, 2),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", sorted(json.loads(PEERS.read_text())["cases"]))
@@ -557,43 +450,15 @@ def test_agrees_with_the_peers(case):
     """BackPACK and curvlinops, recorded by make_fisher_of_peers.py."""
     recorded = json.loads(PEERS.read_text())
     one = recorded["cases"][case]
-    model = PEER_MODELS[case]()
+    model = compiled(PEER_MODELS[case](), loss=SPARSE)
     model.set_weights([np.array(w, "float32") for w in one["weights"]])
     x, y = np.array(one["x"], "float32"), np.array(one["y"])
-    found = kpg.influence.fisher(model, x, y, labels="data")
+    found = fisher(model, x, y, labels="data")
     for name in recorded["peers"]:
         for part, right in zip(found.parts, one[name]):
             right = np.array(right)
             limit = 1e-5 * np.abs(right).max()
             np.testing.assert_allclose(part, right, rtol=1e-5, atol=limit)
-
-
-def _peer_dense():
-    model = keras.Sequential(
-        [
-            keras.Input((5,)),
-            layers.Dense(4, activation="sigmoid"),
-            layers.Dense(3),
-        ]
-    )
-    model.compile("sgd", CASES["sparse logits"][0])
-    return model
-
-
-def _peer_conv():
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.Conv2D(3, 3, activation="sigmoid"),
-            layers.Flatten(),
-            layers.Dense(3),
-        ]
-    )
-    model.compile("sgd", CASES["sparse logits"][0])
-    return model
-
-
-PEER_MODELS = {"dense": _peer_dense, "convolution": _peer_conv}
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -606,17 +471,16 @@ def test_the_likelihood_is_that_of_the_compiled_loss(
     float64, kind, activation, from_logits
 ):
     # Keras takes the logits behind any activation, whatever the loss says.
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(10, 4))
+    x = normal(10, 4)
     inputs = keras.Input((4,))
     logits = layers.Dense(2)(inputs)
     function = keras.activations.get(activation)
     model = keras.Model(inputs, layers.Activation(function)(logits))
-    model.compile("sgd", kind(from_logits=from_logits))
+    compiled(model, loss=kind(from_logits=from_logits))
     # The Hessian by the logits of Keras's own loss, of any labels.
     held = keras.Model(inputs, logits)(x)
     loss = model.loss
-    labels = tf.one_hot(rng.integers(0, 2, 10), 2, dtype="float64")
+    labels = tf.one_hot(integers(2, 10), 2, dtype="float64")
     with tf.GradientTape() as outer:
         outer.watch(held)
         with tf.GradientTape() as inner:
@@ -626,17 +490,8 @@ def test_the_likelihood_is_that_of_the_compiled_loss(
                 value *= 2  # a sum over both, no mean
         slopes = inner.gradient(value, held)
     curved = np.array(outer.batch_jacobian(slopes, held))
-    rows = np.concatenate([x, np.ones((10, 1))], 1)
-    total = np.mean(np.square(rows).sum(1) * np.trace(curved, 0, 1, 2))
-    found = kpg.influence.fisher(model, np.tile(x, (300, 1)), verbose=0)
-    trace = sum(part.sum() for part in found.parts)
-    np.testing.assert_allclose(trace, total, 0.1)
-
-
-def test_an_axis_of_classes_that_is_not_the_last_is_refused():
-    inputs = keras.Input((3, 2))
-    model = keras.Model(inputs, layers.Dense(2)(inputs))
-    loss = losses.SparseCategoricalCrossentropy(from_logits=True, axis=1)
-    model.compile("sgd", loss)
-    with pytest.raises(ValueError, match="axis=1"):
-        kpg.influence.fisher(model, np.ones((4, 3, 2)), verbose=0)
+    diagonal = np.diagonal(curved, axis1=1, axis2=2)
+    found = fisher(model, np.tile(x, (300, 1)), verbose=0)
+    kernel, bias = np.square(x).T @ diagonal / 10, diagonal.mean(0)
+    for part, right in zip(found.parts, (kernel, bias), strict=True):
+        assert np.linalg.norm(part - right) < 0.05 * np.linalg.norm(right)

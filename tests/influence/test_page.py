@@ -5,21 +5,23 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.influence.page import encode_png
+from tests.models.making import compiled, net
 
 
-def _influence(x, y, inputs, layer):
-    model = keras.Sequential([inputs, layer, keras.layers.Dense(2)])
+def _influence(x, y, layer):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
+    model = compiled(net(layer, shape=x.shape[1:], units=2), loss=loss)
     return kpg.influence.Influence(model, x, y, curvature="none", verbose=0)
 
 
 def test_images_are_shown_with_the_rows_of_top(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.uniform(size=(9, 5, 6, 1)), np.arange(9) % 2
-    influence = _influence(x, y, keras.Input((5, 6, 1)), keras.layers.Flatten())
+    influence = _influence(x, y, keras.layers.Flatten())
     path = tmp_path / "page.html"
     influence.page(path, x[:2], y[:2], k=2, class_names=["<cat>", "dog"])
     text = path.read_text()
@@ -51,7 +53,7 @@ def test_images_are_shown_with_the_rows_of_top(tmp_path):
 def test_scores_of_the_same_test_samples_are_kept(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.uniform(size=(9, 3)), np.arange(9) % 2
-    influence = _influence(x, y, keras.Input((3,)), keras.layers.Dense(4))
+    influence = _influence(x, y, keras.layers.Dense(4))
     before = influence.scores(x[:2], y[:2])
 
     def refuse(make_batches):
@@ -70,9 +72,6 @@ def test_scores_of_the_same_test_samples_are_kept(tmp_path):
 
 
 def test_a_picture_is_that_of_the_array():
-    from keras_pergrad.influence.page import encode_png
-
-    tf = pytest.importorskip("tensorflow")
     rng = np.random.default_rng(0)
     for channels in (1, 3):
         array = rng.integers(0, 256, (5, 7, channels)).astype("uint8")
@@ -81,15 +80,14 @@ def test_a_picture_is_that_of_the_array():
 
 
 def test_texts_and_numbers_are_rows(tmp_path):
-    x, y = np.arange(24).reshape(8, 3), np.arange(8) % 2
-    words = [f"w{k}" for k in range(24)]
-    model_input = keras.Input((3,))
-    table = _influence(
-        x.astype("float32"), y, model_input, keras.layers.Dense(4)
-    )
+    x, y = np.arange(24.0).reshape(8, 3), np.arange(8) % 2
+    influence = _influence(x, y, keras.layers.Dense(4))
     path = tmp_path / "page.html"
-    show = lambda row: " ".join(words[int(k)] for k in row)  # noqa: E731
-    table.page(path, x[:1].astype("float32"), y[:1], k=1, show=show)
+
+    def words(row):
+        return " ".join(f"w{int(k)}" for k in row)
+
+    influence.page(path, x[:1], y[:1], k=1, show=words)
     assert "w0 w1 w2" in path.read_text()
-    table.page(path, x[:1].astype("float32"), y[:1], k=1)
+    influence.page(path, x[:1], y[:1], k=1)
     assert ">0 1 2<" in path.read_text()

@@ -5,69 +5,109 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.models.making import compiled, net, normal, trained
 
-layers = keras.layers
+layers, losses, ops = keras.layers, keras.losses, keras.ops
 X, Y = np.ones((6, 3)), np.ones((6, 1))
 
 
-def _model(loss="mse", *more, **compiled):
-    model = keras.Sequential([keras.Input((3,)), *more, layers.Dense(1)])
-    model.compile("sgd", loss, **compiled)
-    return model
+@keras.saving.register_keras_serializable("tests")
+class Added(layers.Layer):
+    """Adds to the loss what `how` makes of a number for each sample."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def call(self, x):
+        self.add_loss(1e-3 * self.how(ops.sum(ops.square(x), -1)))
+        return x
 
 
-def _message(model, ask=lambda i: i.scores(X, Y), **how):
-    with pytest.raises(ValueError) as error:
-        ask(kpg.influence.Influence(model, X, Y, verbose=0, **how))
-    return str(error.value)
+def _model(*parts, loss="mse"):
+    return compiled(net(*parts, shape=(3,), units=1), loss=loss)
 
 
-def test_arguments():
-    model = _model()
-    assert "'lissa'" in _message(model, curvature="lissa")
-    assert "damping=-1" in _message(model, damping=-1)
-    assert "damping=0.1" in _message(model, curvature="none", damping=0.1)
-    assert "checkpoints=[]" in _message(model, checkpoints=[])
-    assert "k=0" in _message(model, lambda i: i.top(X, Y, 0))
-    text = _message(model, lambda i: i.save("nowhere"))
-    assert "curvature='ekfac'" in text
+def _influence(model, x=X, y=Y, **how):
+    return kpg.influence.Influence(model, x, y, verbose=0, **how)
 
 
-def test_losses_that_are_no_mean():
-    loss = keras.losses.MeanSquaredError(reduction="sum")
-    assert "sum_over_batch_size" in _message(_model(loss))
+def _smooth():
+    return _model(loss=losses.BinaryCrossentropy(label_smoothing=0.1))
 
 
-def test_targets_that_cannot_be_drawn():
-    text = _message(_model("mae"))
-    assert "mean squared error" in text
-    assert "'exact'" in text
-    smooth = keras.losses.BinaryCrossentropy(label_smoothing=0.1)
-    assert "label_smoothing=0.1" in _message(_model(smooth))
-
-
-def test_regularisers_of_unknown_curvature():
+def _orthogonal():
     penalty = keras.regularizers.OrthogonalRegularizer()
-    layer = layers.Dense(4, kernel_regularizer=penalty)
-    text = _message(_model("mse", layer))
-    assert "OrthogonalRegularizer" in text
-    assert "kernel" in text
+    return _model(layers.Dense(4, kernel_regularizer=penalty))
 
 
-def test_layers_that_mix_samples():
-    mixing = layers.Lambda(lambda t: t - keras.ops.mean(t, 0))
-    text = _message(_model("mse", mixing), curvature="none")
-    assert "mixes the samples" in text
-    assert "lambda" in text
+def _mixing():
+    return _model(layers.Lambda(lambda t: t - ops.mean(t, 0)))
 
 
-def test_weights_that_have_changed():
+def _sum_of_squares():
+    return _model(loss=lambda t, p: ops.sum(ops.square(t - p)))
+
+
+NONE = {"curvature": "none"}
+SUM = ["adds up over the batch"]
+#: Name → model, settings, what the message says.
+REFUSED = {
+    "unknown curvature": (_model, {"curvature": "lissa"}, ["'lissa'"]),
+    "negative damping": (_model, {"damping": -1}, ["damping=-1"]),
+    "damping of nothing": (_model, {**NONE, "damping": 0.1}, ["damping=0.1"]),
+    "no checkpoint": (_model, {"checkpoints": []}, ["checkpoints=[]"]),
+    "targets that cannot be drawn": (
+        lambda: _model(loss="mae"),
+        {},
+        ["mean squared error", "'exact'"],
+    ),
+    "smooth labels": (_smooth, {}, ["label_smoothing=0.1"]),
+    "a regulariser of unknown curvature": (
+        _orthogonal,
+        {},
+        ["OrthogonalRegularizer", "kernel"],
+    ),
+    "mixed samples": (_mixing, NONE, ["mixes the samples", "lambda"]),
+    "a sum by its name": (
+        lambda: _model(loss=losses.MeanSquaredError(reduction="sum")),
+        {},
+        [*SUM, "sum_over_batch_size"],
+    ),
+    "a sum in a function": (_sum_of_squares, {}, SUM),
+    "a norm": (lambda: _model(loss=lambda t, p: ops.norm(t - p)), {}, SUM),
+    "a sum that is added": (lambda: _model(Added(ops.sum)), {}, SUM),
+    "a sum beside a mean": (
+        lambda: _model(Added(ops.mean), Added(ops.sum)),
+        {},
+        SUM,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_influence_is_refused(name):
+    make, how, said = REFUSED[name]
+    with pytest.raises(ValueError) as error:
+        _influence(make(), **how).scores(X, Y)
+    for words in said:
+        assert words in str(error.value)
+
+
+def test_what_cannot_be_answered_is_refused():
     model = _model()
-    influence = kpg.influence.Influence(
-        model, X, Y, curvature="none", verbose=0
-    )
+    with pytest.raises(ValueError, match="k=0"):
+        _influence(model).top(X, Y, 0)
+    with pytest.raises(ValueError, match="curvature='ekfac'"):
+        _influence(model).save("nowhere")
+    x = X.copy()
+    x[4] = np.nan
+    broken = _influence(model, x, batch_size=2, **NONE)
+    with pytest.raises(ValueError, match=r"samples 4, 5 are|samples 4 are"):
+        broken.scores(X, Y)
+    influence = _influence(model, **NONE)
     influence.scores(X, Y)
-    model.fit(X, Y, verbose=0)
+    trained(model, X, Y)
     with pytest.raises(ValueError, match="have changed"):
         influence.scores(X, Y)
 
@@ -76,21 +116,8 @@ def test_weights_that_have_changed():
 def test_a_hessian_that_is_not_positive(dense, monkeypatch):
     if not dense:
         monkeypatch.setattr("keras_pergrad.influence.hessian.MAX_DENSE_SIZE", 0)
-    model = _model("mse", layers.Dense(2, activation="tanh"))
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(6, 3)), 10 * rng.normal(size=(6, 1))
-    influence = kpg.influence.Influence(
-        model, x, y, curvature="exact", verbose=0
-    )
+    model = _model(layers.Dense(2, activation="tanh"))
+    x, y = normal(6, 3), 10 * normal(6, 1, seed=1)
+    influence = _influence(model, x, y, curvature="exact")
     with pytest.raises(ValueError, match=r"positive definite.*`damping`"):
         influence.scores(x, y)
-
-
-def test_samples_that_are_not_finite_are_named():
-    x = X.copy()
-    x[4] = np.nan
-    influence = kpg.influence.Influence(
-        _model(), x, Y, curvature="none", batch_size=2, verbose=0
-    )
-    with pytest.raises(ValueError, match=r"samples 4, 5 are|samples 4 are"):
-        influence.scores(X, Y)

@@ -1,6 +1,5 @@
 """A data set that gives other batches in another pass is refused."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,18 +7,16 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.influence.data import FixedOrderBatches
 from keras_pergrad.keras_internals.data.batches import batches_of
+from tests.models.making import compiled, net, normal
 
-rng = np.random.default_rng(0)
-X = rng.normal(size=(40, 3)).astype("float32")
+X = normal(40, 3)
 Y = X.sum(1, keepdims=True)
 SOURCE = tf.data.Dataset.from_tensor_slices((X, Y))
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
+    return compiled(net(shape=(3,), units=1))
 
 
 def _influence(model, *data):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle
+from tests.models.making import assert_equal, compiled, net, trained, weights
 
 layers = keras.layers
 KINDS = ("none", "exact", "kfac", "ekfac", "projected")
@@ -19,18 +20,23 @@ def _data(n=12, seed=0):
     return rng.normal(size=(n, 3)), rng.integers(0, 3, n)
 
 
-def _model(activation="tanh", l2=0.1):
-    penalty = keras.regularizers.L2(l2)
-    model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            layers.Dense(4, activation=activation, kernel_regularizer=penalty),
-            layers.Dense(3, kernel_regularizer=penalty),
-        ]
+def _model():
+    penalty = keras.regularizers.L2(0.1)
+    model = net(
+        layers.Dense(4, activation="tanh", kernel_regularizer=penalty),
+        layers.Dense(3, kernel_regularizer=penalty),
+        shape=(3,),
+        units=None,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    return model
+    return compiled(model, loss=loss)
+
+
+def _influence(model, *data, curvature="none", **how):
+    if curvature != "none":
+        how = {"damping": 0.5, **how}
+    how = {"verbose": 0, **how}
+    return kpg.influence.Influence(model, *data, curvature=curvature, **how)
 
 
 def _rows(model, x, y, weight=None):
@@ -51,31 +57,41 @@ def _hessian(model, x, y):
     return np.concatenate([np.reshape(p, (len(first), -1)) for p in parts], 1)
 
 
+def _mean_square(model, x, y):
+    rows = _rows(model, x, y)
+    return rows.T @ rows / len(x)
+
+
+#: Name → its matrix without damping, settings, digits of scores.
+MATRICES = {
+    "exact": (_hessian, {"curvature": "exact"}, 1e-10),
+    "exact, by products": (_hessian, {"curvature": "exact"}, 1e-6),
+    "projected": (
+        _mean_square,
+        {"curvature": "projected", "damping": 0.01, "projection_size": 31},
+        1e-5,
+    ),
+}
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("dense", [True, False])
-def test_exact_is_the_solution_of_the_hessian(dense, monkeypatch):
-    if not dense:
+@pytest.mark.parametrize("name", MATRICES)
+def test_scores_solve_with_the_matrix(name, monkeypatch):
+    if name == "exact, by products":
         monkeypatch.setattr("keras_pergrad.influence.hessian.MAX_DENSE_SIZE", 0)
+    of, how, digits = MATRICES[name]
     model, (x, y), (xt, yt) = _model(), _data(), _data(5, 1)
-    damping = 0.5
-    hessian = _hessian(model, x, tf.constant(y)) + damping * np.eye(31)
+    matrix = of(model, x, tf.constant(y))
+    matrix += how.get("damping", 0.5) * np.eye(31)
     train, test = _rows(model, x, y), _rows(model, xt, yt)
-    expected = test @ np.linalg.solve(hessian, train.T) / len(x)
-    influence = kpg.influence.Influence(
-        model,
-        x,
-        y,
-        curvature="exact",
-        damping=damping,
-        batch_size=5,  # 5, 5 and 2
-        verbose=0,
-    )
+    expected = test @ np.linalg.solve(matrix, train.T) / len(x)
+    # Batches of 5, 5 and 2.
+    influence = _influence(model, x, y, batch_size=5, **how)
     found = influence.scores(xt, yt)
-    limit = 1e-10 if dense else 1e-6
-    scale = np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=limit * scale)
-    own = np.sum(train * np.linalg.solve(hessian, train.T).T, 1) / len(x)
-    np.testing.assert_allclose(influence.self_influence(), own, limit)
+    limit = digits * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=limit)
+    own = np.sum(train * np.linalg.solve(matrix, train.T).T, 1) / len(x)
+    np.testing.assert_allclose(influence.self_influence(), own, digits)
 
 
 @pytest.mark.usefixtures("float64")
@@ -84,61 +100,9 @@ def test_none_is_the_gram_matrix_and_weights_count():
     weight = np.linspace(0, 2, len(x))
     train = _rows(model, x, y, tf.constant(weight))
     expected = _rows(model, xt, yt) @ train.T / len(x)
-    influence = kpg.influence.Influence(
-        model, x, y, weight, curvature="none", batch_size=5, verbose=0
-    )
+    influence = _influence(model, x, y, weight, batch_size=5)
     np.testing.assert_allclose(influence.scores(xt, yt), expected, 1e-10)
     assert not expected[:, 0].any()
-
-
-@pytest.mark.usefixtures("float64")
-def test_projections_of_all_numbers_are_the_mean_outer_product():
-    model, (x, y), (xt, yt) = _model(), _data(), _data(5, 1)
-    train, test = _rows(model, x, y), _rows(model, xt, yt)
-    matrix = train.T @ train / len(x) + 0.01 * np.eye(31)
-    expected = test @ np.linalg.solve(matrix, train.T) / len(x)
-    influence = kpg.influence.Influence(
-        model,
-        x,
-        y,
-        curvature="projected",
-        damping=0.01,
-        projection_size=31,
-        batch_size=5,
-        verbose=0,
-    )
-    found = influence.scores(xt, yt)
-    np.testing.assert_allclose(found, expected, 1e-3, 1e-5)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("l2", [0.0, 0.2])
-def test_kronecker_is_exact_where_it_has_one_input(l2):
-    # With one input of ones the product of sides has one term a sample.
-    inputs = keras.Input((1,))
-    penalty = keras.regularizers.L2(l2)
-    outputs = layers.Dense(3, use_bias=False, kernel_regularizer=penalty)
-    model = keras.Model(inputs, outputs(inputs))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    x = np.ones((4000, 1))
-    y = np.random.default_rng(0).integers(0, 3, len(x))
-    chances = tf.nn.softmax(model(x[:1])).numpy()[0]
-    matrix = np.diag(chances) - np.outer(chances, chances)
-    matrix += (2 * l2 + 0.1) * np.eye(3)
-    rows = np.eye(3)[[0, 1, 2]] - chances
-    expected = rows @ np.linalg.solve(matrix, rows.T) / len(x)
-    for curvature in ("kfac", "ekfac"):
-        influence = kpg.influence.Influence(
-            model, x, y, curvature=curvature, damping=0.1, verbose=0
-        )
-        found = influence.scores(x[:3], np.arange(3))
-        # The targets are drawn: equal as far as 4,000 of them tell.
-        each = [np.flatnonzero(y == k)[0] for k in range(3)]
-        scale = np.abs(expected).max()
-        np.testing.assert_allclose(
-            found[:, each], expected, rtol=0, atol=0.03 * scale
-        )
 
 
 @pytest.mark.parametrize("curvature", KINDS)
@@ -151,76 +115,58 @@ def test_every_kind_of_data_gives_the_same(curvature):
             return x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]
 
     model, (x, y) = _model(), _data()
-    damping = None if curvature == "none" else 0.5
-    how = {"curvature": curvature, "damping": damping, "verbose": 0}
+    how = {"curvature": curvature}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    right = kpg.influence.Influence(model, x, y, batch_size=4, **how).scores(
-        x, y
-    )
+    right = _influence(model, x, y, batch_size=4, **how).scores(x, y)
     assert right.shape == (12, 12)
     assert np.isfinite(right).all()
     for data in (dataset, Data()):
-        found = kpg.influence.Influence(model, data, **how).scores(data)
+        found = _influence(model, data, **how).scores(data)
         np.testing.assert_allclose(found, right, 1e-4, 1e-7)
 
 
 @pytest.mark.parametrize("curvature", KINDS)
 def test_the_model_is_left_as_it_is_and_checkpoints_add_up(curvature, tmp_path):
     model, (x, y) = _model(), _data()
-    how = {
-        "curvature": curvature,
-        "damping": None if curvature == "none" else 0.5,
-        "verbose": 0,
-    }
     paths, parts = [], []
     for k in range(2):
         paths.append(tmp_path / f"{k}.weights.h5")
         model.save_weights(paths[-1])
-        parts.append(
-            kpg.influence.Influence(model, x, y, **how).scores(x[:3], y[:3])
-        )
-        model.fit(x, y, verbose=0)
-    before = [w.copy() for w in model.get_weights()]
-    both = kpg.influence.Influence(model, x, y, checkpoints=paths, **how)
+        influence = _influence(model, x, y, curvature=curvature)
+        parts.append(influence.scores(x[:3], y[:3]))
+        trained(model, x, y)
+    before = weights(model)
+    both = _influence(model, x, y, curvature=curvature, checkpoints=paths)
     found = both.scores(x[:3], y[:3])
     np.testing.assert_allclose(found, sum(parts), 1e-4, 1e-7)
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(model, before)
 
 
 @pytest.mark.parametrize(
     ("curvature", "passes"),
     [
-        ("exact", ["Hessian"]),
+        ("exact", "Hessian"),
         (
             "ekfac",
-            [
-                "Kronecker factors of the curvature",
-                "Eigenvalues of the curvature",
-            ],
+            "Kronecker factors of the curvature, Eigenvalues of the curvature",
         ),
-        ("projected", ["Projected gradients"]),
+        ("projected", "Projected gradients"),
     ],
 )
 def test_each_pass_over_the_data_has_a_name(curvature, passes, capsys):
     x, y = _data()
-    influence = kpg.influence.Influence(
-        _model(), x, y, curvature=curvature, damping=1.0, batch_size=6
-    )
-    influence.scores(x[:2], y[:2])
+    how = {"curvature": curvature, "batch_size": 6, "verbose": "auto"}
+    _influence(_model(), x, y, **how).scores(x[:2], y[:2])
+    if curvature != "projected":
+        passes += ", Scores of the training samples"
     printed = capsys.readouterr().out
     names = re.findall(r"^[A-Z][a-z A-Z]+$", printed, re.MULTILINE)
-    scores = (
-        [] if curvature == "projected" else ["Scores of the training samples"]
-    )
-    assert names == passes + scores
+    assert ", ".join(names) == passes
 
 
 def test_top_is_sorted_both_ways():
     model, (x, y) = _model(), _data()
-    influence = kpg.influence.Influence(
-        model, x, y, curvature="none", verbose=0
-    )
+    influence = _influence(model, x, y)
     scores = influence.scores(x[:2], y[:2])
     best = influence.top(x[:2], y[:2], k=3)
     np.testing.assert_array_equal(best.scores, -np.sort(-scores)[:, :3])

@@ -16,6 +16,7 @@ import keras_pergrad as kpg
 from keras_pergrad.influence import gradient_store, projected
 from keras_pergrad.influence.gradient_store import GradientStore
 from keras_pergrad.influence.projected import RowsOnDisk
+from tests.models.making import compiled, integers, net, normal, trained
 
 ROOT = pathlib.Path(__file__).parents[2]
 #: Builds shard i of n of a store; each process makes the same model and data.
@@ -34,21 +35,13 @@ print(influence.save(path, (number, of)))
 """
 
 
-def made(n=60):
+def made(activation="tanh", loss=None):
     """A model and data, the same each time; the last batch of 8 has 4."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(8, activation="tanh"),
-            keras.layers.Dense(3),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(n, 6)).astype("float32")
-    return model, x, rng.integers(0, 3, n)
+    hidden = keras.layers.Dense(8, activation=activation)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = compiled(net(hidden, shape=(6,)), loss=loss)
+    return model, normal(60, 6), integers(3, 60)
 
 
 def _influence(model, x, y, **how):
@@ -56,12 +49,12 @@ def _influence(model, x, y, **how):
     return kpg.influence.Influence(model, x, y, curvature="projected", **how)
 
 
-def _process(path, number, of):
+def _process(code, *arguments, **how):
     return subprocess.Popen(
-        [sys.executable, "-c", BUILD, str(path), str(number), str(of)],
+        [sys.executable, "-c", code, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdout=subprocess.DEVNULL,
+        **{"stdout": subprocess.DEVNULL, **how},
     )
 
 
@@ -85,9 +78,9 @@ def test_shards_and_resumed_parts_are_the_whole_to_the_bit(tmp_path):
 
 @pytest.mark.slow
 def test_four_processes_build_what_one_builds_to_the_bit(tmp_path):
-    one = _process(tmp_path / "one", 0, 1)
+    one = _process(BUILD, tmp_path / "one", 0, 1)
     assert one.wait() == 0
-    four = [_process(tmp_path / "four", k, 4) for k in range(4)]
+    four = [_process(BUILD, tmp_path / "four", k, 4) for k in range(4)]
     assert [process.wait() for process in four] == [0] * 4
     assert _files(tmp_path / "one") == _files(tmp_path / "four")
 
@@ -156,14 +149,8 @@ for chunk in store.missing():
 def test_twenty_kills_lose_at_most_a_chunk_each(tmp_path):
     begun = []
     for kill in range(21):
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path)],
-            cwd=ROOT,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with _process(KILLED, tmp_path, text=True, **pipes) as process:
             # The last one is given as many as there may be.
             chunks = kill + 1 if kill < 20 else 400
             process.stdin.write("\n" * chunks)
@@ -217,75 +204,51 @@ def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
 def test_what_does_not_fit_a_store_is_refused(tmp_path):
     model, x, y = made()
     assert _influence(model, x, y).save(tmp_path)
-
-    def message(ask):
-        with pytest.raises(ValueError) as error:
-            ask()
-        return str(error.value)
-
-    for other, name in (
-        (_influence(model, x, y, seed=1), "seed is 0"),
-        (_influence(model, x, y, projection_size=20), "projection_size is 24"),
-        (_influence(model, x[:-8], y[:-8]), "samples is 60"),
-        (_influence(model, x, y, batch_size=4), "rows is 8"),
-    ):
-        assert name in message(lambda o=other: o.save(tmp_path))
-    for shard in ((2, 2), (-1, 2), 3, (0,)):
-        other = _influence(model, x, y)
-        assert "0 <= i < of" in message(
-            lambda o=other, s=shard: o.save(tmp_path, s)
-        )
-    assert "has no data" in message(
-        lambda: kpg.influence.Influence.load(tmp_path, model).save(
-            tmp_path / "other"
-        )
-    )
-    assert "a path without one" in message(
-        lambda: kpg.influence.Influence.load(tmp_path / "none", model)
-    )
+    load = kpg.influence.Influence.load
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
     uneven = batches.take(1).concatenate(batches.unbatch().batch(6))
+    shards = "0 <= i < of"
+    for other, where, said in (
+        (_influence(model, x, y, seed=1), (), "seed is 0"),
+        (
+            _influence(model, x, y, projection_size=20),
+            (),
+            "projection_size is 24",
+        ),
+        (_influence(model, x[:-8], y[:-8]), (), "samples is 60"),
+        (_influence(model, x, y, batch_size=4), (), "rows is 8"),
+        (_influence(model, x, y), ((2, 2),), shards),
+        (_influence(model, x, y), ((-1, 2),), shards),
+        (_influence(model, x, y), (3,), shards),
+        (_influence(model, x, y), ((0,),), shards),
+    ):
+        with pytest.raises(ValueError, match=said):
+            other.save(tmp_path, *where)
+    with pytest.raises(ValueError, match="has no data"):
+        load(tmp_path, model).save(tmp_path / "other")
+    with pytest.raises(ValueError, match="a path without one"):
+        load(tmp_path / "none", model)
     odd = _influence(model, uneven, None, batch_size=None)
-    assert "batches of one size" in message(lambda: odd.save(tmp_path / "odd"))
-    model.fit(x, y, verbose=0)
-    assert "weights is" in message(
-        lambda: kpg.influence.Influence.load(tmp_path, model)
-    )
+    with pytest.raises(ValueError, match="batches of one size"):
+        odd.save(tmp_path / "odd")
+    trained(model, x, y)
+    with pytest.raises(ValueError, match="weights is"):
+        load(tmp_path, model)
 
 
-@pytest.mark.parametrize("what", ["labels", "shard", "activation", "loss"])
-def test_a_store_of_other_data_or_another_model_is_refused(tmp_path, what):
+def test_a_store_of_other_data_or_another_model_is_refused(tmp_path):
     """Labels that were corrected, layers and losses: weights do not tell."""
-
-    def make(activation="tanh", loss="mse"):
-        keras.utils.set_random_seed(3)
-        inputs = keras.Input((3,))
-        hidden = keras.layers.Dense(4, activation=activation)(inputs)
-        model = keras.Model(inputs, keras.layers.Dense(2)(hidden))
-        model.compile("sgd", loss)
-        return model
-
-    rng = np.random.default_rng(4)
-    x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 2))
-
-    def influence(model, y):
-        how = {"curvature": "projected", "batch_size": 4, "verbose": 0}
-        return kpg.influence.Influence(model, x, y, **how)
-
-    influence(make(), y).save(tmp_path, shard=(0, 2))
-    if what == "shard":
-        with pytest.raises(ValueError, match="data is"):
-            influence(make(), y + 1).save(tmp_path, shard=(1, 2))
-        return
-    assert influence(make(), y).save(tmp_path, shard=(1, 2))
+    model, x, y = made()
+    right, corrected = _influence(model, x, y), _influence(model, x, 2 - y)
+    assert not right.save(tmp_path, shard=(0, 2))
+    with pytest.raises(ValueError, match="data is"):
+        corrected.save(tmp_path, shard=(1, 2))
+    assert right.save(tmp_path, shard=(1, 2))
+    with pytest.raises(ValueError, match="data is"):
+        corrected.save(tmp_path)
     # Keras gives the layers other names; they do not matter.
-    assert kpg.influence.Influence.load(tmp_path, make()).scores(x, y).any()
-    if what == "labels":
-        with pytest.raises(ValueError, match="data is"):
-            influence(make(), y + 1).save(tmp_path)
-        return
-    changed = (
-        {"activation": "relu"} if what == "activation" else {"loss": "mae"}
-    )
-    with pytest.raises(ValueError, match="model is"):
-        kpg.influence.Influence.load(tmp_path, make(**changed))
+    load = kpg.influence.Influence.load
+    assert load(tmp_path, made()[0]).scores(x, y).any()
+    for changed in ({"activation": "relu"}, {"loss": "mse"}):
+        with pytest.raises(ValueError, match="model is"):
+            load(tmp_path, made(**changed)[0])

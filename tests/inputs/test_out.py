@@ -6,7 +6,10 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.inputs import arrays, gradients
+from keras_pergrad.inputs import arrays
+from keras_pergrad.inputs import gradients as chunks
+from tests.inputs.tapes import gradients
+from tests.models.making import net
 from tests.uses.rules.exact import normal, stack
 
 layers = keras.layers
@@ -14,10 +17,6 @@ layers = keras.layers
 
 def _model():
     return stack((4,), layers.Dense(3))
-
-
-def _gradients(model, x, outputs=None, **how):
-    return kpg.input_gradients(model, x, outputs=outputs, verbose=0, **how)
 
 
 def test_from_a_mapped_file_to_a_mapped_file(tmp_path, monkeypatch):
@@ -29,8 +28,8 @@ def test_from_a_mapped_file_to_a_mapped_file(tmp_path, monkeypatch):
     out = np.lib.format.open_memmap(
         tmp_path / "out.npy", "w+", "float32", (10, 3, 4)
     )
-    assert _gradients(model, mapped, batch_size=3, out=out) is out
-    expected = _gradients(model, x)
+    assert gradients(model, mapped, batch_size=3, out=out) is out
+    expected = gradients(model, x)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
@@ -41,9 +40,9 @@ def test_pages_with_changes_of_their_own_are_kept(tmp_path, monkeypatch):
     x[:] = normal(10, 4)
     before = np.array(x)
     model = stack((4,), layers.Dense(3, activation="tanh"))
-    found = _gradients(model, x, batch_size=3)
+    found = gradients(model, x, batch_size=3)
     np.testing.assert_array_equal(x, before)
-    np.testing.assert_array_equal(found, _gradients(model, before))
+    np.testing.assert_array_equal(found, gradients(model, before))
 
 
 def test_a_structure_of_arrays():
@@ -51,33 +50,11 @@ def test_a_structure_of_arrays():
     model = keras.Model([a, b], layers.Dense(2)(layers.Concatenate()([a, b])))
     x = [normal(4, 3), normal(4, 2)]
     out = [np.zeros((4, 3), "float32"), np.zeros((4, 2), "float32")]
-    assert _gradients(model, x, 0, out=out) is out
-    for found, expected in zip(out, _gradients(model, x, 0)):
+    assert gradients(model, x, 0, out=out) is out
+    for found, expected in zip(out, gradients(model, x, 0)):
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match="structure of x"):
-        _gradients(model, x, 0, out=out[0])
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        (np.zeros((10, 4), "float32"), r"shape \(10, 3, 4\) and dtype float32"),
-        (np.zeros((9, 3, 4), "float32"), r"Received: shape \(9, 3, 4\)"),
-        (np.zeros((10, 3, 4)), "Received: .* dtype float64"),
-        ([[0.0]], "structure of x"),
-        ("file.npy", "NumPy array"),
-    ],
-)
-def test_an_out_that_does_not_fit_is_refused(out, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        _gradients(_model(), normal(10, 4), out=out)
-
-
-def test_a_read_only_out_is_refused():
-    out = np.zeros((10, 3, 4), "float32")
-    out.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        _gradients(_model(), normal(10, 4), out=out)
+        gradients(model, x, 0, out=out[0])
 
 
 class _Stops:
@@ -101,11 +78,11 @@ class _Stops:
 def test_what_was_written_stays(error):
     model, out = _model(), np.full((10, 3, 4), 7, "float32")
     with pytest.raises(type(error)) as caught:
-        _gradients(model, _Stops(error), batch_size=3, out=out)
+        gradients(model, _Stops(error), batch_size=3, out=out)
     assert caught.value.__notes__ == [
         "input_gradients: the first 6 rows of `out` are written."
     ]
-    expected = _gradients(model, np.ones((6, 4), "float32"))
+    expected = gradients(model, np.ones((6, 4), "float32"))
     np.testing.assert_array_equal(out[:6], expected)
     assert (out[6:] == 7).all()
 
@@ -114,89 +91,84 @@ def test_a_dataset_and_out_of_other_lengths():
     model, x = _model(), normal(7, 4)
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(2)
     out = np.zeros((7, 3, 4), "float32")
-    _gradients(model, dataset, batch_size=3, out=out)
-    np.testing.assert_array_equal(out, _gradients(model, x, batch_size=3))
+    gradients(model, dataset, batch_size=3, out=out)
+    np.testing.assert_array_equal(out, gradients(model, x, batch_size=3))
     with pytest.raises(ValueError, match="10 rows, but x has only 7"):
-        _gradients(model, dataset, out=np.zeros((10, 3, 4), "float32"))
+        gradients(model, dataset, out=np.zeros((10, 3, 4), "float32"))
     with pytest.raises(ValueError, match="5 rows, but x has more"):
-        _gradients(model, dataset, batch_size=3, out=out[:5])
+        gradients(model, dataset, batch_size=3, out=out[:5])
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"outputs": 3}, "from 0 to 2.*Received: 3"),
-        ({"outputs": [0, -1]}, "from 0 to 2.*Received: -1"),
-        ({"outputs": []}, "at least one"),
-        ({"outputs": 1.5}, "Received: 1.5 of type float"),
-        ({"outputs": "all"}, "Received: 'all'"),
-        ({"outputs": True}, "Received: True"),
-        ({"outputs": np.zeros(9, int)}, "each of the 10 samples. Received: 9"),
-        ({"outputs": np.zeros(10)}, "integer index a sample.*float64"),
-        ({"outputs": np.full(10, 4)}, "from 0 to 2.*Received: 4"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 2.5}, "batch_size=2.5"),
-        ({"batch_size": np.True_}, "batch_size="),
-        ({"reduce": "max"}, "reduce='max'"),
-        ({"reduce": "mean", "out": np.zeros(3)}, "leaves none"),
-    ],
+def _read_only():
+    out = np.zeros((10, 3, 4), "float32")
+    out.flags.writeable = False
+    return out
+
+
+#: Arguments beside ten samples, and what the message says.
+ARGUMENTS = (
+    ({"outputs": 3}, "from 0 to 2.*Received: 3"),
+    ({"outputs": [0, -1]}, "from 0 to 2.*Received: -1"),
+    ({"outputs": []}, "at least one"),
+    ({"outputs": 1.5}, "Received: 1.5 of type float"),
+    ({"outputs": "all"}, "Received: 'all'"),
+    ({"outputs": True}, "Received: True"),
+    ({"outputs": np.zeros(9, int)}, "each of the 10 samples. Received: 9"),
+    ({"outputs": np.zeros(10)}, "integer index a sample.*float64"),
+    ({"outputs": np.full(10, 4)}, "from 0 to 2.*Received: 4"),
+    ({"batch_size": 0}, "batch_size=0"),
+    ({"batch_size": 2.5}, "batch_size=2.5"),
+    ({"batch_size": np.True_}, "batch_size="),
+    ({"reduce": "max"}, "reduce='max'"),
+    ({"reduce": "mean", "out": np.zeros(3)}, "leaves none"),
+    (
+        {"out": np.zeros((10, 4), "float32")},
+        r"shape \(10, 3, 4\) and dtype float32",
+    ),
+    (
+        {"out": np.zeros((9, 3, 4), "float32")},
+        r"Received: shape \(9, 3, 4\)",
+    ),
+    ({"out": np.zeros((10, 3, 4))}, "Received: .* dtype float64"),
+    ({"out": [[0.0]]}, "structure of x"),
+    ({"out": "file.npy"}, "NumPy array"),
+    ({"out": _read_only()}, "read-only"),
 )
-def test_arguments_out_of_range(kwargs, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        _gradients(_model(), normal(10, 4), **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (np.zeros((0, 4)), "at least one sample"),
-        ([np.zeros((3, 4)), np.zeros((2, 4))], "first axis"),
-        ([[1.0, 2.0, 3.0, 4.0]], "numpy.asarray"),
-        (None, "Received: None"),
-        (np.float32(3), "sample"),
-    ],
+SLICES = tf.data.Dataset.from_tensor_slices(np.zeros((8, 4)))
+SINGLE = r"single samples.*x\.batch\(256"
+#: Inputs that cannot be read.
+INPUTS = (
+    (np.zeros((0, 4)), {}, "at least one sample"),
+    ([np.zeros((3, 4)), np.zeros((2, 4))], {}, "first axis"),
+    ([[1.0, 2.0, 3.0, 4.0]], {}, "numpy.asarray"),
+    (None, {}, "Received: None"),
+    (np.float32(3), {}, "sample"),
+    (np.zeros(4), {}, SINGLE),
+    (SLICES, {}, SINGLE),
+    (SLICES.batch(2).repeat(), {}, "without an end"),
+    (SLICES.batch(2).take(0), {}, "at least one sample"),
+    (tf.data.Dataset.range(5), {}, "dataset of batches"),
+    (SLICES.batch(2), {"outputs": np.zeros(9, int)}, "only 8 samples"),
 )
-def test_inputs_that_cannot_be_read(x, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        _gradients(_model(), x)
 
 
-def test_datasets_that_cannot_be_read():
-    dataset = tf.data.Dataset.from_tensor_slices(np.zeros((8, 4)))
-    model = _model()
-    with pytest.raises(ValueError, match="without an end"):
-        _gradients(model, dataset.batch(2).repeat())
-    with pytest.raises(ValueError, match="at least one sample"):
-        _gradients(model, dataset.batch(2).take(0))
-    with pytest.raises(ValueError, match="dataset of batches"):
-        _gradients(model, tf.data.Dataset.range(5))
-    with pytest.raises(ValueError, match="only 8 samples"):
-        _gradients(model, dataset.batch(2), np.zeros(9, int))
+def test_arguments_and_inputs_that_do_not_fit_are_refused():
+    model, x = _model(), normal(10, 4)
+    calls = [(x, how, message) for how, message in ARGUMENTS]
+    for given, how, message in (*calls, *INPUTS):
+        with pytest.raises((TypeError, ValueError), match=message):
+            gradients(model, given, **how)
+    assert gradients(model, SLICES.batch(3)).shape == (8, 3, 4)
+    column = net(shape=(1,), units=2)
+    assert len(gradients(column, np.zeros(5))) == 5
 
 
 def test_models_that_have_no_such_gradient():
     with pytest.raises(TypeError, match=r"a keras\.Model"):
         kpg.input_gradients(lambda x: x, normal(3, 4))
-    inputs = keras.Input((4,))
-    two = keras.Model(
-        inputs, [layers.Dense(1)(inputs), layers.Dense(2)(inputs)]
-    )
-    with pytest.raises(ValueError, match="several outputs"):
-        _gradients(two, normal(3, 4), 0)
-    over = keras.Model(inputs, layers.UnitNormalization(axis=0)(inputs))
+    over = net(layers.UnitNormalization(axis=0), shape=(4,), units=None)
     with pytest.raises(ValueError, match="mixes the samples of a batch"):
-        _gradients(over, normal(3, 4))
-
-
-def test_a_dataset_of_single_samples():
-    dataset = tf.data.Dataset.from_tensor_slices(np.zeros((8, 4)))
-    model = _model()
-    for x in (dataset, np.zeros(4)):
-        with pytest.raises(ValueError, match=r"single samples.*x\.batch\(256"):
-            _gradients(model, x)
-    assert _gradients(model, dataset.batch(3)).shape == (8, 3, 4)
-    column = keras.Sequential([keras.Input((1,)), layers.Dense(2)])
-    assert len(_gradients(column, np.zeros(5))) == 5
+        gradients(over, normal(3, 4))
 
 
 @pytest.fixture
@@ -204,7 +176,7 @@ def free(monkeypatch):
     """A function that sets how many bytes are free."""
 
     def set_free(size):
-        monkeypatch.setattr(gradients, "free_bytes", lambda: size)
+        monkeypatch.setattr(chunks, "free_bytes", lambda: size)
 
     return set_free
 
@@ -214,54 +186,48 @@ THREE_WAYS = r"(?s)480 bytes.*\(10, 3, 4\).*`outputs=`.*`reduce=`.*`out=`"
 
 def test_a_result_larger_than_the_memory_is_refused(free):
     model, x = _model(), normal(10, 4)
-    expected = _gradients(model, x)
+    expected = gradients(model, x)
     free(500)
     with pytest.raises(ValueError, match=THREE_WAYS):
-        _gradients(model, x)
+        gradients(model, x)
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(10)
     with pytest.raises(ValueError, match=r"384 bytes.*\(8, 3, 4\)"):
-        _gradients(model, dataset)
+        gradients(model, dataset)
     # The three ways that it names.
     np.testing.assert_allclose(
-        _gradients(model, x, outputs=1), expected[:, 1], rtol=1e-6
+        gradients(model, x, outputs=1), expected[:, 1], rtol=1e-6
     )
-    norms = _gradients(model, x, reduce="norm")
+    norms = gradients(model, x, reduce="norm")
     np.testing.assert_allclose(norms, np.linalg.norm(expected, axis=-1), 1e-6)
     out = np.zeros_like(expected)
-    _gradients(model, x, out=out)
+    gradients(model, x, out=out)
     np.testing.assert_allclose(out, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("reduce", [None, "norm", "mean_abs"])
 def test_chunks_are_as_small_as_the_memory_requires(free, reduce, monkeypatch):
     model, x = _model(), normal(10, 4)
-    expected = _gradients(model, x, reduce=reduce)
+    expected = gradients(model, x, reduce=reduce)
     seen = []
-    original = gradients.run_and_restore
+    original = chunks.run_and_restore
 
     def noted(function, chunk, own):
         seen.append(len(chunk[0]))
         return original(function, chunk, own)
 
-    monkeypatch.setattr(gradients, "run_and_restore", noted)
+    monkeypatch.setattr(chunks, "run_and_restore", noted)
     free(3000)  # 192 bytes a sample, in a fifth of it
-    found = _gradients(model, x, reduce=reduce)
+    found = gradients(model, x, reduce=reduce)
     assert seen == [3, 3, 3, 1]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     free(100)
     with pytest.raises(ValueError, match=r"Choose fewer outputs|three ways"):
-        _gradients(model, x, reduce=reduce, out=None)
+        gradients(model, x, reduce=reduce, out=None)
 
 
 def test_ids_count_with_the_width_of_their_embedding(free):
-    model = keras.Sequential(
-        [
-            keras.Input((6,), dtype="int32"),
-            layers.Embedding(9, 5),
-            layers.Flatten(),
-            layers.Dense(2),
-        ]
-    )
+    parts = layers.Embedding(9, 5), layers.Flatten()
+    model = net(*parts, shape=(6,), dtype="int32", units=2)
     free(2000)
     with pytest.raises(ValueError, match=r"2\.4 kB.*\(10, 2, 6, 5\)"):
-        _gradients(model, np.zeros((10, 6), "int32"))
+        gradients(model, np.zeros((10, 6), "int32"))

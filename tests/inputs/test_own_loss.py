@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
-from keras_pergrad.inputs import gradients
+from keras_pergrad.inputs import gradients as chunks
+from tests.inputs.tapes import gradients
+from tests.models.making import compiled
 from tests.uses.rules.exact import normal, stack
 
 layers, losses = keras.layers, keras.losses
@@ -42,8 +43,7 @@ def _dense(loss, **how):
         layers.Dropout(0.5),
         layers.Dense(3, kernel_regularizer="l2"),
     )
-    model.compile("sgd", loss, **how)
-    return model
+    return compiled(model, loss=loss, **how)
 
 
 def _crossentropy(**how):
@@ -64,26 +64,17 @@ class _Own(keras.Model):
 def _own():
     inputs = keras.Input((4,))
     model = _Own(inputs, layers.Dense(3, "tanh")(inputs))
-    model.compile("sgd")
-    return model
+    return compiled(model, loss=None)
 
 
 def _masked():
-    model = stack(
-        (3, 2), layers.Masking(), layers.LSTM(2, return_sequences=True)
-    )
-    model.compile("sgd", "mse")
-    return model
+    recurrent = layers.LSTM(2, return_sequences=True)
+    return compiled(stack((3, 2), layers.Masking(), recurrent))
 
 
 def _adding():
-    model = stack(
-        (4,),
-        layers.Dense(3, "tanh", activity_regularizer="l2"),
-        layers.Dense(3),
-    )
-    model.compile("sgd", "mse")
-    return model
+    hidden = layers.Dense(3, "tanh", activity_regularizer="l2")
+    return compiled(stack((4,), hidden, layers.Dense(3)))
 
 
 #: Model → whether its samples go through it one by one.
@@ -106,27 +97,23 @@ def _data(name):
     return normal(7, 4), LABELS if name in ("labels", "sum") else normal(7, 3)
 
 
-def _gradients(model, x, **how):
-    return kpg.input_gradients(model, x, verbose=0, **how)
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_that_of_each_sample_alone(name, monkeypatch):
     make, one_by_one = MODELS[name]
     model, (x, y), sizes = make(), _data(name), []
     before = [np.array(v) for v in model.variables]
-    original = gradients.run_and_restore
+    original = chunks.run_and_restore
 
     def noted(function, batch, own):
         sizes.append(len(batch[0]))
         return original(function, batch, own)
 
-    monkeypatch.setattr(gradients, "run_and_restore", noted)
+    monkeypatch.setattr(chunks, "run_and_restore", noted)
     expected = _alone(model, x, y)
     assert np.abs(expected).min(0).max() > 0
     for batch_size in (3, 100):
-        ours = _gradients(model, x, y=y, batch_size=batch_size)
+        ours = gradients(model, x, y=y, batch_size=batch_size)
         np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
     assert sizes == ([1] * 14 if one_by_one else [3, 3, 1, 7])
     for old, variable in zip(before, model.variables):
@@ -141,12 +128,12 @@ def test_sample_weights(reduction):
     model = _dense(_crossentropy(reduction=reduction))
     x, weight = normal(7, 4), np.arange(7.0) + 1
     expected = _alone(model, x, LABELS, weight)
-    ours = _gradients(model, x, y=LABELS, sample_weight=weight, batch_size=3)
+    ours = gradients(model, x, y=LABELS, sample_weight=weight, batch_size=3)
     np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
     dataset = tf.data.Dataset.from_tensor_slices((x, LABELS, weight)).batch(2)
-    ours = _gradients(model, dataset, outputs="loss", batch_size=3)
+    ours = gradients(model, dataset, outputs="loss", batch_size=3)
     np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
-    means = _gradients(model, dataset, outputs="loss", reduce="mean_abs")
+    means = gradients(model, dataset, outputs="loss", reduce="mean_abs")
     np.testing.assert_allclose(means, np.abs(expected).mean(0), rtol=1e-10)
 
 
@@ -167,7 +154,7 @@ def test_several_outputs_and_inputs():
     x = {"a": normal(7, 3), "b": normal(7, 2)}
     y = {"kind": LABELS, "size": normal(7, 1)}
     expected = _alone(model, x, y)
-    ours = _gradients(model, x, y=y, batch_size=3)
+    ours = gradients(model, x, y=y, batch_size=3)
     for name, right in expected.items():
         np.testing.assert_allclose(ours[name], right, rtol=1e-10, atol=1e-10)
 
@@ -181,7 +168,7 @@ def test_of_token_ids_it_is_that_of_their_embeddings():
     for one in (model, head):
         one.compile("sgd", _crossentropy())
     ids = np.random.default_rng(0).integers(0, 6, (7, 4))
-    ours = _gradients(model, ids, y=LABELS, batch_size=2)
+    ours = gradients(model, ids, y=LABELS, batch_size=2)
     expected = _alone(head, table(ids).numpy(), LABELS)
     np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
 
@@ -189,7 +176,7 @@ def test_of_token_ids_it_is_that_of_their_embeddings():
 @pytest.mark.usefixtures("float64")
 def test_the_diagonal_of_the_hessian_of_the_loss():
     model, x = _dense(_crossentropy()), normal(3, 4)
-    ours = _gradients(model, x, y=LABELS[:3], order=2)
+    ours = gradients(model, x, y=LABELS[:3], order=2)
     for i in range(3):
         row = tf.constant(x[i : i + 1])
         with tf.GradientTape() as outer:
@@ -206,16 +193,15 @@ def test_one_step_against_the_network_makes_it_worse():
     model = _dense(_crossentropy())
     x = normal(7, 4).astype("float32")
     labels = list(map(int, LABELS))
-    adversarial = x + 0.1 * np.sign(_gradients(model, x, y=labels))
+    adversarial = x + 0.1 * np.sign(gradients(model, x, y=labels))
     before, after = (
         model.evaluate(data, LABELS, verbose=0) for data in (x, adversarial)
     )
     assert after > before + 0.01
-    method = kpg.PerGradModel.from_model(model)
-    method.compile("sgd", _crossentropy(), gradient_mode="vectorized")
+    method = compiled(model, "vectorized", _crossentropy())
     np.testing.assert_array_equal(
         method.input_gradients(x, y=LABELS, verbose=0),
-        _gradients(model, x, y=LABELS),
+        gradients(model, x, y=LABELS),
     )
 
 
@@ -229,12 +215,12 @@ def test_what_has_no_such_gradient_is_refused():
         ({"y": LABELS[:5]}, "x with 7, y with 5"),
     ):
         with pytest.raises(ValueError, match=said):
-            _gradients(model, x, **how)
+            gradients(model, x, **how)
     with pytest.raises(ValueError, match=r"is not compiled"):
-        _gradients(stack((4,), layers.Dense(3)), x, y=LABELS)
+        gradients(stack((4,), layers.Dense(3)), x, y=LABELS)
     dataset = tf.data.Dataset.from_tensor_slices((x, LABELS)).batch(2)
     with pytest.raises(ValueError, match="come with the dataset"):
-        _gradients(model, dataset, y=LABELS)
+        gradients(model, dataset, y=LABELS)
 
 
 def test_a_loss_that_mixes_samples_is_refused():
@@ -245,4 +231,4 @@ def test_a_loss_that_mixes_samples_is_refused():
 
     model = _dense(Centred())
     with pytest.raises(ValueError, match="compares the samples of a batch"):
-        _gradients(model, normal(7, 4), y=normal(7, 3))
+        gradients(model, normal(7, 4), y=normal(7, 3))
