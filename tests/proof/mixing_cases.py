@@ -487,7 +487,7 @@ own_gradient_pair(
 
 
 class Weighed(layers.Layer):
-    """A function of the input and of a weight."""
+    """A function of the input and of a variable."""
 
     def __init__(self, function):
         super().__init__()
@@ -497,7 +497,7 @@ class Weighed(layers.Layer):
         self.k = self.add_weight((shape[-1],), "ones")
 
     def call(self, x):
-        return self.function(x, tf.convert_to_tensor(self.k))
+        return self.function(x, self.k)
 
 
 def product(gradient):
@@ -507,7 +507,7 @@ def product(gradient):
     def function(x, k):
         return x * k, lambda dy: (dy * k, gradient(x, dy))
 
-    return lambda: Weighed(function)
+    return lambda: Weighed(lambda x, k: function(x, tf.convert_to_tensor(k)))
 
 
 def _by_own_weight(change):
@@ -515,7 +515,7 @@ def _by_own_weight(change):
     def same(k):
         return tf.identity(k), change
 
-    return lambda: Weighed(lambda x, k: x * same(k))
+    return lambda: Weighed(lambda x, k: x * same(tf.convert_to_tensor(k)))
 
 
 made_pair(
@@ -536,6 +536,7 @@ made_pair(
 
 
 def _recomputed(recompute, function):
+    # The variable itself: what is recomputed captures it.
     return lambda: Weighed(lambda x, k: recompute(lambda h: function(h * k))(x))
 
 
