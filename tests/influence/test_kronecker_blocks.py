@@ -11,11 +11,13 @@ layers = keras.layers
 N = 20
 
 
-def _scores(model, x, y, curvature):
+def _scores(model, x, y, curvature, tests=N):
+    """Scores of the first `tests` samples, and the blocks."""
     compiled(model)
     how = {"curvature": curvature, "damping": 0.1, "batch_size": 8}
     influence = kpg.influence.Influence(model, x, y, verbose=0, **how)
-    found = influence.scores(x, y)
+    first = keras.tree.map_structure(lambda t: t[:tests], [x, y])
+    found = influence.scores(*first)
     curved = influence._estimators[0]._curvature
     if curvature == "exact":
         return found, None
@@ -91,6 +93,6 @@ def test_one_unit_is_exact(float64, kind, features, l2):
     gradients = 2 * (np.array(model(x)) - y) * rows
     expected = gradients @ np.linalg.solve(matrix, gradients.T) / N
     for curvature in ("exact", "kfac", "ekfac"):
-        found, blocks = _scores(model, x, y, curvature)
+        found, blocks = _scores(model, x, y, curvature, tests=2)
         assert blocks in (None, [[0, 1]])
-        np.testing.assert_allclose(found, expected, 1e-9, 1e-12)
+        np.testing.assert_allclose(found, expected[:2], 1e-9, 1e-12)
