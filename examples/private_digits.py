@@ -46,16 +46,24 @@ def corrected_adam():
     return kpg.privacy.corrected(keras.optimizers.Adam(0.005))
 
 
-def shifts():
-    """Moves a digit by up to a pixel."""
-    return keras.Sequential([layers.ZeroPadding2D(1), layers.RandomCrop(8, 8)])
+def small_motions():
+    """Moves a digit by up to half a pixel, and turns it by up to 7 degrees."""
+    return keras.Sequential(
+        [
+            layers.RandomTranslation(0.06, 0.06, fill_mode="constant"),
+            layers.RandomRotation(0.02, fill_mode="constant"),
+        ]
+    )
 
 
 # How each way trains: its optimizer, and what it asks of PrivateTraining.
 WAYS = {
     "independent": (momentum, dict),
     "correlated": (momentum, lambda: {"noise": "correlated"}),
-    "augmented": (momentum, lambda: {"augmentations": 4, "augment": shifts()}),
+    "augmented": (
+        momentum,
+        lambda: {"augmentations": 4, "augment": small_motions()},
+    ),
     "Adam": (lambda: keras.optimizers.Adam(0.02), dict),
     "corrected Adam": (corrected_adam, dict),
 }
