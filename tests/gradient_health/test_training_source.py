@@ -243,7 +243,8 @@ def own_step():
 
 def wrapped():
     model = make()
-    function = model.make_train_function()
+    model.make_train_function()
+    function = model.train_function
     model.train_function = lambda iterator: function(iterator)
     return model
 
