@@ -61,8 +61,12 @@ def test_answers(name):
 #: What is asked of a factor with a blank sample, in turn.
 OF_BLANK = {
     "sum",
+    "weighted sum",
+    "norm of the sum",
     "product with ndarray",
+    "product with its sum",
     "squares",
+    "squares by chunks of 1",
     "projection to 6",
     "kronecker",
     "gradients with nothing rotated",
@@ -79,6 +83,7 @@ def test_a_sample_that_is_not_kept_is_blank(name):
     asked = questions(name, sound, each)
     asked = [question for question in asked if question.name in OF_BLANK]
     assert len(asked) == len(OF_BLANK)
+    asked.append(_pairs_with_the_last_two(name, each))
     for order, value, norms in itertools.product(
         (asked, asked[::-1]), (None, np.nan), (True, False)
     ):
@@ -105,11 +110,7 @@ OF_CLASSES = {
 @pytest.mark.parametrize("name", ALL)
 def test_answers_are_the_same_in_a_graph(name):
     each, is_class = gradients(name), name in FACTORS
-    pairs = Question(
-        "pairs with the last two",
-        lambda f: f.gram(without_first(ALL[name](), 2)),
-        each.reshape(N, -1) @ each[2:].reshape(2, -1).T,
-    )
+    pairs = _pairs_with_the_last_two(name, each)
     asked = [*questions(name, ALL[name](), each), pairs]
     everything = OF_LAYOUTS | (OF_CLASSES if is_class else set())
     by_chunks = {"squares by chunks of 3"} if is_class else set()
@@ -123,6 +124,14 @@ def test_answers_are_the_same_in_a_graph(name):
         assert len(chosen) == len(names)
         if chosen:
             _check_in_a_graph(name, chosen, known, xla)
+
+
+def _pairs_with_the_last_two(name, each):
+    return Question(
+        "pairs with the last two",
+        lambda f: f.gram(without_first(ALL[name](), 2)),
+        each.reshape(N, -1) @ each[2:].reshape(2, -1).T,
+    )
 
 
 def _check_in_a_graph(name, asked, known, xla):

@@ -22,6 +22,19 @@ from tests.privacy.tiny import (
 callbacks = keras.callbacks
 
 
+def test_it_goes_on_from_the_ledger_before():
+    first, second = private(), private(noise_multiplier=4.0)
+    before, same, other = (
+        training.gradient_mode.aggregation.make_state()
+        for training in (first, first, second)
+    )
+    before.advance("phase_steps", 4)
+    same.resume_from(before)
+    assert same.spent == ((first.mechanism, 4),)
+    other.resume_from(before)
+    assert other.spent == ((first.mechanism, 4), (second.mechanism, 0))
+
+
 def is_outside(training, net):
     return training.statement(net)["outside"]
 
