@@ -433,3 +433,10 @@ def test_modes_ask_for_finite_norms_with_an_op_that_metal_has(mode):
     ops = _ops(net, tf.constant(X), tf.constant(Y))
     assert "Less" in ops
     assert "IsFinite" not in ops
+
+
+def test_noise_by_itself():
+    aggregation = kpg.ClippedMean(0.5, noise_multiplier=3.0, seed=1)
+    state = aggregation.make_state()
+    [noise] = aggregation.finish([tf.zeros(10_000)], 4, state)
+    assert np.std(noise) == pytest.approx(3.0 * 0.5 / 4, rel=0.03)

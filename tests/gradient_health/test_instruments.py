@@ -141,6 +141,41 @@ def test_alpha_has_no_unit():
     assert -1 < found[0] < 1
 
 
+def test_figures_of_three_samples_by_hand():
+    g = np.array([[1.0, 2.0], [3.0, -1.0], [2.0, 2.0]])
+    mean, squares = g.mean(0), np.square(g).sum(0)
+    off, size = g - mean, np.linalg.norm(mean)
+    ratio = (mean**2 / g.var(0)).mean()
+    seen = figures.Observation(
+        3,
+        ("weight",),
+        np.array([size**2]),
+        np.array([g.var(0, ddof=1).sum()]),
+        squared_norms=np.square(g).sum(1),
+        dots=g @ mean,
+        ratios=figures.snr_sums([mean], [tf.constant(squares)], 3).numpy(),
+        loss=0.5,
+        learning_rate=0.1,
+    )
+    along = (g @ mean)[:, None] * mean / size**2
+    for ask, square in (
+        (figures.norm_test, np.square(off).sum()),
+        (figures.inner_product_test, np.square(off @ mean / size).sum()),
+        (figures.orthogonality_test, np.square(g - along).sum()),
+    ):
+        (found,) = ask(seen).figures.values()
+        assert found == pytest.approx(np.sqrt(square / 3 / 2) / size)
+    for ask, right in (
+        (figures.cabs, 0.1 * g.var(0).sum() / 0.5),
+        (figures.signal_to_noise, ratio),
+        (figures.stopping_evidence, 1 - 2 * ratio),
+    ):
+        answer = ask(seen)
+        assert [*answer.figures.values()] == pytest.approx([right])
+        for values in answer.by_variable.values():
+            assert list(values) == pytest.approx([right])
+
+
 def test_zero_gradients():
     model, x, y = health_models.mlp()
     figures = reading_of((model, x, model.predict(x, verbose=0))).figures

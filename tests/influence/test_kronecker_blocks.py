@@ -73,7 +73,7 @@ def test_a_bias_is_in_one_block(float64, name):
         np.testing.assert_allclose(found, found.T, 0, 1e-10 * found.max())
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.25])
+@pytest.mark.parametrize("l2", [0.25, 0.0], ids=["decayed", "free"])
 @pytest.mark.parametrize("features", [1, 4])
 @pytest.mark.parametrize("kind", ["dense", "convolution"])
 def test_one_unit_is_exact(float64, kind, features, l2):
