@@ -1,10 +1,10 @@
-"""What privacy costs: handwritten digits at several budgets, in four ways.
+"""What privacy costs: handwritten digits at several budgets, in five ways.
 
 Trains a small network on scikit-learn's digits with epsilon 1, 3 and 8: with
 independent noise, with correlated noise, with four augmented views of each
-digit, and by Adam whose second moments are corrected. It prints how accurate
-each is on other digits, beside a training without privacy, and what is
-guaranteed, and draws the accuracies.
+digit, by Adam, and by Adam whose second moments are corrected. It prints how
+accurate each is on other digits, beside a training without privacy, and what
+is guaranteed, and draws the accuracies.
 
     python examples/private_digits.py
 

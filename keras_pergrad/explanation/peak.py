@@ -32,10 +32,9 @@ from keras_pergrad.keras_internals.data.batches import (
 )
 from keras_pergrad.keras_internals.graphs.runs import (
     PLUMBING,
-    GraphCopy,
     executions,
     op_types,
-    trace_step,
+    run_training_step,
 )
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
@@ -45,8 +44,8 @@ from keras_pergrad.keras_internals.tensorflow.settings import inspecting
 
 MODEL, ROWS = "model.keras", "rows"
 STEPS = 3  # the first makes what later ones keep
-# Ops that give a tensor another shape, or hand it on.
-_VIEWS = op_types(
+# Ops that launch nothing, or give a tensor another shape, or hand it on.
+_WITHOUT_KERNEL = PLUMBING | op_types(
     "ReadVariableOp Reshape Squeeze ExpandDims Shape ShapeN Rank Size "
     "EnsureShape"
 )
@@ -130,16 +129,11 @@ def count_kernels(folder, request):
             f"The kernels of a step of model {model.name!r} are counted for "
             "dense inputs. Received sparse or ragged ones."
         )
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
     # As in `fit`, where TensorFlow does not know the size of a batch.
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
     )
-    concrete, values = trace_step(model.train_step, batch, specs)
-    trace = tf.compat.v1.RunMetadata()
-    with GraphCopy(concrete) as copied:
-        copied.run(values, trace=trace)
+    trace = run_training_step(model, batch, specs)
     return sum(_launches(op, stat) for _, op, stat in executions(trace))
 
 
@@ -147,7 +141,7 @@ def _launches(op, stat):
     """Whether a node that ran launches a kernel, where it runs on a GPU."""
     dtypes = {output.tensor_description.dtype for output in stat.output}
     # TensorFlow computes int32, as of shapes, on the host.
-    return op not in PLUMBING | _VIEWS and dtypes != {tf.int32.as_datatype_enum}
+    return op not in _WITHOUT_KERNEL and dtypes != {tf.int32.as_datatype_enum}
 
 
 def _load(folder, request):

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import keras
-import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.runs import (
     PLUMBING,
-    GraphCopy,
     as_in_fit,
-    trace_step,
+    run_training_step,
 )
 from keras_pergrad.keras_internals.models.inspection import (
     check_trainable,
@@ -217,13 +215,8 @@ def predict_placement(
 
 def optimised_nodes(model, data):
     """Return the nodes of the training step, optimised and on one CPU."""
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    concrete, values = trace_step(model.train_step, data)
-    metadata = tf.compat.v1.RunMetadata()
-    with GraphCopy(concrete, device="/CPU:0", rewrites=_REWRITES) as copied:
-        copied.run(values, trace=metadata)
-    return graph.read(metadata.partition_graphs)
+    trace = run_training_step(model, data, device="/CPU:0", rewrites=_REWRITES)
+    return graph.read(trace.partition_graphs)
 
 
 def _place_nodes(nodes, table):

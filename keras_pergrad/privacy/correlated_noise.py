@@ -237,7 +237,7 @@ class CorrelatedNoise:
         """Return Σ_j coefficients[j − 1] · earlier(j) over the steps so far."""
         # With one band nothing is taken back. Before a `fit` nothing is kept:
         # such a step is the first one.
-        if not (self._history or self.strategy.kind != "banded"):
+        if self.strategy.kind == "banded" and not self._history:
             return tf.zeros_like(like)
         coefficients = tf.constant(coefficients, like.dtype)
         count = tf.size(coefficients, "int64")

@@ -1,1 +1,1 @@
-"""Models that tests share: small ones made in a line, and the catalogue."""
+"""What tests share to make, compile and train small models."""

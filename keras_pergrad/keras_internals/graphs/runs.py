@@ -151,17 +151,31 @@ def plain_op_type(name):
     return f"_{name}" if name.startswith("Fused") else name
 
 
+def run_training_step(model, data, spec=None, **settings):
+    """Run a copy of a compiled model's step once; return its `RunMetadata`."""
+    # `spec` as for `trace_step`, `settings` as for `GraphCopy`.
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    concrete, values = trace_step(model.train_step, data, spec)
+    trace = v1.RunMetadata()
+    with GraphCopy(concrete, **settings) as copied:
+        copied.run(values, trace=trace)
+    return trace
+
+
 def executions(trace):
     """Yield (device, op type, statistics) of each time a node of a run ran."""
     # `trace` is the `RunMetadata` of `GraphCopy.run`. Nodes of functions that
     # are not inlined are told by their labels alone.
     types = {
-        node.name: node for part in trace.partition_graphs for node in part.node
+        node.name: node.op
+        for part in trace.partition_graphs
+        for node in part.node
     }
     for stats in trace.step_stats.dev_stats:
         for stat in stats.node_stats:
             if stat.node_name in types:
-                name = types[stat.node_name].op
+                name = types[stat.node_name]
             else:
                 label = re.search(r" = (\w+)\(", stat.timeline_label)
                 name = label.group(1) if label else "unknown"
