@@ -38,416 +38,338 @@ class Mutant(NamedTuple):
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: list[str]
 
 
-MUTANTS = (
-    # Factors.
-    Mutant(
-        "outer-forgotten-weight",
-        "factors/outer.py",
-        "x *= expand(weights, x)",
-        "x *= 1",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "outer-wrong-axis",
-        "factors/outer.py",
-        "return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))",
-        "return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 1)))",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "outer-last-chunk-alone",
-        "factors/outer.py",
-        "return k + 1, total + chunk_sum(*parts)",
-        "return k + 1, chunk_sum(*parts)",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "joined-cross-term-once",
-        "factors/joined.py",
-        "rounded_up(squares + 2 * cross, 2 * squares, b)",
-        "rounded_up(squares + cross, 2 * squares, b)",
-        ("tests/factors/test_joined.py", "tests/factors/test_every_factor.py"),
-    ),
-    Mutant(
-        "joined-products-not-turned",
-        "factors/joined.py",
-        "+ tf.transpose(other._cross(self))",
-        "+ other._cross(self)",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "rows-pairs-of-equal-ids",
-        "factors/rows.py",
-        "is_repeated = counts > 1",
-        "is_repeated = counts > 2",
-        ("tests/factors/test_rows.py",),
-    ),
-    Mutant(
-        "rows-products-not-turned",
-        "factors/rows.py",
-        "return tf.transpose(products)",
-        "return products",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "patches-forgotten-weight",
-        "factors/patches.py",
-        "small *= expand(weights, small)",
-        "small *= 1",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "windows-odd-padding-in-front",
-        "factors/windows.py",
-        "leading_zeros = zeros // 2",
-        "leading_zeros = zeros - zeros // 2",
-        ("tests/factors/test_patches.py",),
-    ),
-    Mutant(
-        "blocks-missing-squares",
-        "factors/blocks.py",
-        "x, dz = (tf.square(t[:, :, 0]) for t in (self.x, self.dz))",
-        "x, dz = (t[:, :, 0] for t in (self.x, self.dz))",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "simple-scale-once-in-a-square",
-        "factors/simple.py",
-        "return self._changed(self._changed(self.factor.sum_of_squares()))",
-        "return self._changed(self.factor.sum_of_squares())",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "simple-start-of-columns",
-        "factors/simple.py",
-        "start += columns",
-        "start = columns",
-        ("tests/factors/test_every_factor.py",),
-    ),
-    Mutant(
-        "with_bias-row-of-the-bias",
-        "factors/with_bias.py",
-        "kernel_factor.x + tf.cast(inputs[-1], kernel_factor.x.dtype),",
-        "kernel_factor.x,",
-        ("tests/influence/test_kronecker_blocks.py",),
-    ),
-    Mutant(
-        "projection-missing-root",
-        "factors/projection.py",
-        "np.float32(1 / math.sqrt(self.size))",
-        "np.float32(1 / self.size)",
-        ("tests/factors/test_projection.py",),
-    ),
-    # Uses: the rules of ops and of recurrent layers.
-    Mutant(
-        "op_rules-sign-of-a-difference",
-        "uses/op_rules.py",
-        '"Sub": (1, -1)',
-        '"Sub": (1, 1)',
-        ("tests/uses/test_one_of_each.py", "tests/uses/test_own_layers.py"),
-    ),
-    Mutant(
-        "op_rules-loss-scale-the-other-way",
-        "uses/op_rules.py",
-        "return gradient if scale is None else gradient / tf.cast(scale",
-        "return gradient if scale is None else gradient * tf.cast(scale",
-        ("tests/modes/test_one_of_each.py", "tests/modes/test_precision.py"),
-    ),
-    Mutant(
-        "contraction_rules-inverse-order",
-        "uses/contraction_rules.py",
-        "perm = [labels.index(c) for c in target]",
-        "perm = [list(target).index(c) for c in labels]",
-        ("tests/uses/test_one_of_each.py", "tests/uses/rules/test_einsum.py"),
-    ),
-    Mutant(
-        "convolution_rules-odd-padding-in-front",
-        "uses/convolution_rules.py",
-        "leading_zeros = at_least_zero(zeros) // 2",
-        "leading_zeros = (at_least_zero(zeros) + 1) // 2",
-        (
-            "tests/uses/test_one_of_each.py",
-            "tests/uses/rules/test_convolution.py",
+#: File of the package → its tests, and for each mutant the text that stands
+#: in it once, and what replaces it.
+PLANTED = {
+    "factors/outer.py": {
+        "tests": ["factors/test_every_factor.py"],
+        "forgotten-weight": ("x *= expand(weights, x)", "x *= 1"),
+        "wrong-axis": (
+            "tf.square(tf.reduce_sum(self._gradients, 0))",
+            "tf.square(tf.reduce_sum(self._gradients, 1))",
         ),
-    ),
-    Mutant(
-        "cells-forgotten-forget-gate",
-        "uses/layer_rules/cells.py",
-        "return dz, [self.state_gradient(dz), dc * f]",
-        "return dz, [self.state_gradient(dz), dc]",
-        (
-            "tests/uses/test_one_of_each.py",
-            "tests/uses/rules/test_recurrent.py",
+        "last-chunk-alone": (
+            "return k + 1, total + chunk_sum(*parts)",
+            "return k + 1, chunk_sum(*parts)",
         ),
-    ),
-    Mutant(
-        "recurrent-forgotten-mask",
-        "uses/layer_rules/recurrent.py",
-        "dz = tf.where(items[-1], dz, tf.zeros_like(dz))",
-        "dz = tf.identity(dz)",
-        (
-            "tests/uses/test_one_of_each.py",
-            "tests/uses/rules/test_recurrent.py",
+    },
+    "factors/joined.py": {
+        "tests": ["factors/test_joined.py", "factors/test_every_factor.py"],
+        "cross-term-once": (
+            "rounded_up(squares + 2 * cross, 2 * squares, b)",
+            "rounded_up(squares + cross, 2 * squares, b)",
         ),
-    ),
-    Mutant(
-        "recurrent-state-after-the-step",
-        "uses/layer_rules/recurrent.py",
-        "new_states, [new_states[0], states[0], *extras, *saved]",
-        "new_states, [new_states[0], new_states[0], *extras, *saved]",
-        (
-            "tests/uses/test_one_of_each.py",
-            "tests/uses/rules/test_recurrent.py",
+        "products-not-turned": (
+            "+ tf.transpose(other._cross(self))",
+            "+ other._cross(self)",
         ),
-    ),
-    # Aggregations.
-    Mutant(
-        "clipping-missing-root",
-        "aggregations/clipping.py",
-        "limit *= tf.math.rsqrt(tf.cast(tf.shape(norms)[1], norms.dtype))",
-        "limit /= tf.cast(tf.shape(norms)[1], norms.dtype)",
-        ("tests/aggregations/test_clipping.py",),
-    ),
-    Mutant(
-        "clipping-noise-without-the-clip-norm",
-        "aggregations/clipping.py",
-        "deviation = self.noise_multiplier * self.clip_norm",
-        "deviation = self.noise_multiplier",
-        ("tests/aggregations/test_clipping.py",),
-    ),
-    Mutant(
-        "aggregation-biased-variance",
-        "aggregations/aggregation.py",
-        "deviations / tf.maximum(n - 1, 1)",
-        "deviations / tf.maximum(n, 1)",
-        ("tests/aggregations/test_statistics.py",),
-    ),
-    Mutant(
-        "aggregation-samples-left-out",
-        "aggregations/aggregation.py",
-        "mean *= tf.square(tf.cast(n, norms.dtype) / count)",
-        "mean *= tf.cast(n, norms.dtype) / count",
-        ("tests/aggregations/test_statistics.py",),
-    ),
-    Mutant(
-        "gramian-rows-that-are-left-out",
-        "aggregations/gramian.py",
-        "return weights * rows, finite",
-        "return weights * tf.reduce_sum(tf.cast(finite, rows.dtype)), finite",
-        (
-            "tests/aggregations/test_units.py",
-            "tests/aggregations/test_updates.py",
+    },
+    "factors/rows.py": {
+        "tests": ["factors/test_rows.py", "factors/test_every_factor.py"],
+        "pairs-of-equal-ids": (
+            "is_repeated = counts > 1",
+            "is_repeated = counts > 2",
         ),
-    ),
-    Mutant(
-        "of_conflicts-wrong-sign",
-        "aggregations/of_conflicts.py",
-        "conflicts = tf.minimum(conflicts, 0)",
-        "conflicts = tf.maximum(conflicts, 0)",
-        (
-            "tests/aggregations/test_units.py",
-            "tests/aggregations/test_torchjd.py",
+        "products-not-turned": (
+            "return tf.transpose(products)",
+            "return products",
         ),
-    ),
-    Mutant(
-        "of_weights-length-of-a-step",
-        "aggregations/of_weights.py",
-        "current_length + target_length - 2 * target_product",
-        "current_length + target_length - target_product",
-        (
-            "tests/aggregations/test_units.py",
-            "tests/aggregations/test_torchjd.py",
+    },
+    "factors/patches.py": {
+        "tests": ["factors/test_every_factor.py"],
+        "forgotten-weight": ("small *= expand(weights, small)", "small *= 1"),
+    },
+    "factors/windows.py": {
+        "tests": ["factors/test_patches.py"],
+        "odd-padding-in-front": (
+            "leading_zeros = zeros // 2",
+            "leading_zeros = zeros - zeros // 2",
         ),
-    ),
-    Mutant(
-        "robust-number-of-neighbours",
-        "aggregations/robust.py",
-        "present_count - self.n_byzantine - 2",
-        "present_count - self.n_byzantine - 1",
-        (
-            "tests/aggregations/test_units.py",
-            "tests/aggregations/test_torchjd.py",
+    },
+    "factors/blocks.py": {
+        "tests": ["factors/test_every_factor.py"],
+        "missing-squares": (
+            "x, dz = (tf.square(t[:, :, 0]) for t in (self.x, self.dz))",
+            "x, dz = (t[:, :, 0] for t in (self.x, self.dz))",
         ),
-    ),
-    # Modes.
-    Mutant(
-        "one_step-forgotten-regularisers",
-        "modes/one_step.py",
-        "gradients = plus(gradients, penalties)",
-        "gradients = plus(gradients, [None] * len(penalties))",
-        ("tests/modes/test_one_of_each.py", "tests/modes/test_penalties.py"),
-    ),
-    Mutant(
-        "sums-numbers-of-a-sample",
-        "modes/sums.py",
-        "return value / (term.per_row * self.rows)",
-        "return value / self.rows",
-        ("tests/modes/test_one_of_each.py", "tests/modes/test_accumulated.py"),
-    ),
-    Mutant(
-        "sums-mean-of-add_loss",
-        "modes/sums.py",
-        'return {"batch": by_kind(kind, one, share)}',
-        'return {"batch": by_kind(kind, one, one)}',
-        ("tests/modes/test_one_of_each.py", "tests/modes/test_accumulated.py"),
-    ),
-    Mutant(
-        "microbatches-a-rest-of-one-sample",
-        "modes/microbatches.py",
-        "remainder > 0,",
-        "remainder > 1,",
-        (
-            "tests/modes/test_one_of_each.py",
-            "tests/modes/test_accumulation_steps.py",
+    },
+    "factors/simple.py": {
+        "tests": ["factors/test_every_factor.py"],
+        "scale-once-in-a-square": (
+            "return self._changed(self._changed(self.factor.sum_of_squares()))",
+            "return self._changed(self.factor.sum_of_squares())",
         ),
-    ),
-    Mutant(
-        "microbatches-one-step-late",
-        "modes/microbatches.py",
-        "is_due = accumulator.count >= parting.steps",
-        "is_due = accumulator.count > parting.steps",
-        (
-            "tests/modes/test_one_of_each.py",
-            "tests/modes/test_accumulation_steps.py",
+        "start-of-columns": ("start += columns", "start = columns"),
+    },
+    "factors/with_bias.py": {
+        "tests": ["influence/test_kronecker_blocks.py"],
+        "row-of-the-bias": (
+            "kernel_factor.x + tf.cast(inputs[-1], kernel_factor.x.dtype),",
+            "kernel_factor.x,",
         ),
-    ),
-    Mutant(
-        "accumulated-sums-that-stay",
-        "modes/accumulated.py",
-        "variable.assign(tf.zeros(variable.shape, variable.dtype))",
-        "self.count.assign(tf.zeros([], self.count.dtype))",
-        (
-            "tests/modes/test_one_of_each.py",
-            "tests/modes/test_accumulation_tail.py",
+    },
+    "factors/projection.py": {
+        "tests": ["factors/test_projection.py"],
+        "missing-root": (
+            "np.float32(1 / math.sqrt(self.size))",
+            "np.float32(1 / self.size)",
         ),
-    ),
-    # Privacy.
-    Mutant(
-        "ledger-forgotten-updates",
-        "privacy/ledger.py",
-        "before.phases, before.mechanism, before.updates",
-        "before.phases, before.mechanism, 0",
-        ("tests/privacy/test_ledger.py",),
-    ),
-    Mutant(
-        "accounting-missing-root",
-        "privacy/accounting.py",
-        "noise = event.noise_multiplier / math.sqrt(count)",
-        "noise = event.noise_multiplier / count",
-        ("tests/privacy/test_accounting.py",),
-    ),
-    Mutant(
-        "mechanism-a-begun-epoch",
-        "privacy/mechanism.py",
-        "noise = mechanism.noise(0, -(-steps // epoch_steps) * epoch_steps)",
-        "noise = mechanism.noise(0, max(steps // epoch_steps, 1) * "
-        "epoch_steps)",
-        ("tests/privacy/test_accounting.py",),
-    ),
-    Mutant(
-        "private_mean-noise-twice",
-        "privacy/private_mean.py",
-        "gradients = self.clipping.finish(gradients, n, state)",
-        "gradients = self.clipping.finish(gradients, n, state); "
-        "gradients = self.clipping.finish("
-        "gradients, self.mechanism.batch_size, state)",
-        ("tests/privacy/test_faults.py",),
-    ),
-    Mutant(
-        "private_batches-one-example-more",
-        "privacy/private_batches.py",
-        "by_user[rank < max_per_user]",
-        "by_user[rank <= max_per_user]",
-        ("tests/privacy/test_sampling.py",),
-    ),
-    Mutant(
-        "clipping_variants-count-not-centred",
-        "privacy/clipping_variants.py",
-        "tf.convert_to_tensor(below) - seen / 2",
-        "tf.convert_to_tensor(below) - seen",
-        ("tests/privacy/test_replay.py",),
-    ),
-    # Influence.
-    Mutant(
-        "attribution-divided-by-the-tests",
-        "influence/attribution.py",
-        "return total / np.shape(total)[-1]",
-        "return total / np.shape(total)[0]",
-        (
-            "tests/influence/test_kronecker_blocks.py",
-            "tests/influence/test_scores.py",
+    },
+    "uses/op_rules.py": {
+        "tests": [
+            "uses/test_one_of_each.py",
+            "uses/test_own_layers.py",
+            "modes/test_one_of_each.py",
+            "modes/test_precision.py",
+        ],
+        "sign-of-a-difference": ('"Sub": (1, -1)', '"Sub": (1, 1)'),
+        "loss-scale-the-other-way": (
+            "return gradient if scale is None else gradient / tf.cast(scale",
+            "return gradient if scale is None else gradient * tf.cast(scale",
         ),
-    ),
-    Mutant(
-        "hessian-missing-n",
-        "influence/hessian.py",
-        "total[part] += n * flatten_gradients(",
-        "total[part] += flatten_gradients(",
-        (
-            "tests/influence/test_kronecker_blocks.py",
-            "tests/influence/test_scores.py",
+    },
+    "uses/contraction_rules.py": {
+        "tests": ["uses/test_one_of_each.py", "uses/rules/test_einsum.py"],
+        "inverse-order": (
+            "perm = [labels.index(c) for c in target]",
+            "perm = [list(target).index(c) for c in labels]",
         ),
-    ),
-    Mutant(
-        "value_reader-missing-half",
-        "influence/value_reader.py",
-        "a - tf.cast(rate * batch_scale / 2, a.dtype) * b",
-        "a - tf.cast(rate * batch_scale, a.dtype) * b",
-        (
-            "tests/influence/test_values_of_one_weight.py",
-            "tests/influence/test_sample_values.py",
+    },
+    "uses/convolution_rules.py": {
+        "tests": ["uses/test_one_of_each.py", "uses/rules/test_convolution.py"],
+        "odd-padding-in-front": (
+            "leading_zeros = at_least_zero(zeros) // 2",
+            "leading_zeros = (at_least_zero(zeros) + 1) // 2",
         ),
-    ),
-    Mutant(
-        "kronecker-missing-2-of-a-regulariser",
-        "influence/kronecker.py",
-        "return 2 * float(regularizer.l2)",
-        "return float(regularizer.l2)",
-        (
-            "tests/influence/test_kronecker_blocks.py",
-            "tests/influence/test_scores.py",
+    },
+    "uses/layer_rules/cells.py": {
+        "tests": ["uses/test_one_of_each.py", "uses/rules/test_recurrent.py"],
+        "forgotten-forget-gate": (
+            "return dz, [self.state_gradient(dz), dc * f]",
+            "return dz, [self.state_gradient(dz), dc]",
         ),
-    ),
-    # Gradient health.
-    Mutant(
-        "figures-cabs-by-the-unbiased-trace",
-        "gradient_health/figures.py",
-        "observation.trace * (observation.n - 1) / observation.n",
-        "observation.trace",
-        ("tests/gradient_health/test_instruments.py",),
-    ),
-    Mutant(
-        "figures-length-not-squared",
-        "gradient_health/figures.py",
-        "noise[2:] *= length**2",
-        "noise[2:] *= length",
-        ("tests/gradient_health/test_instruments.py",),
-    ),
-    Mutant(
-        "evidence-biased-mean-square",
-        "gradient_health/evidence.py",
-        "return norm**2 + variance * (n - 1) / n",
-        "return norm**2 + variance",
-        ("tests/gradient_health/test_advice.py",),
-    ),
-    # Stalls.
-    Mutant(
-        "accounting-time-of-the-step",
-        "stalls/accounting.py",
-        "arrived - np.maximum(requested, step_ended), 0.0",
-        "arrived - requested, 0.0",
-        ("tests/stalls/test_accounting.py",),
-    ),
-    Mutant(
-        "accounting-waits-of-traced-calls",
-        "stalls/accounting.py",
-        "+= call.ended - start - counted_waits.sum()",
-        "+= call.ended - start",
-        ("tests/stalls/test_accounting.py",),
-    ),
+    },
+    "uses/layer_rules/recurrent.py": {
+        "tests": ["uses/test_one_of_each.py", "uses/rules/test_recurrent.py"],
+        "forgotten-mask": (
+            "dz = tf.where(items[-1], dz, tf.zeros_like(dz))",
+            "dz = tf.identity(dz)",
+        ),
+        "state-after-the-step": (
+            "new_states, [new_states[0], states[0], *extras, *saved]",
+            "new_states, [new_states[0], new_states[0], *extras, *saved]",
+        ),
+    },
+    "aggregations/clipping.py": {
+        "tests": ["aggregations/test_clipping.py"],
+        "missing-root": (
+            "limit *= tf.math.rsqrt(tf.cast(tf.shape(norms)[1], norms.dtype))",
+            "limit /= tf.cast(tf.shape(norms)[1], norms.dtype)",
+        ),
+        "noise-without-the-clip-norm": (
+            "deviation = self.noise_multiplier * self.clip_norm",
+            "deviation = self.noise_multiplier",
+        ),
+    },
+    "aggregations/aggregation.py": {
+        "tests": ["aggregations/test_statistics.py"],
+        "biased-variance": (
+            "deviations / tf.maximum(n - 1, 1)",
+            "deviations / tf.maximum(n, 1)",
+        ),
+        "samples-left-out": (
+            "mean *= tf.square(tf.cast(n, norms.dtype) / count)",
+            "mean *= tf.cast(n, norms.dtype) / count",
+        ),
+    },
+    "aggregations/gramian.py": {
+        "tests": ["aggregations/test_units.py", "aggregations/test_updates.py"],
+        "rows-that-are-left-out": (
+            "return weights * rows, finite",
+            "return weights * tf.reduce_sum(tf.cast(finite, rows.dtype)), "
+            "finite",
+        ),
+    },
+    "aggregations/of_conflicts.py": {
+        "tests": ["aggregations/test_units.py", "aggregations/test_torchjd.py"],
+        "wrong-sign": (
+            "conflicts = tf.minimum(conflicts, 0)",
+            "conflicts = tf.maximum(conflicts, 0)",
+        ),
+    },
+    "aggregations/of_weights.py": {
+        "tests": ["aggregations/test_units.py", "aggregations/test_torchjd.py"],
+        "length-of-a-step": (
+            "current_length + target_length - 2 * target_product",
+            "current_length + target_length - target_product",
+        ),
+    },
+    "aggregations/robust.py": {
+        "tests": ["aggregations/test_units.py", "aggregations/test_torchjd.py"],
+        "number-of-neighbours": (
+            "present_count - self.n_byzantine - 2",
+            "present_count - self.n_byzantine - 1",
+        ),
+    },
+    "modes/one_step.py": {
+        "tests": ["modes/test_one_of_each.py", "modes/test_penalties.py"],
+        "forgotten-regularisers": (
+            "gradients = plus(gradients, penalties)",
+            "gradients = plus(gradients, [None] * len(penalties))",
+        ),
+    },
+    "modes/sums.py": {
+        "tests": ["modes/test_one_of_each.py", "modes/test_accumulated.py"],
+        "numbers-of-a-sample": (
+            "return value / (term.per_row * self.rows)",
+            "return value / self.rows",
+        ),
+        "mean-of-add_loss": (
+            'return {"batch": by_kind(kind, one, share)}',
+            'return {"batch": by_kind(kind, one, one)}',
+        ),
+    },
+    "modes/microbatches.py": {
+        "tests": [
+            "modes/test_one_of_each.py",
+            "modes/test_accumulation_steps.py",
+        ],
+        "a-rest-of-one-sample": ("remainder > 0,", "remainder > 1,"),
+        "one-step-late": (
+            "is_due = accumulator.count >= parting.steps",
+            "is_due = accumulator.count > parting.steps",
+        ),
+    },
+    "modes/accumulated.py": {
+        "tests": [
+            "modes/test_one_of_each.py",
+            "modes/test_accumulation_tail.py",
+        ],
+        "sums-that-stay": (
+            "variable.assign(tf.zeros(variable.shape, variable.dtype))",
+            "self.count.assign(tf.zeros([], self.count.dtype))",
+        ),
+    },
+    "privacy/ledger.py": {
+        "tests": ["privacy/test_ledger.py"],
+        "forgotten-updates": (
+            "before.phases, before.mechanism, before.updates",
+            "before.phases, before.mechanism, 0",
+        ),
+    },
+    "privacy/accounting.py": {
+        "tests": ["privacy/test_accounting.py"],
+        "missing-root": (
+            "noise = event.noise_multiplier / math.sqrt(count)",
+            "noise = event.noise_multiplier / count",
+        ),
+    },
+    "privacy/mechanism.py": {
+        "tests": ["privacy/test_accounting.py"],
+        "a-begun-epoch": (
+            "-(-steps // epoch_steps) * epoch_steps)",
+            "max(steps // epoch_steps, 1) * epoch_steps)",
+        ),
+    },
+    "privacy/private_mean.py": {
+        "tests": ["privacy/test_faults.py"],
+        "noise-twice": (
+            "gradients = self.clipping.finish(gradients, n, state)",
+            "gradients = self.clipping.finish(gradients, n, state); "
+            "gradients = self.clipping.finish("
+            "gradients, self.mechanism.batch_size, state)",
+        ),
+    },
+    "privacy/private_batches.py": {
+        "tests": ["privacy/test_sampling.py"],
+        "one-example-more": (
+            "by_user[rank < max_per_user]",
+            "by_user[rank <= max_per_user]",
+        ),
+    },
+    "privacy/clipping_variants.py": {
+        "tests": ["privacy/test_replay.py"],
+        "count-not-centred": (
+            "tf.convert_to_tensor(below) - seen / 2",
+            "tf.convert_to_tensor(below) - seen",
+        ),
+    },
+    "influence/attribution.py": {
+        "tests": [
+            "influence/test_kronecker_blocks.py",
+            "influence/test_scores.py",
+        ],
+        "divided-by-the-tests": (
+            "return total / np.shape(total)[-1]",
+            "return total / np.shape(total)[0]",
+        ),
+    },
+    "influence/hessian.py": {
+        "tests": [
+            "influence/test_kronecker_blocks.py",
+            "influence/test_scores.py",
+        ],
+        "missing-n": (
+            "total[part] += n * flatten_gradients(",
+            "total[part] += flatten_gradients(",
+        ),
+    },
+    "influence/value_reader.py": {
+        "tests": [
+            "influence/test_values_of_one_weight.py",
+            "influence/test_sample_values.py",
+        ],
+        "missing-half": (
+            "a - tf.cast(rate * batch_scale / 2, a.dtype) * b",
+            "a - tf.cast(rate * batch_scale, a.dtype) * b",
+        ),
+    },
+    "influence/kronecker.py": {
+        "tests": [
+            "influence/test_kronecker_blocks.py",
+            "influence/test_scores.py",
+        ],
+        "missing-2-of-a-regulariser": (
+            "return 2 * float(regularizer.l2)",
+            "return float(regularizer.l2)",
+        ),
+    },
+    "gradient_health/figures.py": {
+        "tests": ["gradient_health/test_instruments.py"],
+        "cabs-by-the-unbiased-trace": (
+            "observation.trace * (observation.n - 1) / observation.n",
+            "observation.trace",
+        ),
+        "length-not-squared": ("noise[2:] *= length**2", "noise[2:] *= length"),
+    },
+    "gradient_health/evidence.py": {
+        "tests": ["gradient_health/test_advice.py"],
+        "biased-mean-square": (
+            "return norm**2 + variance * (n - 1) / n",
+            "return norm**2 + variance",
+        ),
+    },
+    "stalls/accounting.py": {
+        "tests": ["stalls/test_accounting.py"],
+        "time-of-the-step": (
+            "arrived - np.maximum(requested, step_ended), 0.0",
+            "arrived - requested, 0.0",
+        ),
+        "waits-of-traced-calls": (
+            "+= call.ended - start - counted_waits.sum()",
+            "+= call.ended - start",
+        ),
+    },
+}
+MUTANTS = tuple(
+    Mutant(f"{pathlib.Path(file).stem}-{name}", file, *texts, tests)
+    for file, planted in PLANTED.items()
+    for tests in [[f"tests/{place}" for place in planted["tests"]]]
+    for name, texts in planted.items()
+    if name != "tests"
 )
 
 
