@@ -5,15 +5,7 @@ import inspect
 
 import pytest
 
-import keras_pergrad as kpg
-
-MODULES = {name for name in kpg.__all__ if inspect.ismodule(getattr(kpg, name))}
-PUBLIC = {name: getattr(kpg, name) for name in set(kpg.__all__) - MODULES} | {
-    f"{module}.{name}": getattr(getattr(kpg, module), name)
-    for module in MODULES
-    for name in getattr(kpg, module).__all__
-    if name not in kpg.__all__
-}
+from tests.test_reference import EXPORTED as PUBLIC
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
