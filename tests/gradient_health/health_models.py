@@ -9,6 +9,20 @@ layers = keras.layers
 N = 5
 
 
+class NotedWeights(keras.callbacks.Callback):
+    """Notes the weights after each update, the first ones in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def on_train_begin(self, logs=None):
+        self.noted.append(self.model.get_weights())
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.noted.append(self.model.get_weights())
+
+
 def _numbers(*shape, seed=0):
     return normal(N, *shape, seed=seed)
 

@@ -75,15 +75,10 @@ def _tuples(value):
 
 
 def _rounded(value):
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {name: _rounded(v) for name, v in value.items()}
-    return (
-        [_rounded(v) for v in value]
-        if isinstance(value, tuple | list)
-        else value
-    )
+    def four_digits(number):
+        return float(f"{float(number):.4g}")
+
+    return json.loads(json.dumps(value), parse_float=four_digits)
 
 
 def main(tasks):

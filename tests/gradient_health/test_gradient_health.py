@@ -1,6 +1,5 @@
 """The instruments in `fit`: logs, progress bar, steps, strategies, refusals."""
 
-import contextlib
 import re
 
 import keras
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
+from tests.gradient_health.health_models import NotedWeights
 from tests.models.making import compiled, net, trained
 
 layers = keras.layers
@@ -40,41 +40,24 @@ def test_the_logs_have_the_figures_and_the_progress_bar_those_chosen(capsys):
     history = fit(make(), watch, epochs=2, verbose=1)
     for name, value in watch.readings[-1].figures.items():
         assert history[name][-1] == pytest.approx(value, nan_ok=True)
-    shown = set(re.findall(r"(gradient_\w+): ", capsys.readouterr().out))
-    assert shown == {
-        "gradient_norm",
-        "gradient_noise_scale",
-        "gradient_alpha",
-        "gradient_vanishing_layers",
-        "gradient_exploding_layers",
-    }
+    shown = set(re.findall(r"gradient_(\w+): ", capsys.readouterr().out))
+    chosen = {"alpha", "vanishing_layers", "exploding_layers"}
+    assert shown == chosen | {"norm", "noise_scale"}
 
 
 def test_an_update_is_one_call_of_the_train_function():
     """The update ratio is that of the last call; distances add up."""
-    weights = []
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            weights.append(self.model.get_weights())
-
-    model = make()
-    weights.append(model.get_weights())
-    watch = every(every=2)
-    fit(model, watch, Note(), epochs=2)
+    note, watch = NotedWeights(), every(every=2)
+    fit(make(), watch, note, epochs=2)
     assert watch.steps == [2, 4, 6]
+    flat = [np.concatenate([w.ravel() for w in ws]) for ws in note.noted]
     for step, reading in zip(watch.steps, watch.readings):
-        before, now = weights[step - 1], weights[step]
-        moved = [np.square(a - b).sum() for a, b in zip(now, before)]
-        sizes = [np.square(w).sum() for w in before]
-        way = [np.square(a - b).sum() for a, b in zip(now, weights[0])]
+        moved = np.linalg.norm(flat[step] - flat[step - 1])
+        ratio = moved / np.linalg.norm(flat[step - 1])
+        way = np.linalg.norm(flat[step] - flat[0])
         known = reading.figures
-        assert known["gradient_update_ratio"] == pytest.approx(
-            np.sqrt(sum(moved) / sum(sizes)), rel=1e-5
-        )
-        assert known["gradient_distance"] == pytest.approx(
-            np.sqrt(sum(way)), rel=1e-5
-        )
+        assert known["gradient_update_ratio"] == pytest.approx(ratio, rel=1e-5)
+        assert known["gradient_distance"] == pytest.approx(way, rel=1e-5)
 
 
 # Keras says so of every such data set.
@@ -114,36 +97,13 @@ def test_two_fits_begin_anew_and_a_resumed_one_goes_on():
     assert watch.readings[-1].step == int(model.optimizer.iterations)
 
 
-def test_under_a_distribution_strategy():
-    readings = []
-    for scope in (
-        contextlib.nullcontext(),
-        tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
-    ):
-        with scope:
-            model = make(rate=0.0)
-        watch = every(histograms=True)
-        fit(model, watch)
-        readings.append(watch.readings[-1])
-    one, other = readings
-    assert len(one.histograms) == len(other.histograms) == 5
-    assert dict(one.figures) == pytest.approx(
-        dict(other.figures), rel=1e-3, nan_ok=True
-    )
-
-
 def test_what_is_recorded_is_what_was_read(tmp_path):
     """Advice is given, too; without instruments there is none."""
     watch = every(log_dir=tmp_path, histograms=True)
     fit(make(), watch, epochs=2)
     run = kpg.runs.read_run(watch.run_directory)
-    for one, other in zip(run.readings, watch.readings, strict=True):
-        assert one.step == other.step
-        assert one.histograms == other.histograms
-        assert one.layers == other.layers
-        assert dict(one.figures) == pytest.approx(
-            dict(other.figures), nan_ok=True
-        )
+    # By their words: an undefined value is not equal to itself.
+    assert repr(run.readings) == repr(watch.readings)
     assert isinstance(watch.advice, list)
     assert watch.messages == []
     plain = every(instruments=None)

@@ -65,16 +65,6 @@ def test_the_batch_size_of_a_dataset_is_known_by_its_steps(tmp_path):
     assert Grouping([one, other]).always_differ([0], [1]) == ["steps_per_epoch"]
 
 
-def test_op_determinism_is_recorded(tmp_path):
-    tf.config.experimental.enable_op_determinism()
-    try:
-        assert recorded(tmp_path)["op_determinism"] is True
-    finally:
-        from tensorflow.python.framework import config
-
-        config.disable_op_determinism()
-
-
 def squared(y, y_pred, power=2):
     return keras.ops.mean((y - y_pred) ** power, -1)
 

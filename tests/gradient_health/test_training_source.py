@@ -32,20 +32,6 @@ def fit(model, *callbacks, **options):
     return model.fit(X, Y, callbacks=list(callbacks), **options).history
 
 
-class Weights(keras.callbacks.Callback):
-    """Notes the weights after each update, the first ones in front."""
-
-    def __init__(self):
-        super().__init__()
-        self.noted = []
-
-    def on_train_begin(self, logs=None):
-        self.noted.append(self.model.get_weights())
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.noted.append(self.model.get_weights())
-
-
 def check(model, reading, before, after, batch, begin=None, rel=1e-10):
     """Compare a reading with single samples at the weights before."""
     model.set_weights(before)
@@ -65,15 +51,8 @@ def check(model, reading, before, after, batch, begin=None, rel=1e-10):
 def test_equal_single_samples_of_that_batch(float64, name):
     base, *data = health_models.CASES[name]()
     x, y, weights = batch = (*data, None)[:3]
-    model = kpg.PerGradModel.from_model(base)
     options = {"loss_weights": [2.0, 0.5]} if name == "several" else {}
-    model.compile(
-        keras.optimizers.SGD(0.1),
-        base.loss,
-        jit_compile=False,
-        gradient_mode=CLIPPED,
-        **options,
-    )
+    model = compiled(base, CLIPPED, base.loss, jit_compile=False, **options)
     before, watch = model.get_weights(), watch_of(histograms=True)
     model.fit(x, y, 5, 1, 0, [watch], sample_weight=weights, shuffle=False)
     after = model.get_weights()
@@ -97,7 +76,11 @@ def test_equal_single_samples_of_that_batch(float64, name):
 )
 def test_each_step_of_a_fit_with_a_ragged_end(float64, options):
     rel = 1e-9 if "jit_compile" in options else 1e-10
-    model, note, watch = make(**options), Weights(), watch_of(every=2)
+    model, note, watch = (
+        make(**options),
+        health_models.NotedWeights(),
+        watch_of(every=2),
+    )
     history = fit(model, note, watch, epochs=2)
     assert watch.steps == [0, 2, 4]
     assert [r.samples for r in watch.readings] == [8, 6, 8]
@@ -125,33 +108,37 @@ def test_training_is_the_same_to_the_bit_and_nothing_is_left():
     assert mode.readers == ()
 
 
+class Reads(kpg.modes.StepReader):
+    """Reads the steps of some numbers, which share a trace of their shape."""
+
+    def __init__(self, steps):
+        self.steps, self.asked = steps, 0
+        self.traced, self.samples, self.means = [], [], []
+
+    def is_due(self):
+        self.asked += 1
+        return self.asked in self.steps
+
+    def read(self, samples):
+        self.traced.append(samples.n)
+        dots = samples.dots([None] * 4)
+        norms = samples.squared_norms()
+        return {"mean": samples.mean(), "dots": dots, "norms": norms}
+
+    def receive(self, values):
+        self.samples.append(values["norms"].shape[1])
+        assert np.asarray(values["dots"]).tolist() == [0] * self.samples[-1]
+        self.means.append([np.shape(g) for g in values["mean"]])
+
+
 def test_only_measured_steps_run_another_function():
-    traced = []
-
-    class Reader(kpg.modes.StepReader):
-        calls = 0
-
-        def is_due(self):
-            self.calls += 1
-            return self.calls in (2, 3)
-
-        def read(self, samples):
-            traced.append(samples.n)
-            return {"mean": samples.mean(), "dots": samples.dots([None] * 4)}
-
-        def receive(self, values):
-            assert np.asarray(values["dots"]).tolist() == [0] * len(X[8:16])
-            got.append([np.array(g) for g in values["mean"]])
-
-    got, model, reader = [], make(), Reader()
+    model, reader = make(), Reads((2, 3))
     with model.read_steps(reader):
         model.fit(X[:16], Y[:16], 8, 2, 0)
-    # The read steps of one shape share a trace.
-    assert len(traced) <= 2
-    assert len(got) == 2
-    assert [g.shape for g in got[0]] == [(4, 5), (5,), (5, 2), (2,)]
+    assert len(reader.traced) <= 2
+    assert reader.means == [[(4, 5), (5,), (5, 2), (2,)]] * 2
     fit(model)
-    assert reader.calls == 4
+    assert reader.asked == 4
 
 
 def test_several_fits_initial_epoch_and_two_models():
@@ -255,10 +242,7 @@ def wrapped():
         (lambda: make("batch"), "gradient_mode='vectorized'.*Received: Batch"),
         (lambda: make("per_sample"), "Received: PerSample.*probe"),
         (lambda: make(kpg.Accumulated(2, 4)), "Received: Accumulated"),
-        (
-            lambda: make(steps_per_execution=2),
-            "Received: steps_per_execution=2",
-        ),
+        (lambda: make(steps_per_execution=2), "steps_per_execution=2"),
         (lambda: make(Forgets()), "has not let.*can_be_read = False"),
         (
             lambda: compiled(keras.Sequential([layers.Dense(2)])),
@@ -285,21 +269,8 @@ def test_trackers_have_the_readings(tmp_path):
     assert "gradient_norm_test" in page.read_text()
 
 
-class Counts(kpg.modes.StepReader):
-    """Notes how many samples each read step has."""
-
-    def __init__(self):
-        self.samples = []
-
-    def read(self, samples):
-        return {"norms": samples.squared_norms()}
-
-    def receive(self, values):
-        self.samples.append(values["norms"].shape[1])
-
-
 def test_reading_goes_on_in_a_model_that_is_compiled_again():
-    model, reader = make(), Counts()
+    model, reader = make(), Reads(range(99))
     with model.read_steps(reader):
         fit(model)
         model.compile("sgd", "mae", gradient_mode="vectorized")

@@ -11,67 +11,63 @@ import keras_pergrad as kpg
 from keras_pergrad.callbacks import SampleValues
 from keras_pergrad.factors import outer
 from tests import oracle
+from tests.models.making import assert_equal, compiled, net, trained
 
 layers = keras.layers
 RATE = 0.3
 
 
+def _with_gate(x):
+    gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    gate = layers.Conv2D(2, 1, activation="relu")(gate)
+    gate = layers.Conv2D(4, 1, activation="hard_sigmoid")(gate)
+    return layers.Concatenate()([layers.Multiply()([x, gate]), x])
+
+
 def _dense():
-    inputs = keras.Input((4,))
-    hidden = layers.Dense(5, "tanh", kernel_regularizer="l2")(inputs)
-    return inputs, layers.Dropout(0.0)(layers.Dense(3)(hidden))
+    hidden = layers.Dense(5, "tanh", kernel_regularizer="l2")
+    return (4,), hidden, layers.Dropout(0.0)
 
 
 def _shared():
     """One kernel used twice, a norm between."""
-    inputs = keras.Input((4,))
     twice = layers.Dense(4, "tanh")
-    return inputs, layers.Dense(3)(
-        twice(layers.LayerNormalization()(twice(inputs)))
-    )
-
-
-def _convolution():
-    inputs = keras.Input((6, 2))
-    hidden = layers.Conv1D(3, 3, activation="tanh")(inputs)
-    return inputs, layers.Dense(3)(layers.Flatten()(hidden))
-
-
-def _masked():
-    """Ids, some of them padding; a loop over positions."""
-    inputs = keras.Input((5,), dtype="int32")
-    rows = layers.Embedding(7, 3, mask_zero=True)(inputs)
-    return inputs, layers.Dense(3)(layers.LSTM(4)(rows))
+    return (4,), twice, layers.LayerNormalization(), twice
 
 
 def _mobile():
     """What MobileNetV3 is made of: curved gates, behind each other."""
-    inputs = keras.Input((6, 6, 2))
-    norm = layers.BatchNormalization(trainable=False)
-    hidden = layers.Activation("hard_silu")(
-        norm(layers.Conv2D(4, 3, strides=2, use_bias=False)(inputs))
+    return (
+        (6, 6, 2),
+        layers.Conv2D(4, 3, strides=2, use_bias=False),
+        layers.BatchNormalization(trainable=False),
+        layers.Activation("hard_silu"),
+        layers.DepthwiseConv2D(3, padding="same"),
+        layers.Activation("hard_silu"),
+        _with_gate,
+        layers.MaxPooling2D(2),
+        layers.Flatten(),
     )
-    hidden = layers.DepthwiseConv2D(3, padding="same")(hidden)
-    hidden = layers.Activation("hard_silu")(hidden)
-    gate = layers.GlobalAveragePooling2D(keepdims=True)(hidden)
-    gate = layers.Conv2D(2, 1, activation="relu")(gate)
-    gate = layers.Conv2D(4, 1, activation="hard_sigmoid")(gate)
-    hidden = layers.Concatenate()([layers.Multiply()([hidden, gate]), hidden])
-    hidden = layers.MaxPooling2D(2)(hidden)
-    return inputs, layers.Dense(3)(layers.Flatten()(hidden))
 
 
-NETS = {
-    f.__name__: f for f in (_dense, _shared, _convolution, _masked, _mobile)
-}
+def _convolution():
+    return (6, 2), layers.Conv1D(3, 3, activation="tanh"), layers.Flatten()
 
 
-def _model(make=_dense, mode="vectorized", optimizer=None, **compiled):
+def _masked():
+    """Ids, some of them padding; a loop over positions."""
+    return (5,), layers.Embedding(7, 3, mask_zero=True), layers.LSTM(4)
+
+
+NETS = _dense, _shared, _convolution, _masked, _mobile
+
+
+def _model(make=_dense, mode="vectorized", cls=kpg.PerGradModel, **settings):
     keras.utils.set_random_seed(1)
-    model = kpg.PerGradModel(*make())
-    optimizer = optimizer or keras.optimizers.SGD(RATE)
-    model.compile(optimizer, "mse", gradient_mode=mode, **compiled)
-    return model
+    shape, *parts = make()
+    dtype = "int32" if make is _masked else None
+    model = net(*parts, shape=shape, dtype=dtype, cls=cls)
+    return compiled(model, mode, rate=RATE, **settings)
 
 
 def _data(model, n=11, seed=0):
@@ -87,98 +83,85 @@ def _flat(gradients):
     return np.concatenate([np.reshape(g, (len(g), -1)) for g in gradients], 1)
 
 
-def _validation_gradient(model, batch, training=False):
-    x, y, *weights = batch
+def _by_variable(model, row):
+    variables = model.trainable_variables
+    ends = np.cumsum([int(np.prod(v.shape)) for v in variables])
+    parts = zip(np.split(row, ends[:-1]), variables, strict=True)
+    return [np.reshape(part, v.shape) for part, v in parts]
+
+
+def _gradient(model, loss):
+    """Of `loss()`, all variables in one row."""
     with tf.GradientTape() as tape:
-        loss = model._compile_loss(y, model(x, training=training), *weights)
-    gradients = tape.gradient(loss, model.trainable_variables)
-    return np.concatenate(
-        [np.ravel(tf.convert_to_tensor(g)) for g in gradients]
-    )
+        value = loss()
+    gradients = tape.gradient(value, model.trainable_variables)
+    return _flat([tf.convert_to_tensor(g)[None] for g in gradients])[0]
 
 
-def _add(model, direction, step):
-    at = 0
-    for v in model.trainable_variables:
-        size = int(np.prod(v.shape))
-        part = np.reshape(direction[at : at + size], v.shape)
-        v.assign_add(step * part)
-        at += size
+def _validation_gradient(model, batch):
+    x, y, *weights = batch
+    return _gradient(model, lambda: model._compile_loss(y, model(x), *weights))
 
 
 def _hessian_product(model, batch, direction, step=1e-4):
     """By fourth-order differences of the gradient."""
-    rows = []
+    begin, rows = model.get_weights(), []
+    parts = _by_variable(model, direction)
     for k in (-2, -1, 1, 2):
-        _add(model, direction, k * step)
+        for v, part in zip(model.trainable_variables, parts):
+            v.assign_add(k * step * part)
         rows.append(_validation_gradient(model, batch))
-        _add(model, direction, -k * step)
+        model.set_weights(begin)
     low2, low, up, up2 = rows
     return (8 * (up - low) - (up2 - low2)) / (12 * step)
 
 
-def _step_values(model, batch, validation, order, clip=None, norm=None):
-    """The values of one batch, by the formula of the docstring."""
-    gradients = _flat(oracle.per_sample_gradients(model, *batch))
-    n = len(gradients)
+def _one_step(model, order=1, weighted=True, clip=None, divisor=11):
+    """Return what a fit of one step values, and the docstring's formula."""
+    x, y, w = _data(model)
+    w, validation = w if weighted else None, _data(model, 4, seed=9)
+    gradients = _flat(oracle.per_sample_gradients(model, x, y, w))
     if clip is not None:
         norms = np.linalg.norm(gradients, axis=1, keepdims=True)
         gradients = gradients * np.minimum(1, clip / norms)
     direction = _validation_gradient(model, validation)
     if order == 2:
-        mean = gradients.sum(0) / (norm or n)
+        mean = gradients.sum(0) / divisor
         product = _hessian_product(model, validation, mean)
         direction = direction - RATE / 2 * product
-    return RATE * gradients @ direction / (norm or n)
-
-
-def _tolerance(order):
-    rtol = 1e-10 if order == 1 else 1e-7
-    return {"rtol": rtol, "atol": rtol * 1e-2}
-
-
-def _one_step(model, order=1, weighted=True, **how):
-    x, y, w = _data(model)
-    validation = _data(model, 4, seed=9)
     values = SampleValues(validation, order=order)
-    clip = {k: how.pop(k) for k in ("clip", "norm") if k in how}
-    weights = model.get_weights()
-    expected = _step_values(
-        model, (x, y, w if weighted else None), validation, order, **clip
-    )
-    model.set_weights(weights)
-    given = {"sample_weight": w} if weighted else {}
-    model.fit(
-        x, y, batch_size=20, verbose=0, callbacks=[values], **given, **how
-    )
-    return values, expected
+    trained(model, x, y, batch_size=20, callbacks=[values], sample_weight=w)
+    return values, RATE * gradients @ direction / divisor
+
+
+def _assert_exact(values, expected, order=1):
+    rtol = 1e-10 if order == 1 else 1e-7
+    np.testing.assert_allclose(values.values, expected, rtol, rtol * 1e-2)
+
+
+def _clipped(size):
+    return kpg.Vectorized(kpg.ClippedMean(0.4, expected_batch_size=size))
+
+
+#: Name → settings of the model, of `_one_step`.
+STEPS = {
+    **{make.__name__: ({"make": make}, {}) for make in NETS},
+    "eager": ({"run_eagerly": True}, {"weighted": False}),
+    "xla": ({"jit_compile": True}, {"weighted": False}),
+    # Of what is applied.
+    "clipped": ({"mode": _clipped(None)}, {"clip": 0.4}),
+    "clipped, of 16": ({"mode": _clipped(16)}, {"clip": 0.4, "divisor": 16}),
+}
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("make", NETS.values(), ids=NETS)
-def test_a_step_agrees_with_the_oracle(make, order):
-    values, expected = _one_step(_model(make), order)
-    np.testing.assert_allclose(values.values, expected, **_tolerance(order))
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_agrees_with_the_oracle(case, order):
+    settings, how = STEPS[case]
+    values, expected = _one_step(_model(**settings), order, **how)
+    _assert_exact(values, expected, order)
     assert values.counts.tolist() == [1] * 11
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("how", [{"run_eagerly": True}, {"jit_compile": True}])
-@pytest.mark.parametrize("order", [1, 2])
-def test_eager_and_xla(how, order):
-    values, expected = _one_step(_model(**how), order, weighted=False)
-    np.testing.assert_allclose(values.values, expected, **_tolerance(order))
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("size", [None, 16])
-def test_clipped_values_are_those_of_what_is_applied(order, size):
-    mean = kpg.ClippedMean(0.4, expected_batch_size=size)
-    model = _model(mode=kpg.Vectorized(mean))
-    values, expected = _one_step(model, order, clip=0.4, norm=size)
-    np.testing.assert_allclose(values.values, expected, **_tolerance(order))
 
 
 @pytest.mark.usefixtures("float64")
@@ -187,19 +170,13 @@ def test_clipping_by_variable():
     model = _model(_shared, kpg.Vectorized(mean))
     x, y, w = _data(model)
     validation = _data(model, 4, seed=9)
-    gradients = oracle.per_sample_gradients(model, x, y, w)
-    weights = mean.weights(
-        tf.stack([np.linalg.norm(_flat([g]), axis=1) for g in gradients], 1)
-    )
-    clipped = _flat(
-        [
-            g * np.reshape(weights[:, k], [-1] + [1] * (g.ndim - 1))
-            for k, g in enumerate(gradients)
-        ]
-    )
+    rows = [_flat([g]) for g in oracle.per_sample_gradients(model, x, y, w)]
+    norms = tf.stack([np.linalg.norm(g, axis=1) for g in rows], 1)
+    factors = np.array(mean.weights(norms))
+    clipped = _flat([g * factors[:, k, None] for k, g in enumerate(rows)])
     expected = clipped @ _validation_gradient(model, validation) * RATE / len(x)
     values = SampleValues(validation)
-    model.fit(x, y, sample_weight=w, verbose=0, callbacks=[values])
+    trained(model, x, y, sample_weight=w, callbacks=[values])
     np.testing.assert_allclose(values.values, expected, rtol=1e-10)
 
 
@@ -209,115 +186,116 @@ def test_float32_agrees_to_a_millionth():
     np.testing.assert_allclose(values.values, expected, atol=1e-6 * scale)
 
 
-class _Replayed(keras.callbacks.Callback):
-    """Notes the weights before each step, and the rows of its batch."""
+class _Before(keras.callbacks.Callback):
+    """Notes the weights before each step; crashes before step `at`."""
 
-    def __init__(self):
+    def __init__(self, at=None):
         super().__init__()
-        self.weights, self.rows = [], []
+        self.at, self.weights = at, []
 
     def on_train_batch_begin(self, batch, logs=None):
         self.weights.append(self.model.get_weights())
+        if len(self.weights) == self.at:
+            raise KeyboardInterrupt
+
+
+class _Seen(kpg.modes.StepReader):
+    """Notes the targets of each step, which give their rows away."""
+
+    def __init__(self):
+        self.targets = []
+
+    def read(self, samples):
+        return {"y": samples.y}
+
+    def receive(self, values):
+        self.targets.append(np.asarray(values["y"]))
 
 
 @pytest.mark.usefixtures("float64")
-def test_several_epochs_shuffled_with_a_ragged_last_batch():
+@pytest.mark.parametrize("every", [1, 2])
+def test_several_epochs_shuffled_with_a_ragged_last_batch(every):
+    """The gradient of the validation data is held for `every` steps."""
     model = _model()
     x, y, _ = _data(model)
     validation = _data(model, 4, seed=9)
-    values, replayed = SampleValues(validation), _Replayed()
-    # The target gives the row away: batches are known from their outputs.
-    seen = []
-
-    class Seen(kpg.modes.StepReader):
-        def read(self, samples):
-            return {"y": samples.y}
-
-        def receive(self, values):
-            seen.append(np.asarray(values["y"]))
-
-    with model.read_steps(Seen()):
-        model.fit(
-            x,
-            y,
-            batch_size=4,
-            epochs=3,
-            verbose=0,
-            callbacks=[values, replayed],
-        )
-    assert [len(batch) for batch in seen] == [4, 4, 3] * 3
-    expected = np.zeros(len(x))
-    orders = []
-    for weights, batch in zip(replayed.weights, seen, strict=True):
-        rows = [int(np.argmin(np.abs(y - t).sum(1))) for t in batch]
-        orders += rows
-        model.set_weights(weights)
-        given = (x[rows], y[rows])
-        expected[rows] += _step_values(model, given, validation, 1)
-    assert orders[:11] != sorted(orders[:11])  # it was shuffled
-    np.testing.assert_allclose(values.values, expected, **_tolerance(1))
+    before, seen = _Before(), _Seen()
+    values = SampleValues(validation, every=every)
+    how = {"batch_size": 4, "epochs": 3, "shuffle": True}
+    with model.read_steps(seen):
+        trained(model, x, y, callbacks=[values, before], **how)
+    assert [len(batch) for batch in seen.targets] == [4, 4, 3] * 3
+    expected, order = np.zeros(len(x)), []
+    for k, targets in enumerate(seen.targets):
+        rows = [int(np.argmin(np.abs(y - t).sum(1))) for t in targets]
+        order += rows
+        model.set_weights(before.weights[k])
+        gradients = _flat(oracle.per_sample_gradients(model, x[rows], y[rows]))
+        if k % every == 0:
+            held = _validation_gradient(model, validation)
+        expected[rows] += RATE * gradients @ held / len(rows)
+    assert order[:11] != sorted(order[:11])  # it was shuffled
+    _assert_exact(values, expected)
     assert values.counts.tolist() == [3] * 11
 
 
+def _adam(rate):
+    return {"optimizer": keras.optimizers.Adam(rate)}
+
+
+def _scheduled():
+    decay = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [0], [0.125, 0.25]
+    )
+    return _adam(decay)
+
+
+def _scaled():
+    sgd = keras.optimizers.SGD(RATE)
+    return {"optimizer": keras.optimizers.LossScaleOptimizer(sgd)}
+
+
+THREE = {"steps_per_execution": 3}
+XLA = {"jit_compile": True}
+BATCHES = {"batch_size": 4, "epochs": 2}
+#: Settings of two models, the order and how they are trained.
+ALIKE = {
+    "three steps at once": (dict, lambda: THREE, 1, BATCHES),
+    "three steps in XLA": (lambda: XLA, lambda: THREE | XLA, 1, BATCHES),
+    "the rate of the step": (lambda: _adam(0.125), _scheduled, 1, {}),
+    "a scaled loss": (dict, _scaled, 2, {}),
+}
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("how", [{}, {"jit_compile": True}])
-def test_several_steps_per_execution(how):
+@pytest.mark.parametrize("name", ALIKE)
+def test_values_are_the_same(name):
+    *both, order, how = ALIKE[name]
     found = []
-    for steps in (1, 3):
-        model = _model(steps_per_execution=steps, **how)
+    for settings in both:
+        model = _model(**settings())
         x, y, _ = _data(model)
-        values = SampleValues((x[:4], y[:4]))
-        given = {"batch_size": 4, "shuffle": False, "verbose": 0}
-        model.fit(x, y, epochs=2, callbacks=[values], **given)
+        values = SampleValues((x[:4], y[:4]), order=order)
+        trained(model, x, y, callbacks=[values], **how)
         found.append(values.values)
-        assert values.counts.tolist() == [2] * 11
+        assert values.counts.tolist() == [how.get("epochs", 1)] * 11
     np.testing.assert_allclose(*found, rtol=1e-12)
 
 
 def test_training_is_the_same():
-    trained = []
+    models = []
     for watched in (False, True):
         keras.utils.set_random_seed(3)
-        inputs = keras.Input((4,))
-        hidden = layers.Dropout(0.5)(layers.Dense(5, "relu")(inputs))
-        model = kpg.PerGradModel(inputs, layers.Dense(3)(hidden))
-        model.compile("adam", "mse", gradient_mode="vectorized")
+        parts = layers.Dense(5, "relu"), layers.Dropout(0.5)
+        model = net(*parts, shape=(4,), cls=kpg.PerGradModel)
+        compiled(model, "vectorized", optimizer="adam")
         x, y, _ = _data(model)
         callbacks = [SampleValues((x, y), order=2)] if watched else []
-        keras.utils.set_random_seed(4)
-        history = model.fit(
-            x, y, batch_size=4, epochs=2, verbose=0, callbacks=callbacks
-        )
-        trained.append((model.get_weights(), history.history))
-    (plain, logs), (same, watched) = trained
+        how = {"batch_size": 4, "epochs": 2, "shuffle": True, "seed": 4}
+        models.append(trained(model, x, y, callbacks=callbacks, **how))
+    assert_equal(*models)
+    logs, watched = (model.history.history for model in models)
     assert logs == watched
-    for a, b in zip(plain, same, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.usefixtures("float64")
-def test_every_holds_the_validation_gradient():
-    model = _model()
-    x, y, _ = _data(model, 12)
-    validation = (x[:4], y[:4])
-    replayed, values = _Replayed(), SampleValues(validation, every=2)
-    model.fit(
-        x,
-        y,
-        batch_size=3,
-        shuffle=False,
-        verbose=0,
-        callbacks=[values, replayed],
-    )
-    expected = []
-    for k, weights in enumerate(replayed.weights):
-        model.set_weights(weights)
-        rows = slice(3 * k, 3 * k + 3)
-        gradients = _flat(oracle.per_sample_gradients(model, x[rows], y[rows]))
-        if k % 2 == 0:
-            held = _validation_gradient(model, validation)
-        expected += list(RATE * gradients @ held / 3)
-    np.testing.assert_allclose(values.values, expected, rtol=1e-10)
 
 
 @pytest.mark.usefixtures("float64")
@@ -330,24 +308,19 @@ def test_projections_or_the_exact_values(projects, monkeypatch):
     x, y, _ = _data(model)
     validation = _data(model, 4, seed=9)[:2]
     gradients = oracle.per_sample_gradients(model, x, y)
-    slope = _validation_gradient(model, validation)
+    slope = _by_variable(model, _validation_gradient(model, validation))
     maps = kpg.factors.projections(
         [v.shape for v in model.trainable_variables], 40, 5
     )
-    at, expected = 0, np.zeros(len(x))
-    for gradient, few in zip(gradients, maps):
-        size = int(np.prod(gradient.shape[1:]))
-        part = np.reshape(slope[at : at + size], (1, *gradient.shape[1:]))
-        at += size
-        pair = gradient.reshape(len(x), -1), part.reshape(1, -1)
-        if projects:
-            pair = few.of_gradients(gradient), few.of_gradients(part)
-        expected += np.matmul(np.asarray(pair[0]), np.asarray(pair[1])[0])
+    expected = np.zeros(len(x))
+    for gradient, part, few in zip(gradients, slope, maps):
+        project = few.of_gradients if projects else lambda g: _flat([g])
+        rows, (row,) = project(gradient), project(part[None])
+        expected += np.asarray(rows) @ np.asarray(row)
     values = SampleValues(validation, projection=40, seed=5)
-    model.fit(x, y, verbose=0, callbacks=[values])
-    np.testing.assert_allclose(
-        values.values, RATE * expected / len(x), rtol=1e-10
-    )
+    trained(model, x, y, callbacks=[values])
+    expected *= RATE / len(x)
+    np.testing.assert_allclose(values.values, expected, rtol=1e-10)
 
 
 def _numbered(x, y, rows):
@@ -385,45 +358,32 @@ def test_data_sets_bring_their_numbers(kind):
             data, more = (data,), {}
         if by == "pydataset":
             data = (_Data(x, y),)
-        model.fit(*data, shuffle=False, verbose=0, callbacks=[values], **more)
+        trained(model, *data, callbacks=[values], **more)
         found.append(values.values)
         assert values.top(1)[0][0] == names[int(np.argmax(values.values))]
     np.testing.assert_allclose(*found, rtol=1e-12)
 
 
-class _Crash(keras.callbacks.Callback):
-    def __init__(self, at):
-        super().__init__()
-        self.at, self.steps = at, 0
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.steps += 1
-        if self.steps == self.at:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.usefixtures("float64")
 def test_a_resumed_fit_has_the_values_of_one_in_a_piece(tmp_path):
-    whole, found = None, None
-    given = {"batch_size": 4, "shuffle": False, "verbose": 0, "epochs": 4}
-    for crashes in (False, True):
+    def fit(*callbacks):
         model = _model()
         x, y, _ = _data(model)
-        if not crashes:
-            whole = SampleValues((x[:4], y[:4]))
-            model.fit(x, y, callbacks=[whole], **given)
-            continue
-        # The second step of the third epoch is trained on, and lost.
-        for at in (9, 99):
-            model, found = _model(), SampleValues((x[:4], y[:4]))
-            backup = keras.callbacks.BackupAndRestore(tmp_path)
-            callbacks = [backup, found, _Crash(at)]
-            if at == 9:
-                with pytest.raises(KeyboardInterrupt):
-                    model.fit(x, y, callbacks=callbacks, **given)
-                assert found.counts.sum() == 2 * 11 + 8 - 4 * (at == 8)
-            else:
-                model.fit(x, y, callbacks=callbacks, **given)
+        values = SampleValues((x[:4], y[:4]))
+        how = {"batch_size": 4, "epochs": 4}
+        try:
+            trained(model, x, y, callbacks=[*callbacks, values], **how)
+        except KeyboardInterrupt:
+            # Two steps of the third epoch are trained on, and lost.
+            assert not model.gradient_mode.readers
+            trained(model, x, y)
+            assert values.counts.sum() == 2 * 11 + 8
+            return None
+        return values
+
+    backup = keras.callbacks.BackupAndRestore
+    assert fit(backup(tmp_path), _Before(9)) is None
+    whole, found = fit(), fit(backup(tmp_path))
     assert found.counts.tolist() == [4] * 11
     np.testing.assert_allclose(found.values, whole.values, rtol=1e-12)
 
@@ -432,126 +392,72 @@ def test_values_are_saved_with_the_weights(tmp_path):
     model = _model()
     x, y, _ = _data(model)
     first = SampleValues((x[:4], y[:4]))
-    model.fit(x, y, epochs=2, verbose=0, callbacks=[first])
+    trained(model, x, y, epochs=2, callbacks=[first])
     model.save_weights(tmp_path / "model.weights.h5")
     model.save(tmp_path / "model.keras")
     other = _model()
     other.load_weights(tmp_path / "model.weights.h5")
     for loaded in (other, keras.saving.load_model(tmp_path / "model.keras")):
         values = SampleValues((x[:4], y[:4]))
-        loaded.fit(
-            x, y, epochs=3, initial_epoch=2, verbose=0, callbacks=[values]
-        )
+        how = {"callbacks": [values]}
+        trained(loaded, x, y, epochs=3, initial_epoch=2, **how)
         assert values.counts.tolist() == [3] * 11
         assert np.all(values.values != first.values)
         # Another fit begins anew.
-        loaded.fit(x, y, verbose=0, callbacks=[values])
+        trained(loaded, x, y, **how)
         assert values.counts.tolist() == [1] * 11
     with pytest.raises(ValueError, match="values of 11 samples"):
-        loaded.fit(x[:5], y[:5], epochs=4, initial_epoch=3, callbacks=[values])
+        trained(loaded, x[:5], y[:5], epochs=4, initial_epoch=3, **how)
 
 
 def test_weights_without_values_stay_plain_files(tmp_path):
-    model = _model()
+    model, plain = _model(), _model(mode=None, cls=keras.Model)
     model.save_weights(tmp_path / "plain.weights.h5")
-    net = keras.Model(*_dense())
-    net.compile("sgd", "mse")
-    net.optimizer.build(net.trainable_variables)
-    net.load_weights(tmp_path / "plain.weights.h5")
-    net.save_weights(tmp_path / "keras.weights.h5")
+    plain.optimizer.build(plain.trainable_variables)
+    plain.load_weights(tmp_path / "plain.weights.h5")
+    plain.save_weights(tmp_path / "keras.weights.h5")
     model.load_weights(tmp_path / "keras.weights.h5")
     x, y, _ = _data(model)
-    model.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
+    trained(model, x, y, callbacks=[SampleValues((x, y))])
     model.save_weights(tmp_path / "valued.weights.h5")
-    net.load_weights(tmp_path / "valued.weights.h5")
-    for a, b in zip(net.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    plain.load_weights(tmp_path / "valued.weights.h5")
+    assert_equal(plain.get_weights(), model.get_weights())
 
 
 def test_one_callback_in_two_models():
-    first, second = _model(), _model(_shared)
+    first, second, again = _model(), _model(_shared), _model(_shared)
     x, y, _ = _data(first)
-    values = SampleValues((x[:4], y[:4]))
-    first.fit(x, y, verbose=0, callbacks=[values])
+    values, alone = (SampleValues((x[:4], y[:4])) for _ in range(2))
+    trained(first, x, y, callbacks=[values])
     before = values.values
-    second.fit(x[:7], y[:7], verbose=0, callbacks=[values])
+    trained(second, x[:7], y[:7], callbacks=[values], shuffle=True)
     assert values.values.shape == (7,)
-    alone = SampleValues((x[:4], y[:4]))
-    again = _model(_shared)
-    again.fit(x[:7], y[:7], shuffle=False, verbose=0, callbacks=[alone])
+    trained(again, x[:7], y[:7], callbacks=[alone])
     np.testing.assert_allclose(values.values, alone.values, rtol=1e-4)
     assert len(before) == 11
 
 
-def test_an_interrupted_fit_leaves_the_model_as_it_was():
+def test_validation_split_and_further_callbacks():
     model = _model()
     x, y, _ = _data(model)
-    values = SampleValues((x, y))
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(x, y, batch_size=4, verbose=0, callbacks=[values, _Crash(2)])
-    counts = values.counts
-    assert counts.sum() == 4
-    model.fit(x, y, verbose=0)
-    assert values.counts.sum() == 4
-    assert not model.gradient_mode.readers
-
-
-def test_validation_split_and_further_callbacks(capsys):
-    model = _model()
-    x, y, _ = _data(model)
-    values = SampleValues((x, y))
-    probe = kpg.callbacks.GradientVariance()
-    history = model.fit(
-        x,
-        y,
-        validation_split=0.3,
-        verbose=0,
-        callbacks=[probe, kpg.callbacks.DevicePlacement(deep=True), values],
-    )
-    assert "val_loss" in history.history
+    values, probe = SampleValues((x, y)), kpg.callbacks.GradientVariance()
+    callbacks = [probe, kpg.callbacks.DevicePlacement(deep=True), values]
+    trained(model, x, y, validation_split=0.3, callbacks=callbacks)
+    assert "val_loss" in model.history.history
     assert len(probe.readings) == 1
     assert values.counts.tolist() == [1] * 7 + [0] * 4
     assert np.all(values.values[7:] == 0)
 
 
 def test_a_sample_that_is_not_finite_has_no_value():
-    mode = kpg.Vectorized(kpg.ClippedMean(1.0))
-    model = _model(mode=mode)
+    model = _model(mode=kpg.Vectorized(kpg.ClippedMean(1.0)))
     x, y, _ = _data(model)
     x[3] = np.nan
     values = SampleValues((x[:3], y[:3]))
-    model.fit(x, y, verbose=0, callbacks=[values])
+    trained(model, x, y, callbacks=[values])
     assert values.counts.tolist() == [1, 1, 1, 0] + [1] * 7
     assert values.values[3] == 0
     assert np.all(np.isfinite(values.values))
-
-
-def test_the_rate_is_that_of_the_step():
-    found = []
-    for rate in (
-        0.1,
-        keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.1, 0.2]),
-    ):
-        model = _model(optimizer=keras.optimizers.Adam(rate))
-        x, y, _ = _data(model)
-        values = SampleValues((x, y))
-        model.fit(x, y, verbose=0, callbacks=[values])
-        found.append(values.values)
-    np.testing.assert_allclose(*found, rtol=1e-5)
-
-
-def test_a_scaled_loss():
-    found = []
-    for scaled in (False, True):
-        optimizer = keras.optimizers.SGD(RATE)
-        if scaled:
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-        model = _model(optimizer=optimizer)
-        x, y, _ = _data(model)
-        values = SampleValues((x, y), order=2)
-        model.fit(x, y, verbose=0, callbacks=[values])
-        found.append(values.values)
-    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-7)
 
 
 def test_what_is_made_of_values(tmp_path):
@@ -561,7 +467,7 @@ def test_what_is_made_of_values(tmp_path):
     values = SampleValues((x[:4], y[:4]), ids=names)
     with pytest.raises(ValueError, match="once a `fit` has used it"):
         values.top()
-    model.fit(x, y, verbose=0, callbacks=[values])
+    trained(model, x, y, callbacks=[values])
     order = np.argsort(-values.values)
     assert [i for i, _ in values.top(3)] == [names[k] for k in order[:3]]
     worst = [i for i, _ in values.top(2, helpful=False)]
@@ -583,7 +489,7 @@ def test_frame_and_plot():
     model = _model()
     x, y, _ = _data(model)
     values = SampleValues((x[:4], y[:4]))
-    model.fit(x, y, verbose=0, callbacks=[values])
+    trained(model, x, y, callbacks=[values])
     frame = values.to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert frame["id"].tolist() == list(range(11))
@@ -592,38 +498,11 @@ def test_frame_and_plot():
     assert texts[0].get_text() == f"helped: {helped}"
 
 
-@pytest.mark.parametrize(
-    ("mode", "match"),
-    [
-        ("batch", "all of them at once"),
-        ("per_sample", "all of them at once"),
-        (kpg.Accumulated(steps=2), "all of them at once"),
-    ],
-)
-def test_other_modes_are_refused(mode, match):
-    model = _model(mode=mode)
-    x, y, _ = _data(model)
-    weights = model.get_weights()
-    with pytest.raises(ValueError, match=match):
-        model.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
-    for a, b in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_a_gramian_aggregation_is_refused():
-    model = _model(mode=kpg.Vectorized(kpg.aggregations.UPGrad()))
-    x, y, _ = _data(model)
-    with pytest.raises(ValueError, match="'mean' or a ClippedMean"):
-        model.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
-
-
-def test_a_layer_with_a_state_in_inference_is_refused():
-    inputs = keras.Input((4, 2), batch_size=8)
-    hidden = layers.LSTM(3, stateful=True)(inputs)
-    model = _model(lambda: (inputs, layers.Dense(3)(hidden)))
-    x, y = np.ones((8, 4, 2)), np.ones((8, 3))
-    with pytest.raises(ValueError, match=r"must leave it as it is|state"):
-        model.fit(x, y, batch_size=8, callbacks=[SampleValues((x, y))])
+def _stateful():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4, 2), batch_size=11)
+    outputs = layers.Dense(3)(layers.LSTM(3, stateful=True)(inputs))
+    return compiled(kpg.PerGradModel(inputs, outputs), "vectorized")
 
 
 @kpg.aggregations.register_aggregation("halved_for_values")
@@ -632,104 +511,95 @@ class Halved(kpg.aggregations.Aggregation):
         return 0.5 * tf.ones_like(norms)
 
 
-@pytest.mark.parametrize(
-    ("compiled", "match"),
-    [
-        ({"mode": kpg.Vectorized(Halved())}, "'mean' or a ClippedMean"),
-        (
-            {
-                "optimizer": keras.optimizers.SGD(
-                    RATE, gradient_accumulation_steps=2
-                )
-            },
-            "gradient_accumulation_steps=2",
-        ),
-    ],
-)
-def test_updates_without_values_are_refused(compiled, match):
-    model = _model(**compiled)
+def _delayed():
+    return keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
+
+
+def _aggregated(aggregation):
+    return _model(mode=kpg.Vectorized(aggregation))
+
+
+ALL = "all of them at once"
+MEAN = "'mean' or a ClippedMean"
+#: Name → the model, what the message says.
+MODELS = {
+    "batch": (lambda: _model(mode="batch"), ALL),
+    "one by one": (lambda: _model(mode="per_sample"), ALL),
+    "parts": (lambda: _model(mode=kpg.Accumulated(steps=2)), ALL),
+    "UPGrad": (lambda: _aggregated(kpg.aggregations.UPGrad()), MEAN),
+    "halved": (lambda: _aggregated(Halved()), MEAN),
+    "later": (
+        lambda: _model(optimizer=_delayed()),
+        "gradient_accumulation_steps=2",
+    ),
+    "stateful": (_stateful, r"must leave it as it is|state"),
+    "plain": (
+        lambda: _model(mode=None, cls=keras.Model),
+        "expected a PerGradModel",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_without_values_are_refused(name):
+    make, match = MODELS[name]
+    model = make()
     x, y, _ = _data(model)
+    before = model.get_weights()
     with pytest.raises(ValueError, match=match):
-        model.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
-    model.fit(x, y, verbose=0)
+        trained(model, x, y, batch_size=11, callbacks=[SampleValues((x, y))])
+    assert_equal(model.get_weights(), before)
+    trained(model, x, y, batch_size=11)
 
 
 def test_data_that_do_not_fit_are_refused():
     model = _model()
     x, y, _ = _data(model)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    weights = model.get_weights()
-
-    def fit(*given, **how):
-        values = SampleValues((x, y), **how)
-        model.fit(*given, shuffle=False, verbose=0, callbacks=[values])
-
-    with pytest.raises(ValueError, match="ids=len"):
-        fit(data)
-    with pytest.raises(ValueError, match="data without numbers"):
-        fit(data, ids=11)
-    with pytest.raises(ValueError, match="11, one a row of x"):
-        fit(x, y, ids=7)
-    both = [SampleValues((x, y)), SampleValues((x, y))]
-    with pytest.raises(ValueError, match="one SampleValues in a `fit`"):
-        model.fit(x, y, verbose=0, callbacks=both)
-    for a, b in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-    model.fit(x, y, verbose=0)
+    data = (tf.data.Dataset.from_tensor_slices((x, y)).batch(4),)
+    before = model.get_weights()
+    for given, match, *hows in (
+        (data, "ids=len", {}),
+        (data, "data without numbers", {"ids": 11}),
+        ((x, y), "11, one a row of x", {"ids": 7}),
+        ((x, y), "one SampleValues in a `fit`", {}, {}),
+    ):
+        callbacks = [SampleValues((x, y), **how) for how in hows]
+        with pytest.raises(ValueError, match=match):
+            trained(model, *given, callbacks=callbacks)
+    assert_equal(model.get_weights(), before)
+    trained(model, x, y)
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"run_eagerly": True},
-        {"jit_compile": True},
-        {"jit_compile": True, "steps_per_execution": 2},
-    ],
+    "how", [{}, {"run_eagerly": True}, XLA, XLA | {"steps_per_execution": 2}]
 )
 def test_numbers_outside_of_the_ids_change_no_weight(how):
     model = _model(**{"jit_compile": False, **how})
     x, y, _ = _data(model)
-    weights = model.get_weights()
-    for numbers in (np.arange(11), np.arange(-1, 10)):
-        values = SampleValues((x, y), ids=len(x) - (numbers[0] == 0))
+    before = model.get_weights()
+    for numbers, ids in ((np.arange(11), 10), (np.arange(-1, 10), 11)):
+        values = SampleValues((x, y), ids=ids)
         given = SampleValues.with_numbers(x, numbers)
         kind = tf.errors.InvalidArgumentError
         with pytest.raises(kind, match=r"numbers of samples from 0 to"):
-            model.fit(given, y, verbose=0, callbacks=[values])
-        for a, b in zip(weights, model.get_weights(), strict=True):
-            np.testing.assert_array_equal(a, b)
-    values = SampleValues((x, y), ids=len(x))
+            trained(model, given, y, callbacks=[values])
+        assert_equal(model.get_weights(), before)
     given = SampleValues.with_numbers(x, np.arange(11))
-    model.fit(given, y, batch_size=4, epochs=2, verbose=0, callbacks=[values])
+    trained(model, given, y, batch_size=4, epochs=2, callbacks=[values])
     assert values.counts.tolist() == [2] * 11
 
 
-def test_a_plain_keras_model_is_refused():
-    net = keras.Model(*_dense())
-    net.compile("sgd", "mse")
-    x, y = np.ones((4, 4)), np.ones((4, 3))
-    with pytest.raises(ValueError, match="expected a PerGradModel"):
-        net.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
-
-
-@pytest.mark.parametrize(
-    ("how", "match"),
-    [
+def test_arguments_are_checked():
+    x = np.ones((2, 4))
+    for how, match in (
         ({"order": 3}, "`order` must be 1 or 2"),
         ({"every": 0}, "`every` must be a positive"),
         ({"order": 2, "every": 2}, "expected every=1"),
         ({"projection": 0}, "`projection` must be a positive"),
-    ],
-)
-def test_arguments_out_of_range(how, match):
-    with pytest.raises(ValueError, match=match):
-        SampleValues((np.ones((2, 4)), np.ones((2, 3))), **how)
-
-
-def test_validation_data_must_be_a_batch():
-    with pytest.raises(ValueError, match="`validation_data` expected a batch"):
-        SampleValues(np.ones((2, 4)))
+        ({"validation_data": x}, "`validation_data` expected a batch"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            SampleValues(**{"validation_data": (x, x[:, :3]), **how})
 
 
 @pytest.mark.parametrize("structure", ["dict", "list"])
@@ -737,31 +607,31 @@ def test_models_with_several_losses(float64, structure):
     rng = np.random.default_rng(0)
     x, u, v = (rng.normal(size=(6, k)) for k in (4, 1, 2))
     inputs = keras.Input((4,))
-    hidden = keras.layers.Dense(3, "tanh")(inputs)
-    u_out = keras.layers.Dense(1, name="u")(hidden)
-    v_out = keras.layers.Dense(2, name="v")(hidden)
-    outputs, y, loss = [u_out, v_out], [u, v], ["mse", "mae"]
+    hidden = layers.Dense(3, "tanh")(inputs)
+    outputs = [
+        layers.Dense(1, name="u")(hidden),
+        layers.Dense(2, name="v")(hidden),
+    ]
+    y, loss = [u, v], ["mse", "mae"]
     if structure == "dict":
         outputs, y, loss = (dict(zip("uv", one)) for one in (outputs, y, loss))
-    model = kpg.PerGradModel(inputs, outputs)
-    model.compile(keras.optimizers.SGD(0.1), loss, gradient_mode="vectorized")
+    model = compiled(kpg.PerGradModel(inputs, outputs), "vectorized", loss)
 
     def gradient(rows):
-        with tf.GradientTape() as tape:
+        def value():
             first, second = tf.nest.flatten(model(x[rows]))
-            value = tf.reduce_mean(tf.square(first - u[rows]))
-            value += tf.reduce_mean(tf.abs(second - v[rows]))
-        values = [w.value for w in model.trainable_variables]
-        return np.concatenate(
-            [np.ravel(g) for g in tape.gradient(value, values)]
-        )
+            squares = tf.reduce_mean(tf.square(first - u[rows]))
+            return squares + tf.reduce_mean(tf.abs(second - v[rows]))
+
+        return _gradient(model, value)
 
     own = np.array([gradient([k]) for k in range(6)])
     expected = 0.1 / 6 * own @ gradient([0, 1, 2, 3])
     validation = x[:4], tf.nest.map_structure(lambda t: t[:4], y)
     values = SampleValues(validation)
-    log = model.fit(x, y, batch_size=6, verbose=0, callbacks=[values]).history
+    trained(model, x, y, batch_size=6, callbacks=[values])
     np.testing.assert_allclose(values.values, expected, 1e-10)
     # Keras's means of both losses are those of the training data alone.
+    log = model.history.history
     total = log["u_loss"][0] + log["v_loss"][0]
     np.testing.assert_allclose(total, log["loss"][0], 1e-10)

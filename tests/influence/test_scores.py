@@ -173,33 +173,3 @@ def test_top_is_sorted_both_ways():
     worst = influence.top(x[:2], y[:2], k=3, helpful=False)
     np.testing.assert_array_equal(worst.samples[:, 0], scores.argmin(1))
     np.testing.assert_array_equal(worst.scores, np.sort(scores)[:, :3])
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("l2", [0.0, 0.2])
-def test_kronecker_is_exact_where_it_has_one_input(l2):
-    # With one input of ones the product of sides has one term a sample.
-    inputs = keras.Input((1,))
-    penalty = keras.regularizers.L2(l2)
-    outputs = layers.Dense(3, use_bias=False, kernel_regularizer=penalty)
-    model = keras.Model(inputs, outputs(inputs))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    x = np.ones((4000, 1))
-    y = np.random.default_rng(0).integers(0, 3, len(x))
-    chances = tf.nn.softmax(model(x[:1])).numpy()[0]
-    matrix = np.diag(chances) - np.outer(chances, chances)
-    matrix += (2 * l2 + 0.1) * np.eye(3)
-    rows = np.eye(3)[[0, 1, 2]] - chances
-    expected = rows @ np.linalg.solve(matrix, rows.T) / len(x)
-    for curvature in ("kfac", "ekfac"):
-        influence = kpg.influence.Influence(
-            model, x, y, curvature=curvature, damping=0.1, verbose=0
-        )
-        found = influence.scores(x[:3], np.arange(3))
-        # The targets are drawn: equal as far as 4,000 of them tell.
-        each = [np.flatnonzero(y == k)[0] for k in range(3)]
-        scale = np.abs(expected).max()
-        np.testing.assert_allclose(
-            found[:, each], expected, rtol=0, atol=0.03 * scale
-        )

@@ -49,6 +49,13 @@ def around(mean, spread, count, seed):
     return mean + spread / np.sqrt(SIZE) * noise
 
 
+def write_seeds(log_dir, count, steps, spread=8.0, copies=1, **info):
+    """Runs named by numbers: `copies` seeds in turn have one seed."""
+    for k in range(count):
+        gradients = around(1.0, spread, steps, k // copies)
+        write(log_dir, f"{k:02}", gradients, **{"seed": k // copies, **info})
+
+
 def seeds_and_repeats(log_dir, nondeterminism=0.0, steps=6):
     """Five seeds, the first of them three times."""
     mean = np.full(SIZE, 1.0)

@@ -67,8 +67,7 @@ def test_sampling_share(comparison):
 
 
 def test_what_was_not_measured_is_absent(tmp_path):
-    for seed in range(2):
-        made_up.write(tmp_path, f"{seed}", made_up.around(1, 5, 3, seed))
+    made_up.write_seeds(tmp_path, 2, 3, seed=None)
     comparison = kpg.diagnose.compare_runs(tmp_path)
     assert np.isnan(comparison.data["sampling_share"]).all()
     assert np.isnan(comparison.data["repeat_variance"]).all()
@@ -104,21 +103,14 @@ def _with_a_fault(log_dir):
                 run = path + made_up.around(0, 1e-2, 9, [seed, k])
                 if (device, seed, k) == ("CPU", 1, 2):
                     run[7, 210:] += 0.2
-                made_up.write(
-                    log_dir,
-                    f"{device} {seed} {k}",
-                    run,
-                    seed=seed,
-                    device=device,
-                    machine=device,
-                )
+                about = {"seed": seed, "device": device, "machine": device}
+                made_up.write(log_dir, f"{device} {seed} {k}", run, **about)
 
 
 def test_groups_and_a_fault_are_found(tmp_path):
     _with_a_fault(tmp_path)
-    comparison = kpg.diagnose.compare_runs(
-        tmp_path, by="device", tolerance=5e-3
-    )
+    how = {"by": "device", "tolerance": 5e-3}
+    comparison = kpg.diagnose.compare_runs(tmp_path, **how)
     (effect,) = comparison.groups
     assert effect.real
     first, *_ = comparison.findings
@@ -137,31 +129,25 @@ def test_groups_and_a_fault_are_found(tmp_path):
 def test_one_group_is_none(log_dir):
     comparison = kpg.diagnose.compare_runs(log_dir, by="device")
     assert comparison.groups == []
-    assert "All runs have device 'CPU': no groups to compare." in str(
-        comparison
-    )
+    said = "All runs have device 'CPU': no groups to compare."
+    assert said in str(comparison)
 
 
 def test_the_table_says_that_rows_are_left_out(tmp_path):
-    for seed in range(2):
-        gradients = made_up.around(1, 8, 60, seed)
-        made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
+    made_up.write_seeds(tmp_path, 2, 60)
     comparison = kpg.diagnose.compare_runs(tmp_path)
     assert "12 of 60 steps" in str(comparison)
     assert "40 of 60 steps" in comparison._repr_html_()
-    assert "of 60 steps" not in str(
-        kpg.diagnose.compare_runs(tmp_path, max_steps=12)
-    )
+    fewer = kpg.diagnose.compare_runs(tmp_path, max_steps=12)
+    assert "of 60 steps" not in str(fewer)
 
 
 def test_zero_gradients_have_no_direction(tmp_path):
     for seed in range(2):
         made_up.write(tmp_path, f"{seed}", np.zeros((3, 300)), seed=seed)
     comparison = kpg.diagnose.compare_runs(tmp_path)
-    assert [f.kind for f in comparison.findings] == [
-        "not_compared",
-        "equal",
-    ]
+    kinds = [finding.kind for finding in comparison.findings]
+    assert kinds == ["not_compared", "equal"]
     assert "<svg" in comparison._repr_html_()
     comparison.plot()
 
@@ -233,15 +219,9 @@ def test_command_says_what_is_wrong(log_dir, tmp_path, capsys):
 
 def test_command_needs_no_tensorflow(log_dir):
     """It runs on the laptop that the records were copied to."""
-    done = subprocess.run(
-        [
-            *[sys.executable, "-X", "importtime"],
-            *["-m", "keras_pergrad", "compare", str(log_dir)],
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-X", "importtime", "-m", "keras_pergrad"]
+    command += ["compare", str(log_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "Runs of different seeds" in done.stdout
     imported = {line.split("|")[-1].strip() for line in done.stderr.split("\n")}
     assert "numpy" in imported

@@ -34,12 +34,10 @@ def test_a_fault_is_found(tmp_path, runs, where, path, odd):
     runs[odd][17:, where] *= 1.5
     runs[odd][20:] *= 3.0
     found = _diverge(tmp_path, runs, steps=range(0, 300, 10))
-    assert found.step == 170
+    assert (found.step, found.odd) == (170, "abc"[odd])
     assert [v for v, _ in found.variables] == [path]
     assert found.variables[0][1] == pytest.approx(0.5, rel=0.5)
-    assert found.odd == "abc"[odd]
-    assert found.first_step == 0
-    assert found.differ_step == 0
+    assert found.first_step == found.differ_step == 0
 
 
 @pytest.mark.parametrize("factor", [0.0, 1000.0, np.nan, np.inf])
@@ -54,8 +52,7 @@ def test_a_gradient_that_vanishes_or_explodes_is_found(tmp_path, runs, factor):
 
 def test_bitwise_equal_runs_never_part(tmp_path, runs):
     found = _diverge(tmp_path, [runs[0]] * 3)
-    assert found.differ_step is None
-    assert found.step is None
+    assert found.differ_step is found.step is None
     assert found.largest == 0
 
 
@@ -74,15 +71,12 @@ def test_rounding_is_no_divergence_even_where_the_gradient_is_zero(
     assert found.odd is None
 
 
-def test_two_runs_have_no_odd_one(tmp_path, runs):
+def test_two_runs_and_all_apart_have_no_odd_one(tmp_path, runs):
     runs[1][4:, FIRST] *= 2
-    found = _diverge(tmp_path, runs[:2])
+    found = _diverge(tmp_path / "two", runs[:2])
     assert (found.step, found.odd) == (4, None)
-
-
-def test_all_apart_have_no_odd_one(tmp_path):
     runs = [made_up.around(1.0, 9.0, 3, k) for k in range(4)]
-    found = _diverge(tmp_path, runs)
+    found = _diverge(tmp_path / "apart", runs)
     assert (found.step, found.odd) == (0, None)
     assert len(found.variables) == 3
 

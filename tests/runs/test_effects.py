@@ -105,12 +105,7 @@ def test_seeds_against_repeats():
 
 
 @pytest.mark.parametrize(
-    "runs",
-    [
-        _each([1], 3),
-        _each([None], 5),
-        _each((1, 2), 2),
-    ],
+    "runs", [_each([1], 3), _each([None], 5), _each((1, 2), 2)]
 )
 def test_chance_alone_seldom_makes_a_difference(runs):
     """At most 5 % of 300 draws, and what 300 draws leave open."""
@@ -174,17 +169,9 @@ def test_what_chance_makes_is_unknown_where_a_distance_is():
 def test_what_else_differs_is_said():
     """Metal on a Mac against a CPU elsewhere: is it the device?"""
     apart = np.ones((4, 4)) - np.eye(4)
-    infos = [
-        {"device": device, "machine": machine, "seed": 1, "optimizer": opt}
-        for device, machine, opt in (
-            ("CPU", "linux", {"lr": 0.1}),
-            ("CPU", "linux", {"lr": 0.2}),
-            ("METAL", "mac", {"lr": 0.2}),
-            ("METAL", "mac", {"lr": 0.2}),
-        )
-    ]
-    found = _effect_of(apart, infos)
-    assert found.besides == ["machine"]
+    cpu = {"device": "CPU", "machine": "linux", "seed": 1, "optimizer": 0.1}
+    metal = {**cpu, "device": "METAL", "machine": "mac", "optimizer": 0.2}
+    infos = [cpu, cpu | {"optimizer": 0.2}, metal, metal]
+    assert _effect_of(apart, infos).besides == ["machine"]
     infos[1]["machine"] = "mac"
-    found = _effect_of(apart, infos)
-    assert found.besides == []
+    assert _effect_of(apart, infos).besides == []

@@ -32,20 +32,16 @@ def html_page(tmp_path_factory):
         return file.read()
 
 
-def test_the_page_stands_alone(html_page):
+def test_the_page_stands_alone_for_light_and_dark(html_page):
+    """Drawings take their colours from the style sheet alone."""
     reader = read(html_page)
     assert not {"script", "link", "img", "iframe"} & set(reader.tags)
     names = {name for name, _ in reader.attributes}
     assert not {"src", "href", "onload", "onclick"} & names
     assert "//" not in html_page.replace("<!DOCTYPE", "")
-    assert "@import" not in html_page
-    assert "url(" not in html_page
+    assert not re.search(r"@import|url\(|<script", html_page)
     assert reader.tags.count("svg") == 4
     assert 'name="viewport"' in html_page
-
-
-def test_the_page_has_a_light_and_a_dark_side(html_page):
-    """Drawings take their colours from the style sheet alone."""
     style, _, content = html_page.partition("</style>")
     assert "prefers-color-scheme:dark" in style
     for name in set(re.findall(r"var\((--\w+)\)", html_page)):
@@ -53,27 +49,30 @@ def test_the_page_has_a_light_and_a_dark_side(html_page):
     assert not re.findall(r"#[0-9a-f]{6}\b(?!\d)", content)
 
 
-def test_names_from_outside_are_only_text(html_page):
-    reader = read(html_page)
-    assert f"{NASTY}={NASTY}1" in reader.text
-    assert f"{NASTY}0 – {NASTY}1" in reader.text
-    assert f"{NASTY}first/kernel" in reader.text
-    assert f"Groups by {NASTY}" in reader.text
-    assert "<script" not in html_page
-
-
-def test_the_figures_are_there(html_page):
+def test_the_page_has_all_figures_names_and_terms(html_page):
+    """Names from outside are only text."""
     text = read(html_page).text
     for words in ("Gradient norm", "Step by step", "Where runs part", "95 %"):
         assert words in text
+    for words in (
+        f"{NASTY}={NASTY}1",
+        f"{NASTY}0 – {NASTY}1",
+        f"{NASTY}first/kernel",
+        f"Groups by {NASTY}",
+    ):
+        assert words in text
+    heads = re.findall(r'<th scope="col">([^<]*)</th>', html_page)
+    terms = re.findall(r"<dt>([^<]*)</dt>", html_page)
+    assert set(terms) < set(heads)
+    plain = {"groups", "runs of each", "set", "run", "name", "seed", "device"}
+    plain |= {"mode", "records", "last step", "tags"}
+    assert set(heads) - set(terms) == plain
 
 
 @pytest.mark.parametrize("count", [2, 41])
 def test_what_the_number_of_runs_leaves_to_draw(tmp_path, count):
     """The interval of two seeds would be the whole chart; a map has no room."""
-    for seed in range(count):
-        gradients = made_up.around(1, 8, 2, seed)
-        made_up.write(tmp_path, f"{seed:02}", gradients, seed=seed)
+    made_up.write_seeds(tmp_path, count, 2)
     html = kpg.diagnose.compare_runs(tmp_path)._repr_html_()
     after = html.partition("<figcaption>Variance between runs")[2]
     assert after.partition("</svg>")[0].count("band") == (count > 2)
@@ -93,15 +92,6 @@ def test_the_map_names_its_rows_and_marks_a_run_and_itself(tmp_path):
     assert 'class="none"' not in html
     assert "text-overflow" not in html
     assert f"<td>{name} 1</td>" in html.replace(' class="long"', "")
-
-
-def test_the_glossary_has_the_headings_that_are_shown(html_page):
-    heads = re.findall(r'<th scope="col">([^<]*)</th>', html_page)
-    terms = re.findall(r"<dt>([^<]*)</dt>", html_page)
-    assert set(terms) < set(heads)
-    plain = {"groups", "runs of each", "set", "run", "name", "seed", "device"}
-    plain |= {"mode", "records", "last step", "tags"}
-    assert set(heads) - set(terms) == plain
 
 
 def test_a_table_as_text_and_as_html():

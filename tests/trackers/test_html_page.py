@@ -51,6 +51,11 @@ def test_it_shows_all_figures_variables_and_layers(page):
         assert words in shown, words
     assert "<title>step 3: 5</title>" in shown
     assert "<title>0 to 0.25: 3</title>" in shown
+    # It stands alone, for light and dark.
+    read(shown)
+    assert not re.search(r"<script|<link|<img|src=|href=|url\(|://", shown)
+    assert '<meta name="color-scheme" content="light dark">' in shown
+    assert "@media(prefers-color-scheme:dark)" in shown
 
 
 def test_the_loss_is_first_and_charts_have_captions(tmp_path):
@@ -71,19 +76,8 @@ def test_the_loss_is_first_and_charts_have_captions(tmp_path):
 
 
 def test_every_instrument_has_a_caption():
-    names = set(INSTRUMENTS) - {"layers"} | {
-        "vanishing_layers",
-        "exploding_layers",
-    }
+    names = {"vanishing_layers", "exploding_layers", *INSTRUMENTS} - {"layers"}
     assert {f"gradient_{name}" for name in names} <= set(html_page._CAPTIONS)
-
-
-def test_it_stands_alone_for_light_and_dark(page):
-    shown = text(page)
-    read(shown)
-    assert not re.search(r"<script|<link|<img|src=|href=|url\(|://", shown)
-    assert '<meta name="color-scheme" content="light dark">' in shown
-    assert "@media(prefers-color-scheme:dark)" in shown
 
 
 def test_it_loads_itself_again_until_the_run_has_ended(page, tmp_path):

@@ -26,15 +26,14 @@ def events(log_dir):
     }
 
 
-def written(tracker, *steps):
-    tracker.begin(INFO)
-    for step in steps:
-        tracker.write(reading(step))
-    tracker.end()
-
-
 def test_scalars_and_histograms_are_read_back(tmp_path):
-    written(kpg.trackers.TensorBoard(tmp_path), 3, 10)
+    board = kpg.trackers.TensorBoard(tmp_path)
+    board.begin(INFO)
+    board.write(reading(3))
+    assert events(tmp_path)["scalars", "gradient_norm"] == [(3, 5.0)]
+    board.write(reading(10))
+    board.end()
+    board.end()
     seen = events(tmp_path)
     assert seen.keys() == {
         ("scalars", "gradient_norm"),
@@ -51,7 +50,9 @@ def test_scalars_and_histograms_are_read_back(tmp_path):
 def test_they_are_what_the_functions_of_tensorflow_write(tmp_path):
     """TensorBoard chooses the dashboard by the metadata."""
     board = kpg.trackers.TensorBoard(tmp_path / "ours")
-    written(board, 3)
+    board.begin(INFO)
+    board.write(reading(3))
+    board.end()
     with tf.summary.create_file_writer(str(tmp_path / "theirs")).as_default():
         tf.summary.scalar("gradient_norm", 5.0, step=3)
         tf.summary.histogram("sample_norms", [1.0, 2.0], step=3)
@@ -65,20 +66,3 @@ def test_they_are_what_the_functions_of_tensorflow_write(tmp_path):
         assert mine.plugin_data == other.plugin_data
         (mine,), (other,) = ours.Tensors(name), theirs.Tensors(name)
         assert mine.tensor_proto.dtype == other.tensor_proto.dtype
-
-
-def test_a_second_run_goes_on_with_the_steps(tmp_path):
-    board = kpg.trackers.TensorBoard(tmp_path)
-    written(board, 3)
-    written(board, 10, 20)
-    norms = events(tmp_path)["scalars", "gradient_norm"]
-    assert [step for step, _ in norms] == [3, 10, 20]
-
-
-def test_what_is_written_is_there_before_the_end(tmp_path):
-    board = kpg.trackers.TensorBoard(tmp_path)
-    board.begin(INFO)
-    board.write(reading(3))
-    assert events(tmp_path)["scalars", "gradient_norm"] == [(3, 5.0)]
-    board.end()
-    board.end()
