@@ -23,11 +23,6 @@ def tensors(*parts):
     )
 
 
-def linear(d):
-    bare = layers.Dense(1, use_bias=False)
-    return compiled(net(bare, shape=(d,), units=None))
-
-
 def meter_of(model, *batch):
     return GradientMeter(compiled(model, jit_compile=False), tensors(*batch))
 
@@ -176,14 +171,6 @@ def test_repetitions_that_differ_are_found():
     assert found.bitwise_equal_variables == 2
 
 
-def test_one_sample_has_no_variance():
-    meter = meter_of(linear(2), np.ones((1, 2)), np.ones((1, 1)))
-    found = meter.measure(2)
-    assert "one sample" in meter.undefined
-    assert found.variance is found.noise_scale is found.snr is None
-    assert found.repeat_deviation == 0
-
-
 class NeedsTwo(layers.Layer):
     """Cannot be called for one sample alone, and does not say it well."""
 
@@ -229,85 +216,3 @@ def test_a_model_without_variables_is_refused():
     model = net(layers.ReLU(), shape=(2,), units=None)
     with pytest.raises(ValueError, match="no trainable variables"):
         meter_of(model, np.ones((2, 2)), np.ones((2, 2)))
-
-
-class Counting(layers.Layer):
-    """Has state of every kind, and adds a loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = self.add_weight(shape=(), trainable=False)
-        self.plain = tf.Variable(0, trainable=False)
-
-    def call(self, x, training=False):
-        self.calls.assign_add(1.0)
-        self.plain.assign_add(1)
-        self.add_loss(0.01 * keras.ops.sum(x**2))
-        noise = keras.random.normal(keras.ops.shape(x))  # the global seed
-        return x + 0.1 * noise if training else x
-
-
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_no_state_changes(eagerly):
-    inputs = keras.Input((3,))
-    x = layers.Dense(4)(inputs)
-    x = layers.BatchNormalization()(x)
-    x = layers.Dropout(0.5, seed=1)(x)
-    counting = Counting()
-    x = counting(x)
-    model = keras.Model(inputs, [layers.Dense(1)(x), layers.Dense(2)(x)])
-    model.compile("adam", ["mse", "mae"], run_eagerly=eagerly)
-    x = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
-    y = [x[:, :1], x[:, :2]]
-    model.fit(x, y, verbose=0)
-
-    def state():
-        from keras.src.backend.common import global_state
-
-        seeds = global_state.get_global_attribute("global_seed_generator")
-        variables = [
-            *model.variables,
-            *model.optimizer.variables,
-            *(v for metric in model.metrics for v in metric.variables),
-            seeds.state,
-        ]
-        found = [np.array(v) for v in variables]
-        # A plain variable is not known to Keras in eager execution.
-        return found if eagerly else [*found, counting.plain.numpy()]
-
-    before = state()
-    found = GradientMeter(model, tensors(x, y)).measure(3)
-    # Dropout and noise were the same each time.
-    assert found.repeat_deviation < 1e-6
-    assert_equal(state(), before)
-
-
-def test_state_is_put_back_when_the_measurement_fails():
-    class Failing(layers.Layer):
-        fails = False
-
-        def __init__(self):
-            super().__init__()
-            self.calls = self.add_weight(
-                shape=(), initializer="zeros", trainable=False
-            )
-
-        def call(self, x):
-            self.calls.assign_add(1.0)
-            zero = tf.numpy_function(self.check, [], tf.float32)
-            zero.set_shape(())
-            return x + zero
-
-        def check(self):
-            if self.fails:
-                raise RuntimeError("on purpose")
-            return np.float32(0)
-
-    failing = Failing()
-    x = np.ones((4, 3), "float32")
-    meter = meter_of(net(failing, shape=(3,), units=1), x, x[:, :1])
-    meter.measure()
-    failing.fails = True
-    with pytest.raises(tf.errors.OpError, match="on purpose"):
-        meter.measure()
-    assert float(failing.calls) == 0

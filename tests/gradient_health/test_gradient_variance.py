@@ -2,6 +2,8 @@
 
 import csv
 import re
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -46,6 +48,10 @@ def make(maker="sequential", cls=keras.Model, **compiling):
     return compiled(model, loss="sparse_categorical_crossentropy", **compiling)
 
 
+def pergrad(mode, maker="sequential", **compiling):
+    return make(maker, kpg.PerGradModel, gradient_mode=mode, **compiling)
+
+
 def fit(model, *callbacks, **options):
     options = {"batch_size": 8, "verbose": 0, "shuffle": False, **options}
     return model.fit(X, Y, callbacks=list(callbacks), **options)
@@ -57,6 +63,15 @@ def with_batch_norm():
     return net(layers.Flatten(), *parts, end, shape=(6, 6, 1), units=None)
 
 
+def with_noise():
+    def noisy(x):
+        return x + keras.random.normal(keras.ops.shape(x))  # the global seed
+
+    end = layers.Dense(3, activation="softmax")
+    parts = layers.Flatten(), layers.Dense(5), layers.Lambda(noisy), end
+    return net(*parts, shape=(6, 6, 1), units=None)
+
+
 def with_mixing():
     end = layers.Dense(3, activation="softmax")
     return net(layers.Flatten(), zoo.Centre(), end, shape=(6, 6, 1), units=None)
@@ -66,24 +81,16 @@ CASES = {
     "dropout, add_loss": lambda: make("functional"),
     "built late": lambda: make("subclassed"),
     "batch norm": lambda: make(with_batch_norm),
+    "noise": lambda: make(with_noise),
     "eager": lambda: make(run_eagerly=True),
     "xla": lambda: make(jit_compile=True),
     "several steps": lambda: make(steps_per_execution=2),
-    "vectorized": lambda: make(
-        "functional", kpg.PerGradModel, gradient_mode="vectorized"
+    "vectorized": lambda: pergrad("vectorized", "functional"),
+    "clipped, noisy": lambda: pergrad(
+        kpg.Vectorized(kpg.ClippedMean(0.1, noise_multiplier=1.0, seed=5))
     ),
-    "clipped, noisy": lambda: make(
-        cls=kpg.PerGradModel,
-        gradient_mode=kpg.Vectorized(
-            kpg.ClippedMean(0.1, noise_multiplier=1.0, seed=5)
-        ),
-    ),
-    "per sample": lambda: make(
-        cls=kpg.PerGradModel, gradient_mode="per_sample"
-    ),
-    "accumulated": lambda: make(
-        cls=kpg.PerGradModel, gradient_mode=kpg.Accumulated(2, 4)
-    ),
+    "per sample": lambda: pergrad("per_sample"),
+    "accumulated": lambda: pergrad(kpg.Accumulated(2, 4)),
 }
 
 
@@ -170,9 +177,9 @@ def test_it_measures_at_steps_that_give_a_curve(
 @pytest.mark.parametrize("mode", [kpg.Vectorized, kpg.PerSample])
 @pytest.mark.parametrize("own", [False, True])
 def test_statistics_of_the_training_batches(mode, own):
-    model = make(cls=kpg.PerGradModel, gradient_mode=mode(statistics=True))
+    model = pergrad(mode(statistics=True))
     expected = fit(model, epochs=2).history
-    model = make(cls=kpg.PerGradModel, gradient_mode=mode(statistics=own))
+    model = pergrad(mode(statistics=own))
     watch = GradientVariance(probe=PROBE)
     found = fit(model, watch, epochs=2).history
     for name in ("norm", "variance", "noise_scale"):
@@ -188,7 +195,7 @@ def test_statistics_of_the_training_batches(mode, own):
 
 
 def test_a_run_is_recorded(tmp_path):
-    model = make(cls=kpg.PerGradModel, gradient_mode="vectorized")
+    model = pergrad("vectorized")
     watch = GradientVariance(
         PROBE, log_dir=tmp_path, tags={"learning": "fast", "fold": 3}
     )
@@ -302,7 +309,7 @@ def test_those_who_read_the_logs_have_all(tmp_path, capsys):
     watch = GradientVariance(PROBE)
     stop = keras.callbacks.EarlyStopping("gradient_noise_scale", mode="min")
     mode = kpg.Vectorized(kpg.ClippedMean(1e9), statistics=True)
-    model = make(cls=kpg.PerGradModel, gradient_mode=mode)
+    model = pergrad(mode)
     callbacks = [before, stop, watch, after]
     history = model.fit(X, Y, verbose=2, callbacks=callbacks, epochs=2).history
     for path in paths:
@@ -373,7 +380,7 @@ def test_nothing_stays_when_a_step_raises(tmp_path):
     def fail(data):
         raise RuntimeError("on purpose")
 
-    model = make(cls=kpg.PerGradModel, gradient_mode="vectorized")
+    model = pergrad("vectorized")
     model.train_step = fail
     for _ in range(2):
         watch = GradientVariance(
@@ -388,7 +395,7 @@ def test_nothing_stays_when_a_step_raises(tmp_path):
 
 def test_two_of_them_watch_at_once():
     one, other = GradientVariance(PROBE), GradientVariance(every=1)
-    model = make(cls=kpg.PerGradModel, gradient_mode="vectorized")
+    model = pergrad("vectorized")
     fit(model, one, other)
     assert one.measurements[-1].samples == 6
     assert len(other.measurements) == 3
@@ -549,3 +556,55 @@ def test_under_a_distribution_strategy(tmp_path):
     assert watch.measurements[-1].norm > 0
     with pytest.raises(ValueError, match="the first one cannot be looked at"):
         weights_after(GradientVariance())
+
+
+# One process imports everything and then forks, which saves 20 starts: no
+# op has run in it before.
+KILLED = """
+import os, random, signal, sys, time
+from tests.gradient_health.test_gradient_variance import *
+
+def train(folder, name, ready):
+    class Say(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            os.write(ready, b"!")  # a record was written
+    watch = GradientVariance(
+        PROBE, every=1, repeats=2, log_dir=folder, run_name=name
+    )
+    fit(make(), watch, Say(), epochs=100000)
+
+moments = random.Random(5)
+for kill in range(20):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        train(sys.argv[1], f"run{kill}", write)
+    os.close(write)
+    said = sum(len(os.read(read, 1)) for _ in range(9))
+    time.sleep(moments.uniform(0, 0.2))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while found := os.read(read, 1000):
+        said += len(found)
+    os.close(read)
+    print(f"run{kill} {said}")
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_training_loses_at_most_one_record(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 20
+    for name, said in lines:
+        run = read_run(tmp_path / name)
+        steps = run.scalars["step"].tolist()
+        assert steps == list(range(1, len(steps) + 1))
+        # Of the last one nobody was told, or it was not finished.
+        assert len(steps) - int(said) in (0, 1)
+        assert len(run.sketches) == len(steps)

@@ -220,6 +220,9 @@ def test_one_sample_has_no_tests_and_it_is_said_once():
     found = {k.removeprefix("gradient_") for k in watch.readings[0].figures}
     assert {"update_ratio", "distance", "vanishing_layers"} <= found
     assert not {"norm_test", "alpha", "dead_units", "cabs"} & found
+    assert not {"variance", "noise_scale", "snr"} & found
+    measured = watch.measurements[0]
+    assert measured.variance is measured.noise_scale is measured.snr is None
 
 
 def test_batch_normalization_leaves_what_needs_no_samples(capsys):

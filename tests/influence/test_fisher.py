@@ -39,21 +39,17 @@ def _softmax(labels, outputs):
 
 
 def _probabilities(labels, outputs):
-    chosen = tf.one_hot(labels, outputs.shape[-1], dtype=outputs.dtype)
-    return -tf.reduce_sum(chosen * tf.math.log(outputs))
+    return _softmax(labels, tf.math.log(outputs))
 
 
 def _sigmoid(labels, outputs):
     labels = tf.cast(labels, outputs.dtype)
-    return tf.reduce_sum(
-        tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs)
-    )
+    each = tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs)
+    return tf.reduce_sum(each)
 
 
 def _chances(labels, outputs):
-    labels = tf.cast(labels, outputs.dtype)
-    one, none = tf.math.log(outputs), tf.math.log(1 - outputs)
-    return -tf.reduce_sum(labels * one + (1 - labels) * none)
+    return _sigmoid(labels, tf.math.log(outputs / (1 - outputs)))
 
 
 def _mean_squares(model, n, negative_log):
@@ -143,25 +139,25 @@ def test_labels_of_every_kind_by_a_loop(case):
     _assert_close(fisher(model, x, labels, labels="data").parts, right)
 
 
-def test_labels_follow_the_predictions():
-    n = 20000
-    for logits in (True, False):
-        # A chance of zero is never drawn.
-        chances = np.array([0.1, 0.6, 0.3] if logits else [0.4, 0.0, 0.6])
-        outputs = np.log(chances) + 1 if logits else chances
-        outputs = tf.constant(np.tile(outputs, (n, 1)))
-        drawn = Likelihood("categorical", logits).draw(outputs, [1, 2])
-        found = np.bincount(drawn, minlength=3) / n
-        np.testing.assert_allclose(found, chances, atol=0.015)
-        assert (found > 0).tolist() == (chances > 0).tolist()
-        chances = np.array([0.1, 0.6, 0.3])
-        outputs = np.log(chances / (1 - chances)) if logits else chances
-        outputs = tf.constant(np.tile(outputs, (n, 1)))
-        drawn = Likelihood("bernoulli", logits).draw(outputs, [1, 2])
-        np.testing.assert_allclose(np.mean(drawn, 0), chances, atol=0.015)
-    drawn = Likelihood("gaussian").draw(tf.fill([n], 3.0), [1, 2])
-    assert abs(np.mean(drawn) - 3) < 0.03
-    assert abs(np.std(drawn) - 1) < 0.03
+@pytest.mark.parametrize("logits", [True, False])
+def test_labels_follow_the_predictions(logits):
+    def drawn(kind, outputs):
+        outputs = tf.constant(np.tile(outputs, (20000, 1)))
+        return np.array(Likelihood(kind, logits).draw(outputs, [1, 2]))
+
+    # A chance of zero is never drawn.
+    chances = np.array([0.1, 0.6, 0.3] if logits else [0.4, 0.0, 0.6])
+    outputs = np.log(chances) + 1 if logits else chances
+    found = np.bincount(drawn("categorical", outputs), minlength=3) / 20000
+    np.testing.assert_allclose(found, chances, atol=0.015)
+    assert (found > 0).tolist() == (chances > 0).tolist()
+    chances = np.array([0.1, 0.6, 0.3])
+    outputs = np.log(chances / (1 - chances)) if logits else chances
+    found = drawn("bernoulli", outputs).mean(0)
+    np.testing.assert_allclose(found, chances, atol=0.015)
+    numbers = drawn("gaussian", [3.0])
+    assert abs(np.mean(numbers) - 3) < 0.03
+    assert abs(np.std(numbers) - 1) < 0.03
 
 
 def test_seeds_draws_and_paths():

@@ -22,16 +22,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 #: Builds shard i of n of a store; each process makes the same model and data.
 BUILD = """
 import sys
-import keras, numpy as np
-import keras_pergrad as kpg
-from tests.influence.test_store import made
-model, x, y = made()
-influence = kpg.influence.Influence(
-    model, x, y, curvature="projected", projection_size=24, batch_size=8,
-    verbose=0,
-)
-path, number, of = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-print(influence.save(path, (number, of)))
+from tests.influence.test_store import influence_of, made
+path, number, of = sys.argv[1:]
+influence_of(*made()).save(path, (int(number), int(of)))
 """
 
 
@@ -44,7 +37,7 @@ def made(activation="tanh", loss=None):
     return model, normal(60, 6), integers(3, 60)
 
 
-def _influence(model, x, y, **how):
+def influence_of(model, x, y, **how):
     how = {"batch_size": 8, "projection_size": 24, "verbose": 0, **how}
     return kpg.influence.Influence(model, x, y, curvature="projected", **how)
 
@@ -68,9 +61,9 @@ def _files(path):
 def test_shards_and_resumed_parts_are_the_whole_to_the_bit(tmp_path):
     model, x, y = made()
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert _influence(model, x, y).save(whole)
+    assert influence_of(model, x, y).save(whole)
     complete = [
-        _influence(model, x, y).save(parts, (k, 4)) for k in (2, 0, 3, 0, 1)
+        influence_of(model, x, y).save(parts, (k, 4)) for k in (2, 0, 3, 0, 1)
     ]
     assert complete == [False] * 4 + [True]
     assert _files(whole) == _files(parts)
@@ -87,7 +80,7 @@ def test_four_processes_build_what_one_builds_to_the_bit(tmp_path):
 
 def test_a_loaded_store_answers_as_the_data_do(tmp_path):
     model, x, y = made()
-    influence = _influence(model, x, y)
+    influence = influence_of(model, x, y)
     right, own = influence.scores(x[:5], y[:5]), influence.self_influence()
     assert influence.save(tmp_path)
     loaded = kpg.influence.Influence.load(tmp_path, model)
@@ -105,7 +98,7 @@ def test_an_interrupted_build_is_resumed_after_its_last_chunk(
     tmp_path, monkeypatch
 ):
     model, x, y = made()
-    assert _influence(model, x, y).save(tmp_path / "whole")
+    assert influence_of(model, x, y).save(tmp_path / "whole")
     written = []
 
     def write(store, chunk, rows, original=GradientStore.write):
@@ -123,10 +116,10 @@ def test_an_interrupted_build_is_resumed_after_its_last_chunk(
     monkeypatch.setattr(GradientStore, "write", write)
     path = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        _influence(model, x, y).save(path)
+        influence_of(model, x, y).save(path)
     with pytest.raises(ValueError, match="5 of 8 chunks are missing"):
         kpg.influence.Influence.load(path, model)
-    assert _influence(model, x, y).save(path)
+    assert influence_of(model, x, y).save(path)
     assert written == [0, 1, 2, None, 3, 4, 5, 6, 7]
     assert _files(path) == _files(tmp_path / "whole")
 
@@ -203,32 +196,29 @@ def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
 
 def test_what_does_not_fit_a_store_is_refused(tmp_path):
     model, x, y = made()
-    assert _influence(model, x, y).save(tmp_path)
+    assert influence_of(model, x, y).save(tmp_path)
     load = kpg.influence.Influence.load
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
     uneven = batches.take(1).concatenate(batches.unbatch().batch(6))
     shards = "0 <= i < of"
-    for other, where, said in (
-        (_influence(model, x, y, seed=1), (), "seed is 0"),
-        (
-            _influence(model, x, y, projection_size=20),
-            (),
-            "projection_size is 24",
-        ),
-        (_influence(model, x[:-8], y[:-8]), (), "samples is 60"),
-        (_influence(model, x, y, batch_size=4), (), "rows is 8"),
-        (_influence(model, x, y), ((2, 2),), shards),
-        (_influence(model, x, y), ((-1, 2),), shards),
-        (_influence(model, x, y), (3,), shards),
-        (_influence(model, x, y), ((0,),), shards),
+    for how, where, said in (
+        ({"seed": 1}, (), "seed is 0"),
+        ({"projection_size": 20}, (), "projection_size is 24"),
+        ({"batch_size": 4}, (), "rows is 8"),
+        ({}, ((2, 2),), shards),
+        ({}, ((-1, 2),), shards),
+        ({}, (3,), shards),
+        ({}, ((0,),), shards),
     ):
         with pytest.raises(ValueError, match=said):
-            other.save(tmp_path, *where)
+            influence_of(model, x, y, **how).save(tmp_path, *where)
+    with pytest.raises(ValueError, match="samples is 60"):
+        influence_of(model, x[:-8], y[:-8]).save(tmp_path)
     with pytest.raises(ValueError, match="has no data"):
         load(tmp_path, model).save(tmp_path / "other")
     with pytest.raises(ValueError, match="a path without one"):
         load(tmp_path / "none", model)
-    odd = _influence(model, uneven, None, batch_size=None)
+    odd = influence_of(model, uneven, None, batch_size=None)
     with pytest.raises(ValueError, match="batches of one size"):
         odd.save(tmp_path / "odd")
     trained(model, x, y)
@@ -239,7 +229,7 @@ def test_what_does_not_fit_a_store_is_refused(tmp_path):
 def test_a_store_of_other_data_or_another_model_is_refused(tmp_path):
     """Labels that were corrected, layers and losses: weights do not tell."""
     model, x, y = made()
-    right, corrected = _influence(model, x, y), _influence(model, x, 2 - y)
+    right, corrected = influence_of(model, x, y), influence_of(model, x, 2 - y)
     assert not right.save(tmp_path, shard=(0, 2))
     with pytest.raises(ValueError, match="data is"):
         corrected.save(tmp_path, shard=(1, 2))

@@ -16,10 +16,6 @@ class _Reader(html.parser.HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 

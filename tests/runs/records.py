@@ -1,8 +1,10 @@
 """Small runs on disk, written without a model."""
 
+import pathlib
+
 import numpy as np
 
-from keras_pergrad.runs.recording import RunInfo
+from keras_pergrad.runs.recording import RunInfo, RunWriter
 
 SKETCH = 32
 VARIABLES = [
@@ -40,3 +42,11 @@ def record(step, **scalars):
         "variable_sketches": random.normal(size=(2, 16)).astype("float32"),
         "sketch": random.normal(size=SKETCH).astype("float32"),
     }
+
+
+def write(log_dir, steps, make=RunWriter.create, reads=None, **changes):
+    """Write records, with readings of `reads`; return the run's directory."""
+    with make(log_dir, info(**changes)) as writer:
+        for step in steps:
+            writer.append(**record(step), reading=reads and reads(step))
+    return pathlib.Path(writer.directory)

@@ -4,16 +4,9 @@ import pytest
 
 from keras_pergrad.runs import export, read_run
 from keras_pergrad.runs.recording import RunWriter
-from tests.runs.records import info, record
+from tests.runs.records import write
 from tests.trackers.fits import Kept
 from tests.trackers.readings import reading
-
-
-def write(tmp_path, steps, make=RunWriter.create, reads=reading):
-    with make(tmp_path, info()) as writer:
-        for step in steps:
-            writer.append(**record(step), reading=reads and reads(step))
-    return tmp_path / "first"
 
 
 def test_they_are_read_as_they_were_and_a_resumed_run_replaces_them(tmp_path):
@@ -29,7 +22,7 @@ def test_they_are_read_as_they_were_and_a_resumed_run_replaces_them(tmp_path):
 
 
 def test_export(tmp_path):
-    path = write(tmp_path, [1, 5])
+    path = write(tmp_path, [1, 5], reads=reading)
     kept = Kept()
     export(path, to=kept)
     assert kept.calls == ["begin", "write", "write", "end"]
@@ -44,7 +37,7 @@ def test_an_export_that_fails_says_so(tmp_path):
 
     full = Full()
     with pytest.raises(OSError, match="No space left"):
-        export(write(tmp_path, [1]), to=full)
+        export(write(tmp_path, [1], reads=reading), to=full)
     assert full.calls == ["begin", "end"]
     with pytest.raises(FileNotFoundError, match="Expected a run's directory"):
         export(tmp_path / "nowhere", to=full)

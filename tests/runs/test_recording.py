@@ -11,7 +11,7 @@ import pytest
 
 from keras_pergrad.runs import read_run
 from keras_pergrad.runs.recording import RunWriter
-from tests.runs.records import VARIABLES, info, record
+from tests.runs.records import VARIABLES, info, record, write
 
 # Without the package's own __init__, which imports TensorFlow.
 WRITE = """
@@ -21,33 +21,24 @@ package.__path__ = ["keras_pergrad"]
 sys.modules["keras_pergrad"] = package
 from keras_pergrad.runs.recording import RunWriter
 from tests.runs.records import info, record
-"""
-WRITE_FOREVER = (
-    WRITE
-    + """
 with RunWriter.create(sys.argv[1], info(sys.argv[2])) as writer:
     print("ready", flush=True)
-    for step in range(1, 100_000_000):
+    for step in range(1, int(sys.argv[3])):
         writer.append(**record(step))
         print(step, flush=True)
 """
-)
 
 
-def start(code, *arguments):
+def start(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", WRITE, *map(str, arguments)],
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
-def write(log_dir, steps, make=RunWriter.create, **changes):
-    """Write records; return the steps that are read."""
-    with make(log_dir, info(**changes)) as writer:
-        for step in steps:
-            writer.append(**record(step))
-    return read_run(writer.directory).scalars["step"].tolist()
+def steps_of(run):
+    return read_run(run).scalars["step"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -78,18 +69,15 @@ def test_a_run_of_something_else_keeps_every_byte(tmp_path, changes):
     assert path.read_bytes() == before
 
 
-def test_a_run_without_records_is_taken_over(tmp_path):
+def test_a_run_or_file_without_records_is_taken_over(tmp_path):
+    """As a process leaves them that is killed as it begins."""
     write(tmp_path, [], probe="old")
-    assert write(tmp_path, [1], probe="new") == [1]
-    assert read_run(tmp_path / "first").info["probe"] == "new"
-
-
-def test_a_file_that_nothing_was_written_to_is_taken_over(tmp_path):
-    """As a process leaves it that is killed as it begins."""
+    found = read_run(write(tmp_path, [1], probe="new"))
+    assert (len(found), found.info["probe"]) == (1, "new")
     for name, make in (("a", RunWriter.create), ("b", RunWriter.resume)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.sqlite").touch()
-        assert write(tmp_path, [1], make, run=name) == [1]
+        assert len(read_run(write(tmp_path, [1], make, run=name))) == 1
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
@@ -119,8 +107,8 @@ def test_resuming_goes_on_where_the_run_stopped(tmp_path):
         ([4, 5], renamed, [1, 2, 3, 4, 5]),
         ([4, 6], VARIABLES, [1, 2, 3, 4, 6]),
     ):
-        resumed = write(tmp_path, steps, RunWriter.resume, variables=variables)
-        assert resumed == expected
+        run = write(tmp_path, steps, RunWriter.resume, variables=variables)
+        assert steps_of(run) == expected
 
 
 def test_two_writers_of_one_run(tmp_path):
@@ -130,29 +118,20 @@ def test_two_writers_of_one_run(tmp_path):
             with pytest.raises(FileExistsError, match="another process"):
                 make(tmp_path, info())
         writer.append(**record(2))
-    assert write(tmp_path, [3], RunWriter.resume) == [1, 2, 3]
+    assert steps_of(write(tmp_path, [3], RunWriter.resume)) == [1, 2, 3]
 
 
 def test_processes_of_one_directory_do_not_disturb_each_other(tmp_path):
-    code = (
-        WRITE
-        + """
-with RunWriter.create(sys.argv[1], info(sys.argv[2])) as writer:
-    for step in range(1, 201):
-        writer.append(**record(step))
-"""
-    )
     names = ["one", "two", "one"]
-    processes = [start(code, tmp_path, name) for name in names]
-    codes = [process.wait(60) for process in processes]
+    processes = [start(tmp_path, name, 201) for name in names]
     for process in processes:
-        process.stdout.close()
+        process.communicate(timeout=60)
     # Two of a name: one of them writes, the other is refused.
-    assert sorted([codes[0], codes[2]]) == [0, 1]
-    assert codes[1] == 0
+    first, second, third = (process.returncode for process in processes)
+    assert sorted([first, third]) == [0, 1]
+    assert second == 0
     for name in ("one", "two"):
-        steps = read_run(tmp_path / name).scalars["step"]
-        assert steps.tolist() == list(range(1, 201))
+        assert steps_of(tmp_path / name) == list(range(1, 201))
 
 
 def test_a_full_disk_takes_the_record_back(tmp_path):
@@ -168,14 +147,13 @@ def test_a_full_disk_takes_the_record_back(tmp_path):
         assert len(read_run(writer.directory)) == step - 1
         writer._connection.execute("PRAGMA max_page_count = 999")
         writer.append(**record(200))
-    steps = read_run(tmp_path / "first").scalars["step"].tolist()
-    assert steps == [*range(1, step), 200]
+    assert steps_of(tmp_path / "first") == [*range(1, step), 200]
 
 
 def test_a_killed_process_loses_at_most_the_last_record(tmp_path):
     moments = random.Random(5)
     for kill in range(20):
-        process = start(WRITE_FOREVER, tmp_path, f"run{kill}")
+        process = start(tmp_path, f"run{kill}", 10**8)
         assert process.stdout.readline() == "ready\n"
         time.sleep(moments.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
@@ -191,9 +169,9 @@ def test_a_killed_process_loses_at_most_the_last_record(tmp_path):
         np.testing.assert_array_equal(
             found.sketches, expected or found.sketches
         )
-        with RunWriter.resume(tmp_path, info(f"run{kill}")) as writer:
-            writer.append(**record(len(steps) + 1))
-        assert len(read_run(tmp_path / f"run{kill}")) == len(steps) + 1
+        more = [len(steps) + 1]
+        run = write(tmp_path, more, RunWriter.resume, run=f"run{kill}")
+        assert steps_of(run) == steps + more
 
 
 def test_shapes_and_names_are_checked(tmp_path):
