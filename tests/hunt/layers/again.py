@@ -2,34 +2,20 @@
 
 import tensorflow as tf
 
-from tests.hunt.layers.base import Own
+from tests.hunt.layers.base import (
+    Own,
+    derived,
+    derived_by_variable,
+    of_features,
+    repeated,
+)
 
 
-class Again(Own):
+class Again(Own, k="d d", b="d"):
     """A loop with a weight behind a loop with the same weight."""
 
-    FORMS = (
-        "while_loop",
-        "in_one_turn",
-        "nested",
-        "python",
-        "loop_and_outside",
-        "outside_and_loop",
-        "map_fn",
-        "mapped_loop",
-        "transposed",
-        "vector",
-        "mapped_vector",
-        "row",
-        "made",
-    )
-
-    def build(self, shape):
-        d = shape[-1]
-        self.k, self.b = self.weight(d, d), self.weight(d)
-
-    def call(self, x):
-        k, b = tf.convert_to_tensor(self.k), tf.convert_to_tensor(self.b)
+    def forms(self, x, training):
+        k, b = self.read()
         # Made of a weight once, and used often.
         made = tf.tanh(k) * b
 
@@ -40,11 +26,7 @@ class Again(Own):
             return tf.sin(h * w) + h
 
         def loop(h, w, step=dot, turns=2):
-            return tf.while_loop(
-                lambda i, h: i < turns,
-                lambda i, h: (i + 1, step(h, w)),
-                (0, h),
-            )[1]
+            return repeated(h, lambda h: step(h, w), turns)
 
         def mapped(h, w, step=dot):
             return tf.map_fn(lambda row: step(row, w), h)
@@ -67,51 +49,37 @@ class Again(Own):
             "mapped_vector": lambda: mapped(mapped(x, b, times), b, times),
             "row": lambda: loop(loop(x, k[0], times), k[0], times),
             "made": lambda: loop(loop(x, made), made),
-        }[self.form]()
+        }
 
 
-class AgainComplex(Own):
+class AgainComplex(Own, k="d d", i="d d"):
     """A complex weight behind itself; half precision has none."""
 
-    FORMS = (
-        "product",
-        "filter",
-        "loop",
-        "in_one_turn",
-        "conjugate",
-        "phase",
-        "einsum",
-        "only_imaginary",
-    )
-    SMOOTH = ("phase",)
+    WIDE = "product filter loop in_one_turn conjugate einsum only_imaginary"
 
-    def build(self, shape):
-        d = shape[-1]
-        self.k, self.i = self.weight(d, d), self.weight(d, d)
-
-    def call(self, x):
-        k, i = tf.convert_to_tensor(self.k), tf.convert_to_tensor(self.i)
+    def call(self, x, training=None):
         if self.form == "phase":
             # The same as pairs of real numbers.
+            k, _ = self.read()
             c, s = tf.cos(k[0]), tf.sin(k[0])
             real, imag = x * c - tf.tanh(x) * s, x * s + tf.tanh(x) * c
             return real * c - imag * s
-        w = tf.complex(k, i)
-        z = tf.complex(x, tf.sin(x))
+        found = super().call(x)
+        return tf.math.real(found) + tf.math.imag(found)
+
+    def forms(self, x, training):
+        k, i = self.read()
+        w, z = tf.complex(k, i), tf.complex(x, tf.sin(x))
+        imaginary = tf.complex(tf.zeros_like(i), i)
 
         def bent(z):
             return tf.complex(tf.tanh(tf.math.real(z)), tf.math.imag(z))
 
-        def dot(z, w):
+        def dot(z, w=w):
             return bent(tf.tensordot(z, w, 1))
 
-        def times(z, w):
+        def times(z, w=w):
             return bent(z * w[0])
-
-        def loop(z, step):
-            return tf.while_loop(
-                lambda i, z: i < 2, lambda i, z: (i + 1, step(z, w)), (0, z)
-            )[1]
 
         def filtered(z):
             return bent(tf.signal.ifft(tf.signal.fft(z) * w[0]))
@@ -119,100 +87,57 @@ class AgainComplex(Own):
         def einsum(z):
             return bent(tf.einsum("...d,de->...e", z, w))
 
-        found = {
-            "product": lambda: times(times(z, w), w),
+        return {
+            "phase": lambda: x,
+            "product": lambda: times(times(z)),
             "filter": lambda: filtered(filtered(z)),
-            "loop": lambda: loop(loop(z, dot), dot),
-            "in_one_turn": lambda: loop(
-                z, lambda z, w: times(times(z, w) + z, w)
-            ),
-            "conjugate": lambda: dot(
-                dot(z, w), tf.transpose(w, conjugate=True)
-            ),
+            "loop": lambda: repeated(repeated(z, dot), dot),
+            "in_one_turn": lambda: repeated(z, lambda z: times(times(z) + z)),
+            "conjugate": lambda: dot(dot(z), tf.transpose(w, conjugate=True)),
             "einsum": lambda: einsum(einsum(z)),
-            "only_imaginary": lambda: times(
-                times(z, tf.complex(tf.zeros_like(i), i)),
-                tf.complex(tf.zeros_like(i), i),
-            ),
-        }[self.form]()
-        return tf.math.real(found) + tf.math.imag(found)
+            "only_imaginary": lambda: times(times(z, imaginary), imaginary),
+        }
 
 
-class AgainDerived(Own):
+class AgainDerived(Own, k="d d", b="d"):
     """A gradient of one's own around a weight, behind itself."""
 
-    FORMS = (
-        "vector",
-        "kernel",
-        "in_loop",
-        "loop_behind_loop",
-        "variable",
-        "straight",
-        "recompute",
-        "inside_and_outside",
-        "kernel_in_loop",
-    )
-
-    def build(self, shape):
-        d = shape[-1]
-        self.k, self.b = self.weight(d, d), self.weight(d)
-
-    def call(self, x):
-        k, b = tf.convert_to_tensor(self.k), tf.convert_to_tensor(self.b)
+    def forms(self, x, training):
+        k, b = self.read()
+        scaled = derived(
+            lambda x, b: x * b,
+            lambda dy, x, b: (dy * b, of_features(dy * tf.tanh(x))),
+        )
         axes = list(range(len(x.shape) - 1))
-
-        @tf.custom_gradient
-        def scaled(x, b):
-            def back(dy):
-                return dy * b, tf.reduce_sum(dy * tf.tanh(x), axes)
-
-            return x * b, back
-
-        @tf.custom_gradient
-        def product(x, k):
-            def back(dy):
-                dk = tf.tensordot(tf.tanh(x), dy, [axes, axes])
-                return tf.tensordot(dy, k, [[-1], [-1]]), dk
-
-            return tf.tensordot(x, k, 1), back
-
-        @tf.custom_gradient
-        def straight(k):
-            return tf.round(4 * k) / 4, lambda dk: dk
-
-        def of_variable(x):
-            @tf.custom_gradient
-            def called(x):
-                def back(dy, variables=None):
-                    del variables
-                    return dy * b, [tf.reduce_sum(dy * x, axes)]
-
-                return x * self.b.value, back
-
-            return called(x)
+        product = derived(
+            lambda x, k: tf.tensordot(x, k, 1),
+            lambda dy, x, k: (
+                tf.tensordot(dy, k, [[-1], [-1]]),
+                tf.tensordot(tf.tanh(x), dy, [axes, axes]),
+            ),
+        )
+        quantised = derived(lambda k: tf.round(4 * k) / 4, lambda dk, k: dk)(k)
 
         def loop(h, step, w):
-            return tf.while_loop(
-                lambda i, h: i < 2,
-                lambda i, h: (i + 1, tf.tanh(step(h, w)) + x),
-                (0, h),
-            )[1]
+            return repeated(h, lambda h: tf.tanh(step(h, w)) + x)
 
         @tf.recompute_grad
         def again(h):
             return tf.tanh(tf.tensordot(h, self.k, 1))
 
-        quantised = straight(k)
+        def variable(x):
+            return derived_by_variable(x, self.b)
+
         return {
             "vector": lambda: scaled(tf.sin(scaled(x, b)) + x, b),
             "kernel": lambda: product(tf.tanh(product(x, k)), k),
             "in_loop": lambda: loop(x, scaled, b),
             "loop_behind_loop": lambda: loop(loop(x, scaled, b), scaled, b),
-            "variable": lambda: of_variable(tf.sin(of_variable(x))),
+            "variable": lambda: variable(tf.sin(variable(x))),
             "straight": lambda: tf.tensordot(
                 tf.tanh(tf.tensordot(x, quantised, 1)), quantised, 1
             ),
             "recompute": lambda: again(again(x) + x),
             "inside_and_outside": lambda: scaled(x, b) * b + scaled(x * b, b),
             "kernel_in_loop": lambda: loop(loop(x, product, k), product, k),
-        }[self.form]()
+        }
