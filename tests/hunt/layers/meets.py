@@ -91,8 +91,11 @@ class Looked(Own, k="4 d"):
         }
 
 
-class Added(Own, k="t d"):
+class Added(Own):
     """Learned positions, for (n, positions, features)."""
+
+    def build(self, shape):
+        self.k = self.weight(*shape[1:])
 
     def forms(self, x, training):
         return {

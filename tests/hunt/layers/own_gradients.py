@@ -161,3 +161,47 @@ class DerivesTogether(Own, k="d"):
             ),
             "reversed": lambda: behind(is_reversed),
         }
+
+
+class AgainDerived(Own, k="d d", b="d"):
+    """A gradient of one's own around a weight, behind itself."""
+
+    def forms(self, x, training):
+        k, b = self.read()
+        scaled = derived(
+            lambda x, b: x * b,
+            lambda dy, x, b: (dy * b, of_features(dy * tf.tanh(x))),
+        )
+        axes = list(range(len(x.shape) - 1))
+        product = derived(
+            lambda x, k: tf.tensordot(x, k, 1),
+            lambda dy, x, k: (
+                tf.tensordot(dy, k, [[-1], [-1]]),
+                tf.tensordot(tf.tanh(x), dy, [axes, axes]),
+            ),
+        )
+        quantised = derived(lambda k: tf.round(4 * k) / 4, lambda dk, k: dk)(k)
+
+        def loop(h, step, w):
+            return repeated(h, lambda h: tf.tanh(step(h, w)) + x)
+
+        @tf.recompute_grad
+        def again(h):
+            return tf.tanh(tf.tensordot(h, self.k, 1))
+
+        def variable(x):
+            return derived_by_variable(x, self.b)
+
+        return {
+            "vector": lambda: scaled(tf.sin(scaled(x, b)) + x, b),
+            "kernel": lambda: product(tf.tanh(product(x, k)), k),
+            "in_loop": lambda: loop(x, scaled, b),
+            "loop_behind_loop": lambda: loop(loop(x, scaled, b), scaled, b),
+            "variable": lambda: variable(tf.sin(variable(x))),
+            "straight": lambda: tf.tensordot(
+                tf.tanh(tf.tensordot(x, quantised, 1)), quantised, 1
+            ),
+            "recompute": lambda: again(again(x) + x),
+            "inside_and_outside": lambda: scaled(x, b) * b + scaled(x * b, b),
+            "kernel_in_loop": lambda: loop(loop(x, product, k), product, k),
+        }
