@@ -54,13 +54,6 @@ def test_signals_are_explained():
     assert "code 7" in explain("something", 7)[0]
 
 
-def test_paths_are_cut_and_their_ends_kept():
-    text = "in '/Users/ann/site-packages/tf/lib.so' and C:\\Users\\ann\\x.dll"
-    assert without_paths(text) == "in '.../lib.so' and ...\\x.dll"
-    assert without_paths("~/private/model.py:3") == ".../model.py:3"
-    assert without_paths("2.3/4 of @rpath/lib.so") == "2.3/4 of @rpath/lib.so"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -77,9 +70,12 @@ def test_paths_are_cut_and_their_ends_kept():
         ("/mnt/c/Users/Ann Lee/x", ".../x"),
         ("/System/Volumes/Data/Users/ann/x.so", ".../x.so"),
         ("from /a/b/c.so to /d/e/f.so", "from .../c.so to .../f.so"),
+        ("in '/Users/ann/v/tf/lib.so'", "in '.../lib.so'"),
+        ("~/private/model.py:3", ".../model.py:3"),
+        ("2.3/4 of @rpath/lib.so", "2.3/4 of @rpath/lib.so"),
     ],
 )
-def test_homes_and_names_with_spaces_are_cut(text, expected):
+def test_paths_are_cut_and_their_ends_kept(text, expected):
     assert without_paths(text) == expected
 
 

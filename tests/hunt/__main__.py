@@ -57,10 +57,10 @@ def report(found, seed):
         elif any(v.outcome == judge.REFUSED for v in verdicts):
             if not case.must_refuse:
                 refused.update(names)
-                said.update(_without_names(v.detail) for v in verdicts)
+                details = [re.sub(r"'[^']*'", "…", v.detail) for v in verdicts]
+                said.update(detail[:160] for detail in details)
         else:
             served.update(names)
-    for index, verdicts, case in failing:
         for v in verdicts:
             if v.failed:
                 print(
@@ -68,9 +68,7 @@ def report(found, seed):
                     f"{case.mode} {case.microbatch} {case.dtype} "
                     f"{case.execution} | {case.blocks} {case.outputs}"
                 )
-    for index, verdicts, _ in found:
-        for v in verdicts:
-            if v.outcome == judge.INVALID:
+            elif v.outcome == judge.INVALID:
                 print(f"draw {index}: invalid: {v.detail}")
     print(
         f"\nNames of {len(failing)} failing draws: {failures.most_common(30)}"
@@ -85,10 +83,6 @@ def report(found, seed):
     spent = sum(seconds for *_, seconds in found) / max(len(found), 1)
     print(f"{workers.outcomes(found)}, {spent:.2f} s of processor time a draw")
     return failing
-
-
-def _without_names(text):
-    return re.sub(r"'[^']*'", "…", text)[:160]
 
 
 def distinct(failures, most):

@@ -21,6 +21,15 @@ from keras_pergrad.proof.typing import Typing
 #: The number of samples: no other size is a multiple.
 N = 211
 _DTYPES = [tf.float32, tf.int32, tf.int64, tf.bool, tf.string, tf.complex64]
+_ATTRIBUTES = {
+    "int": 1,
+    "float": 0.5,
+    "bool": True,
+    "string": "VALID",
+    "list(int)": [1, 1, 1, 1],
+    "list(float)": [1.0, 1.5],
+    "shape": tf.TensorShape([]),
+}
 
 
 def names():
@@ -44,25 +53,24 @@ def draw(seed, index, length=4):
     graph = tf.Graph()
     with graph.as_default(), tf.device("CPU:0"):
         given = [
-            tf.compat.v1.placeholder(tf.float32, shape)
-            for shape in ((N, 4), (N, 6, 6, 2), (N,))
-        ]
-        numbers = [
             tf.compat.v1.placeholder(dtype, shape)
-            for dtype in (tf.int32, tf.int64)
-            for shape in ((N, 4), (N,))
+            for dtype, shapes in (
+                (tf.float32, ((N, 4), (N, 6, 6, 2), (N,))),
+                (tf.int32, ((N, 4), (N,))),
+                (tf.int64, ((N, 4), (N,))),
+            )
+            for shape in shapes
         ]
-        pool = [*given, *numbers]
-        made = 0
+        pool, made = [*given], 0
         for _ in range(60):
-            if made == length:
-                break
             outputs = _applied(rng.choice(known), pool, rng)
             if outputs is not None:
                 made += 1
                 pool += outputs
+            if made == length:
+                break
     typing = Typing(Definitions(graph), N, True)
-    for tensor in given + numbers:
+    for tensor in given:
         typing.set_inputs([tensor], [At(0)])
     try:
         typing.run_in_place(graph.get_operations())
@@ -97,38 +105,34 @@ def _applied(name, pool, rng):
     if name.startswith("BoostedTrees"):
         # What TensorFlow infers of their shapes can end the process.
         return None
-    definition, attributes = op_def_registry.get(name), {}
-    for one in definition.attr:
-        if one.type == "type" and not one.HasField("default_value"):
+    definition, types, arguments = op_def_registry.get(name), {}, {}
+    needed = [a for a in definition.attr if not a.HasField("default_value")]
+    for one in needed:
+        if one.type == "type":
             allowed = [tf.as_dtype(t) for t in one.allowed_values.list.type]
             choices = [t for t in _DTYPES if not allowed or t in allowed]
             if not choices:
                 return None
             # The first is that of most tensors of the pool.
             k = 0 if rng.random() < 0.7 else rng.integers(len(choices))
-            attributes[one.name] = choices[k]
-    arguments = {}
+            types[one.name] = choices[k]
     defaults = {a.name: a.default_value.type for a in definition.attr}
     for one in definition.input_arg:
         if one.type_list_attr:
             return None
-        dtype = attributes.get(one.type_attr) or tf.as_dtype(
+        dtype = types.get(one.type_attr) or tf.as_dtype(
             one.type or defaults[one.type_attr]
         )
         tensor = _chosen(dtype, pool, rng)
         if tensor is None:
             return None
         arguments[one.name] = [tensor] * 2 if one.number_attr else tensor
-    for one in definition.attr:
-        wanted = one.name not in attributes and not one.HasField(
-            "default_value"
-        )
-        used = {a.number_attr for a in definition.input_arg}
-        used |= {a.type_attr for a in definition.input_arg}
-        if wanted and one.name not in used:
-            arguments[one.name] = _attribute(one, rng)
-    used = {a.type_attr for a in definition.input_arg}
-    arguments.update((k, v) for k, v in attributes.items() if k not in used)
+    used = {a.number_attr for a in definition.input_arg}
+    used |= {a.type_attr for a in definition.input_arg}
+    for one in needed:
+        if one.name not in used:
+            value = types.get(one.name, _ATTRIBUTES.get(one.type))
+            arguments[one.name] = value
     try:
         found = getattr(tf.raw_ops, name)(**arguments)
     except Exception:
@@ -147,19 +151,6 @@ def _chosen(dtype, pool, rng):
         return None
     shape = [(), (1,), (2,), (4,), (4, 4)][rng.integers(5)]
     return tf.constant(rng.integers(0, 2, shape), dtype)
-
-
-def _attribute(one, rng):
-    kinds = {
-        "int": 1,
-        "float": 0.5,
-        "bool": True,
-        "string": "VALID",
-        "list(int)": [1, 1, 1, 1],
-        "list(float)": [1.0, 1.5],
-        "shape": tf.TensorShape([]),
-    }
-    return kinds.get(one.type)
 
 
 def main():

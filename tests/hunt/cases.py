@@ -10,7 +10,7 @@ import re
 import keras
 import numpy as np
 
-from tests.hunt import heads, layers, pool, together
+from tests.hunt import heads, layers, pool
 
 HEADER = """\
 import keras
@@ -27,105 +27,82 @@ LEARNING_RATE = 0.125
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is drawn. Expressions are source; `h` is the layer before.
+    """What is drawn. Expressions are source; `h` is the layer before."""
 
-    Attributes:
-        seed: of weights and data.
-        n: the number of samples.
-        inputs: the expression of the `keras.Input`.
-        data: that of its values, by `rng`.
-        blocks: expressions of the layers between.
-        outputs: (layers, loss, targets) of each output.
-        weights: the expression of the sample weights, or "None".
-        class_weight: source, beside `weights` that say the same.
-        loss_weights: source.
-        dtype: a policy's name.
-        mode: "vectorized" or "per_sample".
-        microbatch: samples at a time in "accumulated" with that mode
-            inside; None: not accumulated.
-        clips: whether the step clips at the middle of all norms.
-        execution: "graph", "eager", "xla", or "data set": as a graph for any
-            number of samples, whose values are not known to the first trace.
-        asks: what is looked at: "gradients" or "norms" by a function, or a
-            "step" of training and what it leaves.
-        kind: "functional" or "subclass".
-        is_random: whether layers draw numbers.
-        is_coupled: whether samples meet, so that nothing may be served.
-        by_size: whether they follow the number of samples, so that they may
-            be served where all samples are at hand, but not one by one.
-        is_broken: whether the first sample's inputs are no numbers, so that
-            it counts as zero.
-    """
-
-    seed: int
-    n: int
-    inputs: str
-    data: str
-    blocks: tuple
-    outputs: tuple
-    weights: str = "None"
-    class_weight: str = "None"
+    seed: int  # Of weights and data.
+    n: int  # The number of samples.
+    inputs: str  # The `keras.Input`.
+    data: str  # Its values, by `rng`.
+    blocks: tuple  # The layers between.
+    outputs: tuple  # (layers, loss, targets) of each output.
+    weights: str = "None"  # Those of samples.
+    class_weight: str = "None"  # Beside `weights` that say the same.
     loss_weights: str = "None"
-    dtype: str = "float32"
-    mode: str = "vectorized"
+    dtype: str = "float32"  # A policy's name.
+    mode: str = "vectorized"  # Or "per_sample".
+    #: Samples at a time in "accumulated" with that mode inside.
     microbatch: int | None = None
-    clips: bool = False
+    clips: bool = False  # At the middle of all norms.
+    #: Or "eager", "xla", or "data set": as a graph for any number of samples,
+    #: whose values are not known to the first trace.
     execution: str = "graph"
+    #: Or "norms", both by a function; or a "step" and what it leaves.
     asks: str = "gradients"
-    kind: str = "functional"
-    is_random: bool = False
-    is_coupled: bool = False
+    kind: str = "functional"  # Or "subclass".
+    is_random: bool = False  # Layers draw numbers.
+    is_coupled: bool = False  # Samples meet: nothing may be served.
+    #: Layers follow the number of samples, so that they may be served where
+    #: all samples are at hand, but not one by one.
     by_size: bool = False
-    is_broken: bool = False
+    is_broken: bool = False  # The first sample is NaN: it counts as zero.
 
     def source(self):
         """Defines `make()`, `x`, `y`, `sample_weight` and the loss."""
-        lines = ["def make():", f"    x = h = {self.inputs}"]
-        lines += [f"    h = {block}" for block in self.blocks]
-        lines += [f"    out = [{', '.join(o[0] for o in self.outputs)}]"]
+        layers_on_h, losses, targets = zip(*self.outputs)
+        steps = "".join(f"    h = {block}\n" for block in self.blocks)
         # A list of one is another case: a call returns it without the list.
-        alone = len(self.outputs) == 1 and self.seed % 2
-        lines += [f"    return keras.Model(x, out{'[0]' if alone else ''})"]
-        if self.kind == "subclass":
-            lines[-1] = lines[-1].replace("return", "inner =")
-            lines += ["    return Wraps(inner)"]
-        lines += ["", "", f"rng = np.random.default_rng({self.seed})"]
-        lines += [f"x = {self.data}"]
-        targets = [f"{o[2]}" for o in self.outputs]
-        losses = [o[1] for o in self.outputs]
-        one = len(targets) == 1
-        lines += [f"y = {targets[0] if one else listed(targets)}"]
-        lines += [f"sample_weight = {self.weights}"]
-        lines += [f"loss = {losses[0] if one else listed(losses)}"]
-        lines += [f"loss_weights = {self.loss_weights}"]
-        return "\n".join(lines) + "\n"
+        is_listed = len(losses) > 1 or self.seed % 2 == 0
+        model = f"keras.Model(x, out{'' if is_listed else '[0]'})"
+        return f"""\
+def make():
+    x = h = {self.inputs}
+{steps}    out = [{", ".join(layers_on_h)}]
+    return {f"Wraps({model})" if self.kind == "subclass" else model}
+
+
+rng = np.random.default_rng({self.seed})
+x = {self.data}
+y = {_joined(targets)}
+sample_weight = {self.weights}
+loss = {_joined(losses)}
+loss_weights = {self.loss_weights}
+"""
 
     def layer_sources(self):
         """The source of every layer of one's own that is used."""
         found, text = {}, self.source()
-        for _ in range(2):
-            for name in layers_by_name():
-                if re.search(rf"\b{name}\b", text) and name not in found:
-                    found[name] = inspect.getsource(layers_by_name()[name])
+        for _ in range(3):
+            for name, value in layers.BY_NAME.items():
+                if re.search(rf"\b{name}\b", text):
+                    found[name] = inspect.getsource(value)
             text += "\n".join(found.values())
-        order = sorted(found, key=lambda name: name not in ("Own",))
-        return "\n\n".join(found[name] for name in order)
+        return "\n\n".join(sorted(found.values(), key=_is_later))
 
     def run(self):
         """The namespace after the source has run; the policy is set."""
-        keras.config.set_floatx(
-            "float64" if self.dtype == "float64" else "float32"
-        )
+        keras.config.set_floatx(self.floatx)
         keras.config.set_dtype_policy(self.dtype)
         keras.utils.set_random_seed(self.seed)
-        space = {}
-        exec(compile(HEADER, "<case>", "exec"), space)
-        space.update(layers_by_name())
-        exec(compile(self.source(), "<case>", "exec"), space)
-        floats = keras.config.floatx()
+        space = dict(layers.BY_NAME)
+        exec(compile(HEADER + self.source(), "<case>", "exec"), space)
         for name in ("x", "y", "sample_weight"):
-            space[name] = _cast(space[name], floats)
+            space[name] = _cast(space[name], self.floatx)
         return space
+
+    @property
+    def floatx(self):
+        """The float type of data and of what has no policy."""
+        return "float64" if self.dtype == "float64" else "float32"
 
     @property
     def is_repeated(self):
@@ -150,37 +127,18 @@ class Case:
 
     def names(self):
         """The names of its layers and losses, for statistics."""
-        parts = [*self.blocks]
-        for layers_on_h, loss, _ in self.outputs:
-            parts += [layers_on_h, loss]
         pattern = r"(?:L|losses)\.\w+|\w+\('\w+'\)|lambda \w"
-        found = re.findall(pattern, " ".join(parts))
+        text = f"{self.blocks} {[output[:2] for output in self.outputs]}"
+        found = re.findall(pattern, text)
         return {name.split(".")[-1] for name in found}
 
 
-class Wraps(keras.Model):
-    """A model with a `call` of its own."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def call(self, x, training=None):
-        return self.inner(x, training=training)
+def _joined(items):
+    return items[0] if len(items) == 1 else f"[{', '.join(items)}]"
 
 
-def layers_by_name():
-    """Every class of `layers`, and `Wraps`."""
-    found = {
-        name: value
-        for name, value in vars(layers).items()
-        if isinstance(value, type)
-    }
-    return {**found, "Wraps": Wraps}
-
-
-def listed(items):
-    return "[" + ", ".join(items) + "]"
+def _is_later(source):
+    return not source.startswith("class Own(")
 
 
 def _cast(value, dtype):
@@ -192,7 +150,6 @@ def _cast(value, dtype):
 
 
 _SHAPES = [(3,), (4,), (5,), (3, 4), (4, 2), (5, 3), (5, 5, 2), (3, 3, 3, 2)]
-_CHANCES = {"own": 0.55, "keras": 0.45}
 _REDUCTIONS = [None, None, "sum", "mean_with_sample_weight", "mean"]
 
 
@@ -202,162 +159,131 @@ def draw(seed, index):
     number = int(rng.integers(2**31))
     dtype = rng.choice(["float32"] * 6 + ["float64"] * 3 + ["mixed_bfloat16"])
     d = pool.Draw(rng, smooth=dtype == "mixed_bfloat16")
-    fields = {"seed": number, "dtype": str(dtype)}
-    fields["is_coupled"] = d.chance(0.3)
-    fields["n"] = d.one(
-        [2, 3, 4, 5] if fields["is_coupled"] else [1, 2, 3, 4, 5]
-    )
-    maker = _draw_coupled if fields["is_coupled"] else _draw_sound
-    fields.update(maker(d, fields["n"]))
+    is_coupled = d.chance(0.3)
+    n = d.one([2, 3, 4, 5] if is_coupled else [1, 2, 3, 4, 5])
+    fields = _draw_coupled(d, n) if is_coupled else _draw_sound(d, n)
     fields["mode"] = d.one(["vectorized", "vectorized", "per_sample"])
-    adds = any("AddsLoss" in block for block in fields["blocks"])
-    share = 0.7 if adds or fields.get("by_size") else 0.25
-    if d.chance(share) and not fields.get("is_random"):
+    is_random, blocks = fields.get("is_random", False), str(d.blocks)
+    share = 0.7 if "AddsLoss" in blocks or fields.get("by_size") else 0.25
+    if d.chance(share) and not is_random:
         fields["microbatch"] = d.one([1, 2, 3])
-    fields["clips"] = d.chance(0.7) and not fields.get("is_random")
+    fields["clips"] = d.chance(0.7) and not is_random
     fields["execution"] = d.one(["graph"] * 50 + ["eager"] * 10 + ["xla"])
     fields["asks"] = d.one(["gradients", "norms", "step", "step"])
     fields["kind"] = d.one(["functional"] * 4 + ["subclass"])
-    is_step = (fields["execution"], fields["asks"]) == ("graph", "step")
+    is_step = fields["asks"] == "step"
     # What holds for one number of samples shows where it is not known.
-    if is_step and (number % 2 or "rows_of_few" in str(fields["blocks"])):
+    unknown = number % 2 or "rows_of_few" in blocks
+    if is_step and fields["execution"] == "graph" and unknown:
         fields["execution"] = "data set"
-    is_float = "dtype" not in fields["inputs"]
-    if fields["asks"] == "step" and fields["clips"] and is_float:
-        fields["is_broken"] = not fields["is_coupled"] and d.chance(0.2)
-    return Case(**fields)
+    if is_step and fields["clips"] and "dtype" not in d.inputs:
+        fields["is_broken"] = not is_coupled and d.chance(0.2)
+    return Case(
+        seed=number,
+        n=n,
+        inputs=d.inputs,
+        data=d.data,
+        blocks=tuple(d.blocks),
+        dtype=str(dtype),
+        is_coupled=is_coupled,
+        **fields,
+    )
 
 
 def _draw_sound(d, n):
-    fields, blocks = {}, []
     if d.chance(0.06):
-        shape = _draw_words(d, n, fields, blocks)
+        t = d.one([2, 3])
+        if d.chance(0.5):
+            words = [*layers.BY_NAME["Words"].WORDS, "yak"]
+            data = f"np.array({words})[rng.integers(6, size={(n, t)})]"
+            d.start((t,), data, "string")
+            d.add(d.filled("{Words}(h)"))
+        else:
+            d.start((t,), f"rng.integers(5, size={(n, t)})", "int32")
+            d.add(d.filled("{Numbers}(h)"))
     elif d.chance(0.15):
-        t, rows, width = d.one([3, 4]), d.one([4, 5]), d.one([2, 3, 4])
-        zero = d.chance(0.4)
-        fields["inputs"] = f"keras.Input(({t},), dtype='int32')"
-        fields["data"] = f"rng.integers({rows}, size=({n}, {t}))"
-        if zero:
-            fields["data"] += (
-                f" * (np.arange({t}) < rng.integers(1, {t + 1}, size=({n}, 1)))"
-            )
-        blocks.append(f"L.Embedding({rows}, {width}, mask_zero={zero})(h)")
-        if d.chance(0.2):
-            blocks[-1] = f"Tied({rows}, {width})(h)"
-            width = rows
-        elif d.chance(0.2):
-            blocks[-1] = (
-                "(lambda e: L.Dot(2)([e(h), L.Activation('tanh')(e(h))]))"
-                f"({blocks[-1].removesuffix('(h)')})"
-            )
-            width = t
-        shape = (t, width)
+        _draw_ids(d, n)
     else:
         shape = d.one(_SHAPES)
-        fields["inputs"] = f"keras.Input({shape})"
-        fields["data"] = f"rng.normal(size={(n, *shape)})"
-    fields["is_random"] = len(shape) < 4 and d.chance(0.07)
+        d.start(shape, f"rng.normal(size={(n, *shape)})")
+    fields = {"is_random": len(d.shape) < 4 and d.chance(0.07)}
     count = d.one([1, 2, 2, 2, 3, 3, 4])
     at = int(d.rng.integers(count)) if fields["is_random"] else None
     for k in range(count):
-        kind = "own" if d.chance(_CHANCES["own"]) else "keras"
+        kind = "own" if d.chance(0.55) else "keras"
         if not d.smooth and d.chance(0.06):
             kind = "kinked"
         if d.chance(0.15):
             kind = "again"
         kind = "random" if k == at else kind
-        if len(shape) == 4:
-            kind = "keras"
-        made, shape = pool.block(d, shape, kind)
-        blocks.append(made)
-        if len(shape) > 2 and d.chance(0.4):
-            made, shape = pool.smaller(d, shape)
-            blocks.append(made)
+        d.block("keras" if len(d.shape) == 4 else kind)
+        if len(d.shape) > 2 and d.chance(0.4):
+            d.smaller()
     if d.chance(0.12) and not fields["is_random"]:
         fields["by_size"] = True
-        blocks.append(f"Sized({d.one(layers.Sized.FORMS)!r})(h)")
-    while len(shape) > 2 or (len(shape) == 2 and d.chance(0.6)):
-        made, shape = pool.smaller(d, shape)
-        blocks.append(made)
-    fields["blocks"] = tuple(blocks)
+        d.add(d.filled("{Sized}(h)"))
+    while len(d.shape) > 2 or (len(d.shape) == 2 and d.chance(0.6)):
+        d.smaller()
+    # Keras cannot add up losses of one's own of half precision.
+    options = heads.KERAS + (heads.OWN + heads.KINKED) * (not d.smooth)
     outputs, u = [], None
-    options = heads.SOUND + heads.KINKED
-    if d.smooth:
-        # Keras cannot add up such losses of half precision.
-        options = [h for h in heads.SOUND if not h[1].startswith(heads.PLAIN)]
     for _ in range(2 if d.chance(0.2) else 1):
         head = d.one(options)
-        u = shape[-1] if head[0] == "h" else d.one([2, 3, 4])
-        outputs.append(heads.write(head, d.one(_REDUCTIONS), n, u, shape))
+        u = d.shape[-1] if head[0] == "h" else d.one([2, 3, 4])
+        outputs.append(heads.write(head, d.one(_REDUCTIONS), n, u, d.shape))
     fields["outputs"] = tuple(outputs)
     if len(outputs) > 1 and d.chance(0.6):
         fields["loss_weights"] = "[0.7, 2.0]"
     plain = any(o[1].startswith(heads.PLAIN) for o in outputs)
     if d.chance(0.35) and not plain:
-        rows = (n, *shape[:-1])
+        rows = (n, *d.shape[:-1])
         size = (n, 1) if len(rows) == 2 and d.chance(0.5) else rows
         fields["weights"] = f"rng.choice([0.0, 0.5, 1.0, 2.0], size={size})"
-        if (
-            d.chance(0.3)
-            and len(outputs) == len(shape) == 1
-            and "Sparse" in (outputs[0][1])
-        ):
+        is_one = len(outputs) == len(d.shape) == 1
+        if d.chance(0.3) and is_one and "Sparse" in outputs[0][1]:
             fields["class_weight"] = "{k: 0.5 + k for k in range(9)}"
             fields["weights"] = "0.5 + y"
     return fields
 
 
-def _draw_words(d, n, fields, blocks):
-    """Draws inputs of strings or whole numbers; the shape behind them."""
-    t = d.one([2, 3])
-    cls = d.one([layers.Words, layers.Numbers])
-    fields["inputs"] = f"keras.Input(({t},), dtype='int32')"
-    fields["data"] = f"rng.integers(5, size={(n, t)})"
-    if cls is layers.Words:
-        words = [*layers.Words.WORDS, "yak"]
-        fields["inputs"] = f"keras.Input(({t},), dtype='string')"
-        fields["data"] = f"np.array({words})[rng.integers(6, size={(n, t)})]"
-    blocks.append(f"{cls.__name__}({d.one(cls.FORMS)!r})(h)")
-    return t, 3
+def _draw_ids(d, n):
+    """Draws a table and whole numbers, some with a mask."""
+    t, rows, width = d.one([3, 4]), d.one([4, 5]), d.one([2, 3, 4])
+    zero, data = d.chance(0.4), f"rng.integers({rows}, size=({n}, {t}))"
+    if zero:
+        kept = f"rng.integers(1, {t + 1}, size=({n}, 1))"
+        data += f" * (np.arange({t}) < {kept})"
+    d.start((t,), data, "int32")
+    table = f"L.Embedding({rows}, {width}, mask_zero={zero})"
+    if d.chance(0.2):
+        d.add(f"Tied({rows}, {width})(h)")
+    elif d.chance(0.2):
+        dot = "L.Dot(2)([e(h), L.Activation('tanh')(e(h))])"
+        d.add(f"(lambda e: {dot})({table})")
+    else:
+        d.add(f"{table}(h)")
 
 
 def _draw_coupled(d, n):
+    by_loss = False
     if d.chance(0.08):
-        return _draw_ids_together(d, n)
-    width, positions = d.one([3, 4]), d.one([3, 4, n])
-    shape = (width,) if d.chance(0.6) else (positions, width)
-    fields = {
-        "inputs": f"keras.Input({shape})",
-        "data": f"rng.normal(size={(n, *shape)})",
-    }
-    blocks = [f"L.Dense({width}, activation='tanh')(h)"]
-    if d.chance(0.5):
-        kind = d.one(["own", "keras"])
-        made, shape = pool.block(d, shape, kind)
-        blocks.append(made)
-    by_loss = d.chance(0.25)
-    if not by_loss:
-        made, shape = together.coupled(d, shape)
-        blocks.append(made)
-    if len(shape) == 2 and d.chance(0.7):
-        made, shape = pool.smaller(d, shape)
-        blocks.append(made)
-    while by_loss and len(shape) > 1:
-        made, shape = pool.smaller(d, shape)
-        blocks.append(made)
-    head = d.one(heads.COUPLED if by_loss else heads.SOUND[:8])
-    u = shape[-1] if "Dense" not in head[0] else 3
-    fields["outputs"] = (heads.write(head, None, n, u, shape),)
-    fields["blocks"] = tuple(blocks)
-    return fields
-
-
-def _draw_ids_together(d, n):
-    form = d.one(layers.IdsTogether.FORMS + 2 * ("subclass",))
-    head = heads.write(d.one(heads.SOUND[:8]), None, n, 3, (3,))
-    return {
-        "inputs": "keras.Input((3,), dtype='int32')",
-        "data": f"rng.integers(5, size=({n}, 3))",
-        "blocks": (f"IdsTogether({form!r})(h)", "h[:, 0]"),
-        "outputs": (head,),
-    }
+        d.start((3,), f"rng.integers(5, size=({n}, 3))", "int32")
+        form = d.one([*layers.FORMS["IdsTogether"], "subclass", "subclass"])
+        d.blocks += [f"IdsTogether({form!r})(h)", "h[:, 0]"]
+    else:
+        width, positions = d.one([3, 4]), d.one([3, 4, n])
+        shape = (width,) if d.chance(0.6) else (positions, width)
+        d.start(shape, f"rng.normal(size={(n, *shape)})")
+        d.add(f"L.Dense({width}, activation='tanh')(h)")
+        if d.chance(0.5):
+            d.block(d.one(["own", "keras"]))
+        by_loss = d.chance(0.25)
+        if not by_loss:
+            d.coupled()
+        if len(d.shape) == 2 and d.chance(0.7):
+            d.smaller()
+        while by_loss and len(d.shape) > 1:
+            d.smaller()
+    head = d.one(heads.COUPLED if by_loss else heads.KERAS)
+    u = 3 if "Dense" in head[0] else d.shape[-1]
+    return {"outputs": (heads.write(head, None, n, u, d.shape),)}

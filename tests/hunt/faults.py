@@ -1,7 +1,7 @@
-"""Faults to plant into the engine, for the hunt to find.
+"""Faults to plant, for the hunt to find: into the engine and the type rules.
 
-Each replaces one function of the package by one that is wrong in a special
-case. Where the engine changes, only the table at the end must follow.
+Each function is called instead of one of the package, which is its first
+argument, and is wrong in a special case.
 """
 
 import tensorflow as tf
@@ -10,154 +10,236 @@ import keras_pergrad as kpg
 from keras_pergrad import factors
 from keras_pergrad.factors.base import squares_by_sample
 from keras_pergrad.modes import microbatches
+from keras_pergrad.proof import calls, elementwise_rules, intervals, typing
+from keras_pergrad.proof.calls import State
+from keras_pergrad.proof.divisors import Divisors
+from keras_pergrad.proof.every_number import EveryNumber
+from keras_pergrad.proof.static_numbers import Sizes
+from keras_pergrad.proof.tensor_types import (
+    BY_SIZE,
+    FREE,
+    RULES,
+    At,
+    Mixes,
+    Total,
+)
 from keras_pergrad.uses import weight_paths
+from keras_pergrad.uses.layer_rules import registry
 from keras_pergrad.uses.one_by_one import RowExchange
-from tests.hunt.planting import Fault
-from tests.hunt.type_faults import TYPE_FAULTS
+from tests.hunt.planting import Fault, instead
+
+FAULTS = []
 
 
-def _no_cross_terms(right):
-    def squared_norms(self):
-        if self.positions == 1:
-            return right(self)
-        each = tf.reduce_sum(self.x**2, -1) * tf.reduce_sum(self.dz**2, -1)
-        return tf.reduce_sum(each, 1)
+def _planted(name, owner, attribute, is_pure=False):
+    def listed(wrong):
+        FAULTS.append(Fault(name, owner, attribute, instead(wrong), is_pure))
+        return wrong
 
-    return squared_norms
+    return listed
 
 
-def _unweighted_when_narrow(right):
-    def weighted_sum(self, weights):
-        narrow = self.x.shape[-1] < self.dz.shape[-1]
-        return right(self, None if narrow else weights)
-
-    return weighted_sum
+def _rule(name, ops):
+    return _planted(name, RULES, ops, is_pure=True)
 
 
-def _repeated_ids(right):
-    return lambda self: squares_by_sample(self.dz)
+@_planted(
+    "kernel norms without the cross terms of positions",
+    factors.Outer,
+    "squared_norms",
+)
+def _no_cross_terms(right, self):
+    if self.positions == 1:
+        return right(self)
+    each = tf.reduce_sum(self.x**2, -1) * tf.reduce_sum(self.dz**2, -1)
+    return tf.reduce_sum(each, 1)
 
 
-def _squares_of_positions(right):
-    def squared_norms(self):
-        return tf.cast(squares_by_sample(self.dz), self.gradients.dtype)
-
-    return squared_norms
-
-
-def _first_sample_unweighted(right):
-    def weighted_sum(self, weights):
-        if weights is not None:
-            weights = tf.concat([tf.ones_like(weights[:1]), weights[1:]], 0)
-        return right(self, weights)
-
-    return weighted_sum
+@_planted(
+    "narrow kernels summed without the clipping weights",
+    factors.Outer,
+    "weighted_sum",
+)
+def _unweighted_when_narrow(right, self, weights):
+    narrow = self.x.shape[-1] < self.dz.shape[-1]
+    return right(self, None if narrow else weights)
 
 
-def _norms_of_uses_added(right):
-    def squared_norms(self):
-        return tf.add_n([part.squared_norms() for part in self.parts])
-
-    return squared_norms
+@_planted("table norms with repeated ids apart", factors.Rows, "squared_norms")
+def _repeated_ids(right, self):
+    return squares_by_sample(self.dz)
 
 
-def _unweighted(right):
-    return lambda self, weights: right(self, None)
+@_planted(
+    "bias norms squared before the sum over positions",
+    factors.Sum,
+    "squared_norms",
+)
+def _squares_of_positions(right, self):
+    return tf.cast(squares_by_sample(self.dz), self.gradients.dtype)
 
 
-def _lenient(right):
-    def weights(self, norms):
-        found = right(self, norms)
-        return tf.where(found < 0.7, found, tf.ones_like(found))
-
-    return weights
-
-
-def _all_means(right):
-    def kinds(*args, **kwargs):
-        return [tf.zeros_like(k) for k in right(*args, **kwargs)]
-
-    return kinds
+@_planted(
+    "first sample of a materialised gradient unweighted",
+    factors.Full,
+    "weighted_sum",
+)
+def _first_sample_unweighted(right, self, weights):
+    if weights is not None:
+        weights = tf.concat([tf.ones_like(weights[:1]), weights[1:]], 0)
+    return right(self, weights)
 
 
-def _as_they_are(right):
-    return lambda self, tensors: list(tensors)
+@_planted(
+    "norms of a shared weight's uses added", factors.Joined, "squared_norms"
+)
+def _norms_of_uses_added(right, self):
+    return tf.add_n([part.squared_norms() for part in self.parts])
 
 
-def _strides_forgotten(right):
-    def squared_norms(self):
-        strided = any(s > 1 for s in self.windows.strides)
-        return right(self) * (0.8 if strided else 1.0)
+@_planted(
+    "weights behind weights summed without the clipping weights",
+    weight_paths.PulledBack,
+    "weighted_sum",
+)
+def _unweighted(right, self, weights):
+    return right(self, None)
 
-    return squared_norms
+
+@_planted(
+    "norms a little above the limit not clipped", kpg.ClippedMean, "weights"
+)
+def _lenient(right, self, norms):
+    found = right(self, norms)
+    return tf.where(found < 0.7, found, tf.ones_like(found))
 
 
-ENGINE_FAULTS = [
-    Fault(
-        "kernel norms without the cross terms of positions",
-        factors.Outer,
-        "squared_norms",
-        _no_cross_terms,
-    ),
-    Fault(
-        "narrow kernels summed without the clipping weights",
-        factors.Outer,
-        "weighted_sum",
-        _unweighted_when_narrow,
-    ),
-    Fault(
-        "table norms with repeated ids apart",
-        factors.Rows,
-        "squared_norms",
-        _repeated_ids,
-    ),
-    Fault(
-        "bias norms squared before the sum over positions",
-        factors.Sum,
-        "squared_norms",
-        _squares_of_positions,
-    ),
-    Fault(
-        "first sample of a materialised gradient unweighted",
-        factors.Full,
-        "weighted_sum",
-        _first_sample_unweighted,
-    ),
-    Fault(
-        "norms of a shared weight's uses added",
-        factors.Joined,
-        "squared_norms",
-        _norms_of_uses_added,
-    ),
-    Fault(
-        "weights behind weights summed without the clipping weights",
-        weight_paths.PulledBack,
-        "weighted_sum",
-        _unweighted,
-    ),
-    Fault(
-        "norms a little above the limit not clipped",
-        kpg.ClippedMean,
-        "weights",
-        _lenient,
-    ),
-    Fault(
-        "every add_loss taken for a mean when accumulating",
-        microbatches,
-        "add_loss_kinds",
-        _all_means,
-    ),
-    Fault(
-        "norms of strided convolutions too small",
-        factors.Patches,
-        "squared_norms",
-        _strides_forgotten,
-    ),
-    Fault(
-        "a sample that is not finite left in what a loop has kept",
-        RowExchange,
-        "all",
-        _as_they_are,
-    ),
-]
-FAULTS = ENGINE_FAULTS + TYPE_FAULTS
+@_planted(
+    "every add_loss taken for a mean when accumulating",
+    microbatches,
+    "add_loss_kinds",
+)
+def _all_means(right, *args, **kwargs):
+    return [tf.zeros_like(k) for k in right(*args, **kwargs)]
+
+
+@_planted(
+    "norms of strided convolutions too small", factors.Patches, "squared_norms"
+)
+def _strides_forgotten(right, self):
+    strided = any(s > 1 for s in self.windows.strides)
+    return right(self) * (0.8 if strided else 1.0)
+
+
+@_planted(
+    "a sample that is not finite left in what a loop has kept",
+    RowExchange,
+    "all",
+)
+def _as_they_are(right, self, tensors):
+    return list(tensors)
+
+
+# Faults of the type rules: each lets some mixing of samples pass for none.
+
+
+@_rule("an order or sum along the samples accepted", "Cumsum Cumprod")
+@_rule("rows of other samples accepted", "GatherV2")
+@_rule("samples beside others accepted", "ConcatV2 StridedSlice Slice")
+@_rule("a softmax over the samples accepted", "Softmax")
+def _where_they_were(right, op, types):
+    """Where a rule finds that samples meet, the first ones are as before."""
+    try:
+        return right(op, types)
+    except Mixes:
+        return next((t for t in types if isinstance(t, At)), types[0])
+
+
+@_rule("a reshape that takes the samples apart accepted", "Reshape")
+def _on_the_first_axis(right, op, types):
+    try:
+        return right(op, types)
+    except Mixes:
+        return At(0, flags=types[0].flags)
+
+
+@_rule("a transposition forgotten", "Transpose")
+def _unmoved(right, op, types):
+    return types[0]
+
+
+@_rule("products of all pairs accepted", "MatMul BatchMatMulV2 Einsum")
+def _pairs_accepted(right, op, types):
+    try:
+        return right(op, types)
+    except Mixes as error:
+        if "all pairs" not in str(error):
+            raise
+        return next(t for t in types if isinstance(t, At))
+
+
+@_rule("means over the samples taken for free", "Mean")
+def _free_of_samples(right, op, types):
+    found = right(op, types)
+    is_sum = isinstance(found, Total) and isinstance(types[0], At)
+    return FREE if is_sum else found
+
+
+@_planted("a condition not looked at", calls, "_condition")
+def _any_choice(right, call, types, typing):
+    return right(call, [FREE, *types[1:]], typing)
+
+
+class _Blind:
+    """A typing that takes all flags for free of samples."""
+
+    def __init__(self, typing):
+        self.typing = typing
+
+    def __getattr__(self, name):
+        return getattr(self.typing, name)
+
+    def of(self, tensor):
+        is_flag = tensor.dtype.is_bool and tensor.shape.rank == 0
+        return FREE if is_flag else self.typing.of(tensor)
+
+
+@_planted("the end of a loop not looked at", calls, "_loop")
+def _any_count(right, call, types, typing):
+    return right(call, types, _Blind(typing))
+
+
+@_planted("sizes of the batch not noted", Sizes, "left")
+def _no_size(right, self, op, flags):
+    return right(self, op, flags) & ~BY_SIZE
+
+
+@_planted(
+    "values in sums over the samples not noted", elementwise_rules, "as_divisor"
+)
+def _values_forgotten(right, op, k, kind):
+    return right(op, k, Total(0) if isinstance(kind, Total) else kind)
+
+
+@_planted("assignments forgotten", State, "assign")
+@_planted("a subclass taken for the class", registry, "own_method", True)
+def _none(right, *args):
+    return None
+
+
+@_planted(
+    "numbers known for one size accepted", EveryNumber, "_is_regular", True
+)
+@_planted("places taken to be within a block", intervals, "_are_below", True)
+def _true(right, *args):
+    return True
+
+
+@_planted("state kept in their own way accepted", typing, "keeps_unknown", True)
+def _false(right, *args):
+    return False
+
+
+@_planted("factors of a loss's terms not compared", Divisors, "_applied")
+def _no_factor(right, *args):
+    return "*", 0

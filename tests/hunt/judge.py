@@ -60,24 +60,13 @@ def judge(case):
     if case.dtype == "float32" and any(map(_may_be_rounding, found)):
         wide = _judge(dataclasses.replace(case, dtype="float64"))
         if not any(v.failed for v in wide):
-            return [
-                dataclasses.replace(v, outcome=UNCLEAR)
-                if _may_be_rounding(v)
-                else v
-                for v in found
-            ]
-    if case.dtype != "mixed_bfloat16":
-        return found
-    for shift in (1, 2):
-        if not any(v.failed for v in found):
-            break
-        other = {(v.check, v.outcome) for v in _judge(_shifted(case, shift))}
-        found = [
-            v
-            if not v.failed or (v.check, v.outcome) in other
-            else dataclasses.replace(v, outcome=UNCLEAR)
-            for v in found
-        ]
+            found = _unclear(found, [v for v in found if _may_be_rounding(v)])
+    for shift in (1, 2) if case.dtype == "mixed_bfloat16" else ():
+        if any(v.failed for v in found):
+            other = _judge(dataclasses.replace(case, seed=case.seed + shift))
+            again = {(v.check, v.outcome) for v in other}
+            lost = [v for v in found if (v.check, v.outcome) not in again]
+            found = _unclear(found, [v for v in lost if v.failed])
     return found
 
 
@@ -85,8 +74,12 @@ def _may_be_rounding(verdict):
     return verdict.outcome == DIFFERS and float(verdict.detail) < _ROUNDING
 
 
-def _shifted(case, shift):
-    return dataclasses.replace(case, seed=case.seed + shift)
+def _unclear(verdicts, which):
+    """The verdicts, some of them as unclear."""
+    return [
+        dataclasses.replace(v, outcome=UNCLEAR) if v in which else v
+        for v in verdicts
+    ]
 
 
 def meets(case):
@@ -112,8 +105,14 @@ def _judge(case):
 def _tidy():
     """Puts back the float type and policy, and what Keras remembers."""
     policy, floatx = keras.config.dtype_policy(), keras.config.floatx()
-    with _whole_tracebacks(), warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        for config in (keras.config, tf.debugging):
+            # It is to be seen where an error was raised.
+            if config.is_traceback_filtering_enabled():
+                config.disable_traceback_filtering()
+                stack.callback(config.enable_traceback_filtering)
         try:
             yield
         finally:
@@ -121,17 +120,6 @@ def _tidy():
             keras.config.set_dtype_policy(policy)
             keras.backend.clear_session(free_memory=False)
             gc.collect(0)
-
-
-@contextlib.contextmanager
-def _whole_tracebacks():
-    """Lets it be seen where an error was raised."""
-    with contextlib.ExitStack() as stack:
-        for config in (keras.config, tf.debugging):
-            if config.is_traceback_filtering_enabled():
-                config.disable_traceback_filtering()
-                stack.callback(config.enable_traceback_filtering)
-        yield
 
 
 def fit_data_set(model, x, y, sample_weight=None, class_weight=None):
@@ -168,10 +156,11 @@ class _Judge:
             raise Invalid(brief(error)) from error
 
     def compile(self, model, **arguments):
-        optimizer = keras.optimizers.SGD(LEARNING_RATE)
-        names = ("loss", "loss_weights")
         model.compile(
-            optimizer, **{k: self.space[k] for k in names}, **arguments
+            keras.optimizers.SGD(LEARNING_RATE),
+            self.space["loss"],
+            loss_weights=self.space["loss_weights"],
+            **arguments,
         )
 
     def values(self):
@@ -208,14 +197,12 @@ class _Judge:
         """How far sample 0 goes when the others' inputs or targets change."""
         if self.samples is None:
             return np.inf
-        moved = [
-            oracle.contributions(self.model, x, y, self.sample_weight, [0])
-            for x, y in (
-                (_others_changed(self.x), self.y),
-                (self.x, _others_changed(self.y)),
-            )
-        ]
-        return max(oracle.distance(m[0], self.samples[0]) for m in moved)
+        x, y = _others_changed(self.x), _others_changed(self.y)
+        weight, found = self.sample_weight, []
+        for batch in ((x, self.y, weight), (self.x, y, weight)):
+            (moved,) = oracle.contributions(self.model, *batch, [0])
+            found.append(oracle.distance(moved, self.samples[0]))
+        return max(found)
 
     def ask_keras(self):
         """One step of plain Keras: its weights, state and loss."""
@@ -231,10 +218,8 @@ class _Judge:
             raise ValueError("not finite")
 
     def weighting(self):
-        given = self.space.get("class_weight")
         if self.case.class_weight != "None":
-            given = eval(self.case.class_weight)
-            return {"class_weight": given}
+            return {"class_weight": eval(self.case.class_weight)}
         return {"sample_weight": self.sample_weight}
 
     def verdicts(self):
@@ -285,11 +270,11 @@ class _Judge:
         some = norms is not None and norms[norms > 0]
         clip = max(float(np.median(some)), 1e-3) if np.any(some) else 1.0
         mode = _mode(case, clip)
+        arguments = {"jit_compile": case.execution == "xla"}
+        if case.execution == "eager":
+            arguments = {"run_eagerly": True}
         try:
             model = kpg.PerGradModel.from_model(self.model)
-            arguments = {"run_eagerly": case.execution == "eager"}
-            if case.execution != "eager":
-                arguments["jit_compile"] = case.execution == "xla"
             self.compile(model, gradient_mode=mode, **arguments)
             loss = self.train(model)
         except Exception as error:
@@ -302,11 +287,12 @@ class _Judge:
         self.put_back()
         if case.must_refuse:
             return [Verdict("step", COUPLED, repr(mode))]
-        trained = {id(v) for v in self.model.trainable_variables}
-        variables = oracle.all_variables(self.model)
-        is_trained = [id(v) in trained for v in variables]
+        places = {
+            id(v): k for k, v in enumerate(oracle.all_variables(self.model))
+        }
+        trained = [places[id(v)] for v in self.model.trainable_variables]
         changes = self.changes(norms, clip, broken is not None)
-        step = self.compared("step", *self.moved(found, is_trained, changes))
+        step = self.compared("step", *self.moved(found, trained, changes))
         if broken is not None:
             # The loss and what the layers keep are no numbers, either.
             return [step]
@@ -316,14 +302,11 @@ class _Judge:
             for layer in self.model._flatten_layers()
         )
         if not (case.microbatch and of_batch):
-            kept = [k for k, t in enumerate(is_trained) if not t]
-            checks.append(
-                self.compared(
-                    "state",
-                    [found[k] for k in kept],
-                    [self.after[k] for k in kept],
-                )
-            )
+            kept = [
+                [v for k, v in enumerate(values) if k not in trained]
+                for values in (found, self.after)
+            ]
+            checks.append(self.compared("state", *kept))
         return checks
 
     def train(self, model):
@@ -367,14 +350,10 @@ class _Judge:
             for column in zip(*self.samples)
         ]
 
-    def moved(self, found, is_trained, changes):
+    def moved(self, found, trained, changes):
         """The steps that were made, and those that should be, in gradients."""
-        places = {
-            id(v): k for k, v in enumerate(oracle.all_variables(self.model))
-        }
         ours, wanted = [], []
-        for variable, change in zip(self.model.trainable_variables, changes):
-            k = places[id(variable)]
+        for k, change in zip(trained, changes):
             start, after = self.start[k], self.after[k]
             # The weights do not show a difference below their last digit.
             digit = np.spacing(np.maximum(abs(start), abs(after)))

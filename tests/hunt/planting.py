@@ -18,7 +18,6 @@ class Fault:
         make: of the right function, gives the wrong one.
         is_pure: whether the function only says something, so that the fault
             counts as touched where it says something else.
-        by_refusals: whether only cases that must be refused can show it.
     """
 
     name: str
@@ -26,7 +25,6 @@ class Fault:
     attribute: str
     make: Callable
     is_pure: bool = False
-    by_refusals: bool = False
 
     @contextlib.contextmanager
     def planted(self):
@@ -57,6 +55,11 @@ class Fault:
             for name in self.attribute.split():
                 stack.enter_context(_replaced(self.owner, name, make))
             yield
+
+
+def instead(wrong):
+    """A maker of a function that calls `wrong` with the right one in front."""
+    return lambda right: lambda *args, **kw: wrong(right, *args, **kw)
 
 
 def _said(rule, args):

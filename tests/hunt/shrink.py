@@ -36,17 +36,13 @@ def smallest(case, verdict_of=judge.judge, most=60):
         The case from which nothing more could be taken.
     """
     wanted = failure(verdict_of(case))
-    tried = 0
-    changed = wanted is not None
-    while changed and tried < most:
-        changed = False
-        for smaller in _smaller(case):
-            if tried >= most:
-                break
-            tried += 1
-            if failure(verdict_of(smaller)) == wanted:
-                case, changed = smaller, True
-                break
+    left = _smaller(case) if wanted else iter(())
+    for _ in range(most):
+        smaller = next(left, None)
+        if smaller is None:
+            break
+        if failure(verdict_of(smaller)) == wanted:
+            case, left = smaller, _smaller(smaller)
     return case
 
 
@@ -73,17 +69,13 @@ def _smaller(case):
     for name, value in _PLAIN.items():
         if getattr(case, name) != value:
             yield dataclasses.replace(case, **{name: value})
-    mse = "keras.losses.MeanSquaredError()"
-    if case.outputs[0][1] != mse and not _by_loss(case):
+    mse, loss = "keras.losses.MeanSquaredError()", case.outputs[0][1]
+    by_loss = case.is_coupled and loss in [head[1] for head in heads.COUPLED]
+    if loss != mse and not by_loss:
         targets = f"rng.normal(size=({case.n}, 3))"
         for layer in ("L.Dense(3)(h)", "L.Dense(3)(L.Flatten()(h))"):
             output = (layer, mse, targets)
             yield dataclasses.replace(case, outputs=(output,), weights="None")
-
-
-def _by_loss(case):
-    losses = [text[1] for text in heads.COUPLED]
-    return case.is_coupled and case.outputs[0][1] in losses
 
 
 def signature(case):
@@ -98,14 +90,13 @@ def signature(case):
 
 def script(case, verdicts):
     """A script that shows the failure without this package's tests."""
+    failed = [v for v in verdicts if v.failed]
+    told = "; ".join(f"{v.check}: {v.outcome} {v.detail}" for v in failed)
+    told = told.replace('"', "'")
     parts = [
-        '"""'
-        + "; ".join(
-            f"{v.check}: {v.outcome} {v.detail}" for v in verdicts if v.failed
-        ).replace('"', "'")
-        + '"""',
-        "import contextlib\n\n" + cases.HEADER,
-        f"keras.config.set_floatx({_floatx(case)!r})",
+        f'"""{told}"""',
+        cases.HEADER,
+        f"keras.config.set_floatx({case.floatx!r})",
         f"keras.config.set_dtype_policy({case.dtype!r})",
         f"keras.utils.set_random_seed({case.seed})",
         case.layer_sources(),
@@ -115,23 +106,7 @@ def script(case, verdicts):
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _floatx(case):
-    return "float64" if case.dtype == "float64" else "float32"
-
-
 def _training(case):
-    functions = [
-        inspect.getsource(getattr(oracle, name))
-        for name in (
-            "restored",
-            "all_variables",
-            "row",
-            "added_losses",
-            "contributions",
-            "batch_gradient",
-            "_array",
-        )
-    ]
     compiled = (
         "model = make()\n"
         f"model.compile(keras.optimizers.SGD({cases.LEARNING_RATE}), loss, "
@@ -156,7 +131,7 @@ def _training(case):
         "for v, a, b in zip(model.trainable_variables, found, expected):\n"
         "    print(v.path, 'ours:', a, 'expected:', b, sep='\\n')\n"
     )
-    return "\n\n".join(functions) + "\n\n" + compiled + lines
+    return f"{inspect.getsource(oracle)}\n\n{compiled}{lines}"
 
 
 def _step(case):

@@ -1,92 +1,42 @@
 """Layers of one's own, of which the package can know nothing.
 
 Every layer treats each sample alone, but for those of `TOGETHER`; `Sized`
-follows the number of samples, too. One class
-needs nothing from its file but what `HEADER` in cases.py imports, so that
-its source can stand in a script.
+follows the number of samples, too. Each needs nothing from its file but what
+`HEADER` in cases.py imports and others of `BY_NAME`, so that its source can
+stand in a script.
 """
 
-from tests.hunt.layers.again import Again, AgainComplex, AgainDerived
-from tests.hunt.layers.attention import Attends, Norm, Tied, Token
-from tests.hunt.layers.backward import Backward
-from tests.hunt.layers.base import Own
-from tests.hunt.layers.branches import Chooses, ChoosesTogether
-from tests.hunt.layers.coupled import Couples, Stops
-from tests.hunt.layers.graphs import Inside, Nested
-from tests.hunt.layers.ids import IdsTogether, Numbers, Words
-from tests.hunt.layers.kept import KeepsTogether
-from tests.hunt.layers.kernels import Kernel, Vector
-from tests.hunt.layers.loops import Turns, TurnsTogether
-from tests.hunt.layers.losses import AddsLoss
-from tests.hunt.layers.meets import Added, Broadcast, Looked, Meets, Scalar
-from tests.hunt.layers.mixtures import Gate, Mixture, Squeeze
-from tests.hunt.layers.outputs import Join, Two
-from tests.hunt.layers.own_gradients import Derives, DerivesTogether
-from tests.hunt.layers.places import Lies, LiesTogether
-from tests.hunt.layers.products import Filters, Matrix, Positions
-from tests.hunt.layers.recurrence import Loop, OverSamples, Steps
-from tests.hunt.layers.sizes import Sized
-from tests.hunt.layers.state import Keeps, Penalised, Unused
+import ast
+import importlib
+import inspect
+import pkgutil
+import textwrap
 
-#: The layers in which samples meet.
-TOGETHER = (
-    Couples,
-    ChoosesTogether,
-    DerivesTogether,
-    IdsTogether,
-    KeepsTogether,
-    LiesTogether,
-    TurnsTogether,
-)
-
-__all__ = [
-    "TOGETHER",
-    "Added",
-    "AddsLoss",
-    "Again",
-    "AgainComplex",
-    "AgainDerived",
-    "Attends",
-    "Backward",
-    "Broadcast",
-    "Chooses",
-    "ChoosesTogether",
-    "Couples",
-    "Derives",
-    "DerivesTogether",
-    "Filters",
-    "Gate",
-    "IdsTogether",
-    "Inside",
-    "Join",
-    "Keeps",
-    "KeepsTogether",
-    "Kernel",
-    "Lies",
-    "LiesTogether",
-    "Looked",
-    "Loop",
-    "Matrix",
-    "Meets",
-    "Mixture",
-    "Nested",
-    "Norm",
-    "Numbers",
-    "OverSamples",
-    "Own",
-    "Penalised",
-    "Positions",
-    "Scalar",
-    "Sized",
-    "Squeeze",
-    "Steps",
-    "Stops",
-    "Tied",
-    "Token",
-    "Turns",
-    "TurnsTogether",
-    "Two",
-    "Unused",
-    "Vector",
-    "Words",
+_MODULES = [
+    importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(__path__)
 ]
+#: The layers, and the functions that they share.
+BY_NAME = {
+    name: value
+    for module in _MODULES
+    for name, value in vars(module).items()
+    if getattr(value, "__module__", None) == module.__name__
+}
+
+
+def _forms(cls):
+    """The keys of the table that the layer's `forms` returns at its end."""
+    source = textwrap.dedent(inspect.getsource(cls.forms))
+    table = ast.parse(source).body[0].body[-1].value
+    return [key.value for key in table.keys]
+
+
+#: The forms of the layers that have some.
+FORMS = {
+    name: _forms(value)
+    for name, value in BY_NAME.items()
+    if hasattr(value, "forms")
+}
+#: The layers in which samples meet.
+TOGETHER = ["Couples", *(name for name in FORMS if name.endswith("Together"))]

@@ -1,34 +1,21 @@
-"""Branches that follow the data, of each sample or of all together."""
+"""Branches, functions and inner layers around the use of a weight."""
 
+import keras
 import tensorflow as tf
+from keras import ops
 
 from tests.hunt.layers.base import Own
 
 
-class Chooses(Own):
+class Chooses(Own, k="d d", b="d"):
     """Each sample, or something that is no sample, chooses a branch."""
 
-    FORMS = (
-        "where",
-        "where_of_sums",
-        "masked",
-        "vectorized",
-        "vectorized_where",
-        "cond_of_positions",
-        "cond_of_weight",
-        "case_of_counter",
-        "cond_in_cond",
-        "gathered",
-        "cond_that_assigns",
-    )
-
     def build(self, shape):
-        d = shape[-1]
-        self.k, self.b = self.weight(d, d), self.weight(d)
+        super().build(shape)
         self.count = self.weight(scale=0.0, trainable=False)
 
-    def call(self, x, training=None):
-        k, b = tf.convert_to_tensor(self.k), tf.convert_to_tensor(self.b)
+    def forms(self, x, training):
+        k, b = self.read()
 
         def left():
             return tf.tanh(x @ k)
@@ -36,11 +23,17 @@ class Chooses(Own):
         def right():
             return x * b
 
-        def one(row):
+        def shifted(row):
             large = tf.reduce_sum(row) > 0.0
-            if self.form == "vectorized_where":
-                return tf.where(large, tf.tanh(row @ k), row * b)
             return tf.cast(large, row.dtype) * row + tf.sin(row)
+
+        def chosen(row):
+            large = tf.reduce_sum(row) > 0.0
+            return tf.where(large, tf.tanh(row @ k), row * b)
+
+        def mapped(one):
+            rows = x if x.shape.rank > 2 else x[:, None]
+            return tf.reshape(tf.vectorized_map(one, rows), tf.shape(x))
 
         def counted():
             if training:
@@ -50,19 +43,14 @@ class Chooses(Own):
         sums = tf.reduce_sum(x, -1, True)
         is_first = tf.cast(self.count, tf.int32)
         of_weight = tf.reduce_sum(b) > 0.0
-        rows = x if x.shape.rank > 2 else x[:, None]
         return {
             "where": lambda: tf.where(x > 0.0, left(), right()),
             "where_of_sums": lambda: tf.where(sums > 0.0, left(), right()),
             "masked": lambda: (
                 right() + tf.cast(sums > tf.reduce_sum(b), x.dtype) * left()
             ),
-            "vectorized": lambda: (
-                tf.reshape(tf.vectorized_map(one, rows), tf.shape(x)) @ k
-            ),
-            "vectorized_where": lambda: tf.reshape(
-                tf.vectorized_map(one, rows), tf.shape(x)
-            ),
+            "vectorized": lambda: mapped(shifted) @ k,
+            "vectorized_where": lambda: mapped(chosen),
             "cond_of_positions": lambda: tf.cond(
                 tf.shape(x)[-1] > 3, left, right
             ),
@@ -80,29 +68,13 @@ class Chooses(Own):
                 batch_dims=x.shape.rank - 1,
             ),
             "cond_that_assigns": lambda: tf.cond(of_weight, counted, right),
-        }[self.form]()
+        }
 
 
-class ChoosesTogether(Own):
+class ChoosesTogether(Own, k="d"):
     """All samples choose a branch; `form` says by what."""
 
-    FORMS = (
-        "mean",
-        "any",
-        "largest",
-        "switch",
-        "nested",
-        "same_shape",
-        "where",
-        "first_row",
-        "in_function",
-        "inside_branch",
-    )
-
-    def build(self, shape):
-        self.k = self.weight(shape[-1])
-
-    def call(self, x):
+    def forms(self, x, training):
         k = self.k
         mean = tf.reduce_mean(x)
 
@@ -112,35 +84,104 @@ class ChoosesTogether(Own):
         def right():
             return 2 * x * x + k
 
-        def centred():
-            return x - tf.reduce_mean(x, 0)
+        def choice(condition):
+            return tf.cond(condition, left, right)
 
         return {
-            "mean": lambda: tf.cond(mean > 0.0, left, right),
-            "any": lambda: tf.cond(tf.reduce_any(x > 0.6), left, right),
-            "largest": lambda: tf.cond(
-                tf.reduce_max(tf.abs(x)) > 0.7, left, right
-            ),
+            "mean": lambda: choice(mean > 0.0),
+            "any": lambda: choice(tf.reduce_any(x > 0.6)),
+            "largest": lambda: choice(tf.reduce_max(tf.abs(x)) > 0.7),
             "switch": lambda: tf.switch_case(
                 tf.cast(tf.clip_by_value(4 * mean + 1, 0.0, 2.0), tf.int32),
                 [left, right, lambda: x * k],
             ),
             "nested": lambda: tf.cond(
                 tf.shape(x)[-1] > 0,
-                lambda: tf.cond(tf.reduce_sum(x) > 0.0, left, right),
+                lambda: choice(tf.reduce_sum(x) > 0.0),
                 right,
             ),
             "same_shape": lambda: (
                 x * tf.cond(mean > 0.0, lambda: k * 2, lambda: k)
             ),
             "where": lambda: tf.where(mean > 0.0, left(), right()),
-            "first_row": lambda: tf.cond(
-                tf.reduce_sum(x[0]) > 0.0, left, right
-            ),
-            "in_function": lambda: tf.function(
-                lambda: tf.cond(mean > 0.0, left, right)
-            )(),
+            "first_row": lambda: choice(tf.reduce_sum(x[0]) > 0.0),
+            "in_function": lambda: tf.function(choice)(mean > 0.0),
             "inside_branch": lambda: tf.cond(
-                tf.reduce_sum(k) > 9.0, right, centred
+                tf.reduce_sum(k) > 9.0, right, lambda: x - tf.reduce_mean(x, 0)
             ),
-        }[self.form]()
+        }
+
+
+class Inside(Own, k="d d", b="d"):
+    """x @ k + b inside of something."""
+
+    def forms(self, x, training):
+        def apply(x):
+            return tf.tanh(tf.matmul(x, self.k) + self.b)
+
+        def other(x):
+            return tf.matmul(x, self.k) * self.b
+
+        def left():
+            return apply(x)
+
+        def right():
+            return other(x)
+
+        return {
+            "function": lambda: tf.function(apply)(x),
+            "nested_function": lambda: tf.function(
+                lambda x: tf.function(apply)(x) + tf.function(other)(x)
+            )(x),
+            "cond": lambda: ops.cond(
+                ops.convert_to_tensor(True), left, lambda: x
+            ),
+            "tf_cond": lambda: tf.cond(tf.shape(x)[1] > 9, left, right),
+            "switch": lambda: tf.switch_case(tf.rank(x) - 2, [left, right]),
+            "cond_of_weight": lambda: tf.cond(
+                tf.reduce_sum(self.b) > 0, left, right
+            ),
+            "cond_of_training": lambda: ops.cond(
+                ops.convert_to_tensor(bool(training)), left, right
+            ),
+            "recompute": lambda: tf.recompute_grad(apply)(x),
+            "remat": lambda: keras.remat(apply)(x),
+            "autograph": lambda: tf.function(
+                lambda x: apply(x) if self.form else x, autograph=True
+            )(x),
+        }
+
+
+class Nested(Own, k="d"):
+    """Layers of Keras inside, in front of or behind an own weight."""
+
+    def build(self, shape):
+        super().build(shape)
+        d, inputs = shape[-1], keras.Input(shape[1:])
+        dense = keras.layers.Dense(d, activation="tanh")
+        if self.form == "regularized":
+            dense.activity_regularizer = keras.regularizers.L2(0.3)
+        parts = {
+            "normed": lambda: [keras.layers.LayerNormalization()],
+            "list": lambda: [keras.layers.Dense(d) for _ in range(2)],
+            "embedding": lambda: [keras.layers.Embedding(3, d)],
+            "functional": lambda: [
+                keras.Model(inputs, keras.layers.Dense(d)(inputs))
+            ],
+        }
+        self.parts = parts.get(self.form, lambda: [dense])()
+        for part in self.parts:
+            part.build(shape)
+
+    def forms(self, x, training):
+        k, (inner, *others) = self.k, self.parts
+        return {
+            "before": lambda: inner(x * k),
+            "after": lambda: inner(x) * k,
+            "twice": lambda: inner(inner(x) * k),
+            "regularized": lambda: inner(x * k),
+            "normed": lambda: inner(x + k) * k,
+            "list": lambda: others[0](ops.tanh(inner(x)) * k),
+            "embedding": lambda: x * k + inner(ops.arange(3))[1],
+            "functional": lambda: inner(ops.tanh(x * k)),
+        }

@@ -6,77 +6,55 @@ import tensorflow as tf
 from tests.hunt.layers.base import Own
 
 
-class Words(Own):
+class Words(Own, k="7 3"):
     """Vectors of strings (n, t), by ops of TensorFlow or of Keras."""
 
-    FORMS = (
-        "lookup",
-        "hashing",
-        "one_hot",
-        "ops_hash",
-        "lengths",
-        "table",
-        "joined",
-    )
     WORDS = ("cat", "dog", "cow", "pig", "hen")
 
     def build(self, shape):
-        self.k = self.weight(7, 3)
+        super().build(shape)
         words = list(self.WORDS)
-        if self.form in ("lookup", "one_hot"):
-            mode = "int" if self.form == "lookup" else "one_hot"
-            self.ids = keras.layers.StringLookup(
-                vocabulary=words, output_mode=mode
-            )
-        if self.form == "hashing":
-            self.ids = keras.layers.Hashing(7)
-        if self.form == "table":
-            start = tf.lookup.KeyValueTensorInitializer(words, range(5))
-            self.ids = tf.lookup.StaticHashTable(start, 6)
+        start = tf.lookup.KeyValueTensorInitializer(words, range(5))
+        lookup = keras.layers.StringLookup
+        self.ids = {
+            "lookup": lambda: lookup(vocabulary=words),
+            "one_hot": lambda: lookup(vocabulary=words, output_mode="one_hot"),
+            "hashing": lambda: keras.layers.Hashing(7),
+            "table": lambda: tf.lookup.StaticHashTable(start, 6),
+        }.get(self.form, lambda: None)()
 
-    def call(self, words):
-        k = tf.convert_to_tensor(self.k)
+    def forms(self, x, training):
+        (k,) = self.read()
 
-        def hashed(words):
-            return tf.strings.to_hash_bucket_fast(words, 7)
+        def of_hash(words):
+            ids = tf.strings.to_hash_bucket_fast(words, 7)
+            return tf.gather(k, ids)
 
         def one_hot():
-            ids = tf.reshape(words, [-1, 1])
-            rows = tf.cast(self.ids(ids), k.dtype) @ k[:6]
-            return tf.reshape(rows, [-1, words.shape[1], 3])
+            rows = tf.cast(self.ids(tf.reshape(x, [-1, 1])), k.dtype) @ k[:6]
+            return tf.reshape(rows, [-1, x.shape[1], 3])
 
         def lengths():
-            lengths = tf.cast(tf.strings.length(words), k.dtype)
-            return lengths[..., None] * k[0]
+            return tf.cast(tf.strings.length(x), k.dtype)[..., None] * k[0]
 
         return {
-            "lookup": lambda: tf.gather(k, self.ids(words)),
-            "hashing": lambda: tf.gather(k, self.ids(words)),
+            "lookup": lambda: tf.gather(k, self.ids(x)),
+            "hashing": lambda: tf.gather(k, self.ids(x)),
             "one_hot": one_hot,
-            "ops_hash": lambda: tf.gather(k, hashed(words)),
+            "ops_hash": lambda: of_hash(x),
             "lengths": lengths,
-            "table": lambda: tf.gather(k, self.ids.lookup(words)),
-            "joined": lambda: tf.gather(
-                k, hashed(tf.strings.join([words, tf.strings.upper(words)]))
+            "table": lambda: tf.gather(k, self.ids.lookup(x)),
+            "joined": lambda: of_hash(
+                tf.strings.join([x, tf.strings.upper(x)])
             ),
-        }[self.form]()
+        }
 
 
-class Numbers(Own):
+class Numbers(Own, k="7 3"):
     """Vectors of whole numbers (n, t)."""
 
-    FORMS = (
-        "lookup",
-        "hashing",
-        "bucket",
-        "crossed",
-        "modulo",
-        "embedded",
-        "encoded",
-    )
-
     def build(self, shape):
-        self.k = self.weight(7, 3)
+        super().build(shape)
         layers = keras.layers
         self.ids = {
             "lookup": lambda: layers.IntegerLookup(vocabulary=[0, 1, 2, 3]),
@@ -85,41 +63,32 @@ class Numbers(Own):
             "encoded": lambda: layers.CategoryEncoding(7, "one_hot"),
         }.get(self.form, lambda: None)()
 
-    def call(self, ids):
-        k = tf.convert_to_tensor(self.k)
+    def forms(self, x, training):
+        (k,) = self.read()
+
+        def rows(ids):
+            return tf.gather(k, ids)
+
         return {
-            "lookup": lambda: tf.gather(k, self.ids(ids)),
-            "hashing": lambda: tf.gather(k, self.ids(ids)),
-            "bucket": lambda: tf.gather(
-                k, tf.raw_ops.Bucketize(input=ids, boundaries=[1.0, 3.0])
+            "lookup": lambda: rows(self.ids(x)),
+            "hashing": lambda: rows(self.ids(x)),
+            "bucket": lambda: rows(
+                tf.raw_ops.Bucketize(input=x, boundaries=[1.0, 3.0])
             ),
-            "crossed": lambda: tf.gather(
-                k, tf.math.floormod(ids + 2 * tf.roll(ids, 1, 1), 7)
+            "crossed": lambda: rows(
+                tf.math.floormod(x + 2 * tf.roll(x, 1, 1), 7)
             ),
-            "modulo": lambda: tf.gather(k, tf.math.floormod(3 * ids, 7)),
-            "embedded": lambda: self.ids(ids) * k[0],
-            "encoded": lambda: tf.cast(self.ids(ids), k.dtype) @ k,
-        }[self.form]()
+            "modulo": lambda: rows(tf.math.floormod(3 * x, 7)),
+            "embedded": lambda: self.ids(x) * k[0],
+            "encoded": lambda: tf.cast(self.ids(x), k.dtype) @ k,
+        }
 
 
-class IdsTogether(Own):
+class IdsTogether(Own, k="7 3"):
     """Vectors of whole numbers (n, t) of which other samples know."""
 
-    FORMS = (
-        "reversed",
-        "counted",
-        "counted_by_bins",
-        "largest",
-        "ranks",
-        "unique",
-        "rows_of_others",
-        "segments",
-        "moments",
-        "subclass",
-    )
-
     def build(self, shape):
-        self.k = self.weight(7, 3)
+        super().build(shape)
 
         class Centred(keras.layers.CategoryEncoding):
             def call(self, ids):
@@ -128,41 +97,40 @@ class IdsTogether(Own):
 
         self.encoding = Centred(7, "one_hot")
 
-    def call(self, ids):
-        k = tf.convert_to_tensor(self.k)
-        rows = tf.gather(k, ids)
-        n = tf.shape(ids)[0]
-        flat = tf.reshape(ids, [-1])
+    def forms(self, x, training):
+        (k,) = self.read()
+        flat, rows = tf.reshape(x, [-1]), tf.gather(k, x)
+        values = tf.cast(x, k.dtype)
 
         def many(counts):
-            return rows * tf.cast(tf.gather(counts, ids), k.dtype)[..., None]
+            return rows * tf.cast(tf.gather(counts, x), k.dtype)[..., None]
 
         def ranked(keys):
             return tf.argsort(tf.argsort(keys, axis=0), axis=0)
 
         def unique():
             _, places = tf.unique(flat)
-            return tf.gather(k, tf.reshape(places % 7, tf.shape(ids)))
+            return tf.gather(k, tf.reshape(places % 7, tf.shape(x)))
 
         def segments():
             sums = tf.math.unsorted_segment_sum(tf.gather(k, flat), flat, 7)
-            return tf.gather(sums, ids)
+            return tf.gather(sums, x)
 
         return {
-            "reversed": lambda: tf.gather(k, ids[::-1]),
+            "reversed": lambda: tf.gather(k, x[::-1]),
             "counted": lambda: many(tf.math.bincount(flat, minlength=7)),
             "counted_by_bins": lambda: many(
                 tf.reduce_sum(tf.one_hot(flat, 7), 0)
             ),
-            "largest": lambda: tf.gather(k, tf.reduce_max(ids) - ids),
-            "ranks": lambda: tf.gather(k, ranked(ids) % 7),
+            "largest": lambda: tf.gather(k, tf.reduce_max(x) - x),
+            "ranks": lambda: tf.gather(k, ranked(x) % 7),
             "unique": unique,
-            "rows_of_others": lambda: rows * tf.gather(rows, ids[:, 0] % n),
-            "segments": segments,
-            "subclass": lambda: tf.cast(self.encoding(ids), k.dtype) @ k,
-            "moments": lambda: (
-                rows
-                * (1 + tf.cast(ids, k.dtype)[..., None])
-                / (1 + tf.reduce_mean(tf.cast(ids, k.dtype)))
+            "rows_of_others": lambda: (
+                rows * tf.gather(rows, x[:, 0] % tf.shape(x)[0])
             ),
-        }[self.form]()
+            "segments": segments,
+            "subclass": lambda: tf.cast(self.encoding(x), k.dtype) @ k,
+            "moments": lambda: (
+                rows * (1 + values[..., None]) / (1 + tf.reduce_mean(values))
+            ),
+        }

@@ -1,4 +1,4 @@
-"""One weight that meets the data through one op."""
+"""Weights that meet the data: through one op, by gates, as experts."""
 
 import tensorflow as tf
 from keras import ops
@@ -6,39 +6,13 @@ from keras import ops
 from tests.hunt.layers.base import Own
 
 
-class Meets(Own):
+class Meets(Own, k="d"):
     """A weight of the size of the last axis; `form` names the op."""
 
-    FORMS = (
-        "add",
-        "sub",
-        "rsub",
-        "mul",
-        "div",
-        "rdiv",
-        "pow",
-        "rpow",
-        "square",
-        "atan2",
-        "no_nan",
-        "twice",
-        "bell",
-        "lerp",
-        "softplus",
-        "add_n",
-        "scalar_product",
-        "where",
-        "maximum",
-        "minimum",
-        "prelu",
-    )
-    SMOOTH = FORMS[:-4]
+    WIDE = "where maximum minimum prelu"
 
-    def build(self, shape):
-        self.k = self.weight(shape[-1])
-
-    def call(self, x):
-        k = tf.convert_to_tensor(self.k)
+    def forms(self, x, training):
+        (k,) = self.read()
         return {
             "add": lambda: x + k,
             "sub": lambda: x - k,
@@ -61,44 +35,26 @@ class Meets(Own):
             "maximum": lambda: tf.maximum(x, k),
             "minimum": lambda: tf.minimum(x, k),
             "prelu": lambda: tf.nn.relu(x) - k * tf.nn.relu(-x),
-        }[self.form]()
+        }
 
 
-class Scalar(Own):
+class Scalar(Own, k=""):
     """A single number as temperature, scale or shift."""
 
-    FORMS = ("scale", "shift", "temperature", "power")
-
-    def build(self, shape):
-        self.k = self.weight()
-
-    def call(self, x):
+    def forms(self, x, training):
         return {
             "scale": lambda: x * self.k,
             "shift": lambda: ops.tanh(x + self.k),
             "temperature": lambda: ops.softmax(x * ops.exp(self.k)),
             "power": lambda: (1.2 + ops.tanh(x) ** 2) ** self.k,
-        }[self.form]()
+        }
 
 
-class Broadcast(Own):
+class Broadcast(Own, k="d"):
     """A weight spread over the samples before it meets them."""
 
-    FORMS = (
-        "broadcast_to",
-        "tile",
-        "repeat",
-        "zeros_like",
-        "concat",
-        "stack",
-        "ones",
-    )
-
-    def build(self, shape):
-        self.k = self.weight(shape[-1])
-
-    def call(self, x):
-        shape, k = tf.shape(x), tf.convert_to_tensor(self.k)
+    def forms(self, x, training):
+        (k,), shape = self.read(), tf.shape(x)
         rows = tf.reduce_prod(shape[:-1])
         return {
             "broadcast_to": lambda: x * tf.broadcast_to(k, shape),
@@ -112,42 +68,36 @@ class Broadcast(Own):
                 tf.square(tf.stack([x, tf.broadcast_to(k, shape)], -1)), -1
             ),
             "ones": lambda: x - tf.einsum("...,d->...d", 1 + 0 * x[..., 0], k),
-        }[self.form]()
+        }
 
 
-class Looked(Own):
+class Looked(Own, k="4 d"):
     """Rows of a table chosen by the data."""
 
-    FORMS = ("gather", "lookup", "one_hot", "gather_nd", "batched")
+    def call(self, x, training=None):
+        return tf.tanh(x) + super().call(x)
 
-    def build(self, shape):
-        self.k = self.weight(4, shape[-1])
-
-    def call(self, x):
-        k = tf.convert_to_tensor(self.k)
+    def forms(self, x, training):
+        (k,) = self.read()
         ids = tf.cast(x > 0, tf.int32) + 2 * tf.cast(x > 1, tf.int32)
         ids = tf.minimum(tf.reduce_sum(ids, -1), 3)
-        rows = {
+        one_hot = tf.one_hot(ids, 4, dtype=k.dtype)
+        return {
             "gather": lambda: tf.gather(k, ids),
             "lookup": lambda: tf.nn.embedding_lookup(k, ids),
-            "one_hot": lambda: tf.one_hot(ids, 4, dtype=k.dtype) @ k,
+            "one_hot": lambda: one_hot @ k,
             "gather_nd": lambda: tf.gather_nd(k, ids[..., None]),
-            "batched": lambda: tf.linalg.matmul(
-                tf.one_hot(ids, 4, dtype=k.dtype)[..., None, :], k
-            )[..., 0, :],
-        }[self.form]()
-        return tf.tanh(x) + rows
+            "batched": lambda: (one_hot[..., None, :] @ k)[..., 0, :],
+        }
 
 
 class Added(Own):
     """Learned positions, for (n, positions, features)."""
 
-    FORMS = ("positions", "scaled", "features_first", "sinus")
-
     def build(self, shape):
         self.k = self.weight(*shape[1:])
 
-    def call(self, x):
+    def forms(self, x, training):
         return {
             "positions": lambda: x + self.k,
             "scaled": lambda: x * (1 + self.k[None]),
@@ -155,4 +105,60 @@ class Added(Own):
                 ops.transpose(x, (0, 2, 1)) + ops.transpose(self.k), (0, 2, 1)
             ),
             "sinus": lambda: ops.sin(x + ops.take(self.k, [0], 0)),
-        }[self.form]()
+        }
+
+
+class Gate(Own, k="d 2d", b="d"):
+    """One part of the features opens another."""
+
+    def forms(self, x, training):
+        a, b = ops.split(ops.matmul(x, self.k), 2, -1)
+        return {
+            "glu": lambda: a * ops.sigmoid(b),
+            "swiglu": lambda: ops.silu(a) * b + self.b,
+            "highway": lambda: ops.sigmoid(a) * b + (1 - ops.sigmoid(a)) * x,
+            "sigmoid": lambda: ops.sigmoid(a + self.b),
+            "softmax": lambda: ops.softmax(a + self.b),
+            "masked": lambda: a * ops.cast(x > 0, a.dtype) + self.b,
+            "stopped": lambda: ops.stop_gradient(a) * b + ops.tanh(a),
+            "sorted": lambda: ops.cumsum(a, -1) + ops.roll(b, 1, -1),
+        }
+
+
+class Mixture(Own, route="d 3", k="3 d d", hyper="d dd", left="d d"):
+    """Weights chosen or made by each sample, for (n, d)."""
+
+    def forms(self, x, training):
+        (route, k, hyper, left), d = self.read(), x.shape[-1]
+        scores = tf.nn.softmax(x @ route)
+        best = tf.argmax(scores, -1)
+        one = tf.one_hot(best, 3, dtype=x.dtype)
+        made = tf.reshape(x @ hyper, [-1, d, d])
+        return {
+            "experts": lambda: tf.einsum("ne,nd,edf->nf", scores, x, k),
+            "top": lambda: tf.einsum("ne,nd,edf->nf", one * scores, x, k),
+            "gathered": lambda: tf.linalg.matvec(tf.gather(k, best), x),
+            "hyper": lambda: tf.linalg.matvec(made, x),
+            "low_rank": lambda: tf.linalg.matvec(tf.tanh(made) @ left, x),
+            "switched": lambda: tf.add_n(
+                [one[:, e, None] * (x @ k[e]) for e in range(3)]
+            ),
+        }
+
+
+class Squeeze(Own, k="d 2", back="2 d"):
+    """Squeeze and excite: features scaled by what all positions say."""
+
+    def forms(self, x, training):
+        axes = list(range(1, len(x.shape) - 1))
+        mean = ops.mean(x, axes, keepdims=True)
+
+        def excited(of, x=x):
+            hidden = ops.tanh(ops.matmul(of, self.k))
+            return x * ops.sigmoid(ops.matmul(hidden, self.back))
+
+        return {
+            "mean": lambda: excited(mean),
+            "max_free": lambda: excited(ops.logsumexp(x, axes, keepdims=True)),
+            "standardised": lambda: excited(mean, x - mean),
+        }

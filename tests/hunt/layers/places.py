@@ -2,59 +2,28 @@
 
 import tensorflow as tf
 
-from tests.hunt.layers.base import Own
+from tests.hunt.layers.base import Own, turned
 
 
-class Lies(Own):
+class Lies(Own, k="d d", b="d"):
     """A weight that is used where the samples lie elsewhere; (n, t, d)."""
 
-    FORMS = (
-        "second",
-        "third",
-        "merged_first",
-        "merged_last",
-        "merged_middle",
-        "merged_features",
-        "merged_all",
-        "row",
-        "column",
-        "array",
-        "unstacked",
-        "split",
-        "stacked_twice",
-        "softmax_there",
-        "turned_twice",
-        "einsum",
-        "padded",
-        "tiled",
-        "one_behind_another",
-        "blocks",
-        "own_row",
-        "own_places",
-    )
-
-    def build(self, shape):
-        _, t, d = shape
-        self.sizes = t, d
-        self.k, self.b = self.weight(d, d), self.weight(d)
-
-    def call(self, x):
-        (t, d), e = self.sizes, tf.einsum
-        k, b = tf.convert_to_tensor(self.k), tf.convert_to_tensor(self.b)
-        turned = tf.transpose(x, (1, 0, 2))
+    def forms(self, x, training):
+        (k, b), (t, d), e = self.read(), x.shape[1:], tf.einsum
+        there = turned(x)
 
         def back(h):
-            return tf.transpose(tf.reshape(h, [t, -1, d]), (1, 0, 2))
+            return turned(tf.reshape(h, [t, -1, d]))
 
         def array():
             kept = tf.TensorArray(x.dtype, t, element_shape=x[:, 0].shape)
             for i in range(t):
                 kept = kept.write(i, tf.tanh(x[:, i] @ k))
-            return tf.transpose(kept.stack() * b, (1, 0, 2))
+            return turned(kept.stack() * b)
 
         def middle():
             # (t, n, d, 1) with three axes in one: samples between the others.
-            flat = tf.reshape(turned, [-1])
+            flat = tf.reshape(there, [-1])
             return back(flat * tf.tile(b, [tf.size(flat) // d])) @ k
 
         def blocks():
@@ -76,7 +45,7 @@ class Lies(Own):
             return first * tf.sigmoid(second)
 
         return {
-            "second": lambda: tf.transpose(turned @ k + b, (1, 0, 2)),
+            "second": lambda: turned(there @ k + b),
             "third": lambda: tf.transpose(
                 tf.transpose(x, (1, 2, 0)) * b[:, None], (2, 0, 1)
             ),
@@ -84,7 +53,7 @@ class Lies(Own):
                 tf.tanh(tf.reshape(x, [-1, d]) @ k + b), [-1, t, d]
             ),
             "merged_last": lambda: back(
-                tf.tanh(tf.reshape(turned, [-1, d]) @ k + b)
+                tf.tanh(tf.reshape(there, [-1, d]) @ k + b)
             ),
             "merged_middle": middle,
             "merged_features": lambda: (
@@ -100,24 +69,22 @@ class Lies(Own):
                 tf.tanh(tf.reshape(x, [1, -1, d]) @ k), [-1, t, d]
             ),
             "column": lambda: back(
-                tf.linalg.matvec(k, tf.reshape(turned, [-1, 1, d]))
+                tf.linalg.matvec(k, tf.reshape(there, [-1, 1, d]))
             ),
             "array": array,
-            "unstacked": lambda: tf.transpose(
-                tf.stack([p @ k for p in tf.unstack(x, axis=1)], 0), (1, 0, 2)
+            "unstacked": lambda: turned(
+                tf.stack([p @ k for p in tf.unstack(x, axis=1)], 0)
             ),
             "split": lambda: tf.concat([p * b for p in tf.split(x, t, 1)], 1),
             "stacked_twice": lambda: tf.reduce_prod(
                 tf.stack([x, tf.sin(x)], 0) * b + 1, 0
             ),
-            "softmax_there": lambda: tf.transpose(
-                tf.nn.softmax(turned * b, 0), (1, 0, 2)
-            ),
+            "softmax_there": lambda: turned(tf.nn.softmax(there * b, 0)),
             "turned_twice": lambda: tf.transpose(
                 tf.transpose(tf.transpose(x, (2, 0, 1)), (1, 2, 0)) @ k,
                 (0, 1, 2),
             ),
-            "einsum": lambda: e("tnd,de,ntf->nte", turned, k, x),
+            "einsum": lambda: e("tnd,de,ntf->nte", there, k, x),
             "padded": lambda: (
                 (tf.pad(x, [[0, 0], [1, 1], [0, 0]]) @ k)[:, 1:-1] + b
             ),
@@ -128,47 +95,17 @@ class Lies(Own):
             "blocks": blocks,
             "own_row": lambda: tf.gather(x @ k, tf.range(tf.shape(x)[0])),
             "own_places": places,
-        }[self.form]()
+        }
 
 
-class LiesTogether(Own):
+class LiesTogether(Own, k="d"):
     """Samples that meet since they lie elsewhere, also for (n, d)."""
 
-    FORMS = (
-        "shuffled",
-        "halves",
-        "softmax_second",
-        "mean_second",
-        "cumsum_merged",
-        "cumsum_turned",
-        "running_product",
-        "neighbours",
-        "shifted_concat",
-        "doubled_concat",
-        "convolved",
-        "gram",
-        "gram_einsum",
-        "attention",
-        "unstacked",
-        "sorted_rows",
-        "unknown_rows",
-        "nearest",
-        "first_of_all",
-        "flat_product",
-        "last_row",
-        "first_row",
-        "delayed",
-        "rows_backwards",
-        "rows_of_few",
-        "places_before",
-    )
+    def call(self, x, training=None):
+        return tf.reshape(super().call(x), tf.shape(x)) * self.k
 
-    def build(self, shape):
-        self.k = self.weight(shape[-1])
-
-    def call(self, x):
-        shape, n, e = tf.shape(x), tf.shape(x)[0], tf.einsum
-        d = x.shape[-1]
+    def forms(self, x, training):
+        n, d, e = tf.shape(x)[0], x.shape[-1], tf.einsum
         h = tf.reshape(x, [n, -1])
         width = h.shape[1] or d * (x.shape[1] if x.shape.rank > 2 else 1)
         turned = tf.transpose(h)
@@ -190,7 +127,7 @@ class LiesTogether(Own):
             return h + tf.reshape(sums, [n, width])
 
         gram = tf.nn.softmax(h @ turned)
-        found = {
+        return {
             # Reshaped where it should be transposed.
             "shuffled": lambda: tf.reshape(turned, [n, width]),
             "halves": lambda: (
@@ -237,5 +174,4 @@ class LiesTogether(Own):
             "flat_product": lambda: (
                 h * tf.reshape(tf.reduce_prod(1 + h / 4, 0), [1, -1])
             ),
-        }[self.form]()
-        return tf.reshape(found, shape) * self.k
+        }
