@@ -49,10 +49,14 @@ def private(**arguments):
 
 
 def model(training, optimizer=None, parts=(), shape=(3,), **arguments):
-    """A compiled logistic regression behind `parts`, the same each time."""
+    """A compiled logistic regression, the same each time.
+
+    Args:
+        parts: the layers before it, or a function that makes them.
+    """
     keras.utils.set_random_seed(4)
     result = making.net(
-        *parts,
+        *(parts() if callable(parts) else parts),
         keras.layers.Dense(1, activation="sigmoid"),
         shape=shape,
         dtype=arguments.pop("dtype", None),
