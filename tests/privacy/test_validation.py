@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests.privacy.tiny import (
-    VIEWS,
-    N,
-    X,
-    Y,
-    fit,
-    fitted,
-    model,
-    private,
-    refused,
-)
+from tests.privacy import tiny
+from tests.privacy.tiny import N, X, Y, fit, fitted, model, private, refused
 
 layers, callbacks = keras.layers, keras.callbacks
 SGD = keras.optimizers.SGD
@@ -34,14 +25,6 @@ class AddsSum(layers.Layer):
 class OwnStep(kpg.PerGradModel):
     def train_step(self, data):
         return super().train_step(data)
-
-
-def centred(x):
-    return x - keras.ops.mean(x, axis=0)
-
-
-def scaled():
-    return keras.optimizers.LossScaleOptimizer(SGD(0.1))
 
 
 def coarse(training):
@@ -66,23 +49,19 @@ def changed_behind(name, value):
 
 
 joining = {"gradient_accumulation_steps": 2}
-by_weight = "mean_with_sample_weight"
+by_weight = crossentropy(reduction="mean_with_sample_weight")
+centred = layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0))
+scaled = keras.optimizers.LossScaleOptimizer
 #: A part of the message; the arguments of `model`, or a function of the
 #: training that makes one.
 MODELS = [
     ("kpg.replace_batch_norm", {"parts": [layers.BatchNormalization()]}),
     # Nobody is sent to a mode without privacy.
-    (
-        r"(?s)mixes the samples.*on each sample alone\.$",
-        {"parts": [layers.Lambda(centred)]},
-    ),
+    (r"(?s)mixes the samples.*on each sample alone\.$", {"parts": [centred]}),
     ("is a sum over the batch", {"loss": crossentropy(reduction="sum")}),
-    (
-        "a mask or by weights of all",
-        {"loss": crossentropy(reduction=by_weight)},
-    ),
+    ("a mask or by weights of all", {"loss": by_weight}),
     (r"add_loss\(\) is a sum over", {"parts": [AddsSum()]}),
-    ("LossScaleOptimizer", lambda given: model(given, scaled())),
+    ("LossScaleOptimizer", lambda given: model(given, scaled(SGD()))),
     ("joins the gradients", lambda given: model(given, SGD(**joining))),
     ("which noise is too coarse", coarse),
     ("has a train_step of its own", {"cls": OwnStep}),
@@ -180,13 +159,8 @@ def test_validation_beside_the_protected_examples_is_served():
         (slice(None, N), slice(N, None)),
         (slice(None, None, 2), slice(1, None, 2)),
     ):
-        fit(
-            net,
-            training,
-            callbacks=[stop],
-            data=training.batches(x[rows], y[rows]),
-            validation_data=(x[rest], y[rest]),
-        )
+        data, beside = training.batches(x[rows], y[rows]), (x[rest], y[rest])
+        fit(net, training, 1, [stop], data, validation_data=beside)
     for given in ((X, Y), (X[20:], Y[20:])):
         with pytest.warns(UserWarning, match="are the protected examples"):
             fit(net, training, validation_data=given)
@@ -196,10 +170,9 @@ def test_warnings():
     training = private(user_ids=None)
     with pytest.warns(UserWarning, match="guarantee is for one example"):
         assert training.callback
+    plan = {"delta": 0.1, "samples": N, "batch_size": 10}
     with pytest.warns(UserWarning, match="more than 1 / samples") as found:
-        kpg.PrivateTraining(
-            noise_multiplier=1.0, delta=0.1, samples=N, batch_size=10
-        )
+        kpg.PrivateTraining(noise_multiplier=1.0, **plan)
     assert found[0].filename == __file__
     weights = np.linspace(0, 1, N)
     with pytest.warns(UserWarning, match="divided by their sum"):
@@ -230,10 +203,10 @@ ARGUMENTS = [
         "`continue_from` must be a model that was trained",
         {"continue_from": "model"},
     ),
-    ("together with `augment`", {**VIEWS, "augmentations": None}),
-    ("augmentations=3, augment=None", {**VIEWS, "augment": None}),
-    ("`augmentations`", {**VIEWS, "augmentations": 0}),
-    ("keras layer, or a function", {**VIEWS, "augment": 5}),
+    ("together with `augment`", {**tiny.VIEWS, "augmentations": None}),
+    ("augmentations=3, augment=None", {**tiny.VIEWS, "augment": None}),
+    ("`augmentations`", {**tiny.VIEWS, "augmentations": 0}),
+    ("keras layer, or a function", {**tiny.VIEWS, "augment": 5}),
 ]
 
 
