@@ -303,7 +303,7 @@ def test_arguments_are_refused_before_anything_is_written(message, tmp_path):
     assert not folder.exists()
 
 
-def test_functions_that_make_no_new_model_are_refused(tmp_path):
+def test_functions_that_make_or_score_no_model_are_refused(tmp_path):
     shared = layers.Dense(1, activation="sigmoid")
     generator = np.random.default_rng(0)
 
@@ -316,22 +316,20 @@ def test_functions_that_make_no_new_model_are_refused(tmp_path):
         made.set_weights([generator.normal(size=(3, 1)), np.zeros(1)])
         return made
 
-    for make, error, message in (
-        (
-            lambda private: None,
-            TypeError,
-            r"make_model\(private, rate=\.\.\.\)",
-        ),
-        (
-            lambda private, rate: None,
-            ValueError,
-            "must return a new model, compiled",
-        ),
-        (make_shared, ValueError, "models that share 2 variables"),
-        (make_unlike, ValueError, "other weights for the same seeds"),
-    ):
-        with pytest.raises(error, match=message):
-            search(tmp_path / message[:8], make=make)
+    def scores(model):
+        return model.predict(X, verbose=0)
+
+    with pytest.raises(TypeError, match=r"make_model\(private, rate=\.\.\.\)"):
+        search(tmp_path / "none", make=lambda private: None)
+    by_scores = {**BY_ANSWERS, "private_score": scores}
+    for message, arguments in {
+        "must return a new model, compiled": {"make": lambda private, rate: 0},
+        "models that share 2 variables": {"make": make_shared},
+        "other weights for the same seeds": {"make": make_unlike},
+        "must return booleans of shape": by_scores,
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            search(tmp_path / message, **arguments)
 
 
 def test_another_search_does_not_go_on_in_a_folder(undisturbed):
@@ -345,9 +343,3 @@ def test_another_search_does_not_go_on_in_a_folder(undisturbed):
     }.items():
         with pytest.raises(ValueError, match=f"other arguments: {name}[,.]"):
             search(folder, **arguments)
-
-
-def test_a_private_score_has_one_boolean_for_each_example(tmp_path):
-    scores = {"private_score": lambda model: model.predict(X, verbose=0)}
-    with pytest.raises(ValueError, match="must return booleans of shape"):
-        search(tmp_path, **{**BY_ANSWERS, **scores})
