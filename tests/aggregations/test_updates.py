@@ -60,22 +60,10 @@ def _update(model, x, y):
     return before - _flat(model.get_weights()), history
 
 
-N, NETWORKS = networks.N, ("lstm", "convolution", "tied", "bert")
-SETTINGS = [
-    *(("dense", name, N, {}) for name in AGGREGATIONS),
-    *((net, "upgrad", N, {}) for net in NETWORKS),
-    # One sample is its own gradient, but with CAGrad.
-    *(("dense", name, 1, {}) for name in ("upgrad", "mgda", "cagrad", "imtlg")),
-    *(
-        ("dense", name, N, {how: True})
-        for name in ("upgrad", "imtlg", "cagrad")
-        for how in ("run_eagerly", "jit_compile")
-    ),
-]
+N = networks.N
 
 
-@pytest.mark.parametrize(("network", "name", "n", "settings"), SETTINGS)
-def test_what_is_subtracted(float64, network, name, n, settings):
+def check_update(network, name, n=N, **settings):
     aggregation = OBJECTS.get(name, name)
     model, (x, y) = _model(network, aggregation, **settings)
     x, y = keras.tree.map_structure(lambda part: part[:n], (x, y))
@@ -91,6 +79,29 @@ def test_what_is_subtracted(float64, network, name, n, settings):
         share = ((rows @ rows.T) < 0).sum() / (n * (n - 1))
         assert history["conflict_share"] == [pytest.approx(share)]
         assert share > 0.1 or network != "dense"
+
+
+SETTINGS = [
+    *(("dense", name, N) for name in AGGREGATIONS),
+    *((net, "upgrad", N) for net in ("lstm", "convolution", "tied")),
+    # One sample is its own gradient, but with CAGrad.
+    *(("dense", name, 1) for name in ("upgrad", "mgda", "cagrad", "imtlg")),
+]
+
+
+@pytest.mark.parametrize(("network", "name", "n"), SETTINGS)
+def test_what_is_subtracted(float64, network, name, n):
+    check_update(network, name, n)
+
+
+@pytest.mark.parametrize("name", ["upgrad", "imtlg", "cagrad"])
+@pytest.mark.parametrize("how", ["run_eagerly", "jit_compile"])
+def test_eager_and_xla_are_as_the_graph(float64, name, how):
+    check_update("dense", name, **{how: True})
+
+
+def test_bert(float64):
+    check_update("bert", "upgrad")
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
