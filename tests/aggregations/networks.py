@@ -2,9 +2,11 @@
 
 import keras
 import numpy as np
+import pytest
 
 import keras_pergrad as kpg
 from tests import zoo
+from tests.models import making
 
 layers = keras.layers
 N = 6
@@ -35,32 +37,36 @@ def tied():
     return words, zoo.TiedLogits(table)(x)
 
 
-NETWORKS = {
-    "dense": dense,
-    "lstm": lstm,
-    "convolution": convolution,
-    "tied": tied,
-}
+def bert():
+    hub = pytest.importorskip("keras_hub").models
+    backbone = hub.BertBackbone(20, 1, 2, 8, 8, dropout=0.0)
+    return backbone.input, layers.Dense(2)(backbone.output["pooled_output"])
 
 
 def data(inputs, outputs, n=N, seed=0):
+    """Data of the shapes of tensors; 5 is the length where there is none."""
     rng = np.random.default_rng(seed)
-    shape = n, *inputs.shape[1:]
-    if "int" in inputs.dtype:
-        x = rng.integers(0, 7, shape).astype("int32")
-    else:
-        x = rng.normal(size=shape)
+
+    def of(tensor):
+        shape = [n, *(size or 5 for size in tensor.shape[1:])]
+        if "int" in tensor.dtype:
+            # Of BERT: two segments, and a mask that hides nothing.
+            low, high = {"segment_ids": (0, 2), "padding_mask": (1, 2)}.get(
+                tensor.name, (0, 7)
+            )
+            return rng.integers(low, high, shape).astype("int32")
+        return rng.normal(size=shape)
+
+    x = keras.tree.map_structure(of, inputs)
     return x, 3 * rng.normal(size=(n, *outputs.shape[1:]))
 
 
 def compiled(mode, **arguments):
     """Return a model with a kernel of several positions, and biases."""
     keras.utils.set_random_seed(0)
-    inputs = keras.Input((4, 6))
-    x = layers.Conv1D(3, 2, activation="tanh")(inputs)
-    x = layers.GlobalAveragePooling1D()(x)
-    model = kpg.PerGradModel(inputs, layers.Dense(3)(x))
-    model.compile(
-        keras.optimizers.SGD(1.0), "mse", gradient_mode=mode, **arguments
+    parts = (
+        layers.Conv1D(3, 2, activation="tanh"),
+        layers.GlobalAveragePooling1D(),
     )
-    return model
+    model = making.net(*parts, shape=(4, 6), cls=kpg.PerGradModel)
+    return making.compiled(model, mode, rate=1.0, **arguments)

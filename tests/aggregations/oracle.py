@@ -50,35 +50,33 @@ def mgda(rows):
     return weights @ rows
 
 
+def _faces(rows):
+    """All sets of rows, each with the inverse of its Gramian."""
+    for face in _subsets(range(len(rows))):
+        if face:
+            part = rows[face]
+            yield part, np.linalg.inv(part @ part.T)
+
+
 def shortest(rows):
     """The shortest convex combination: the best of those on all faces."""
-    best = None
-    for face in _subsets(range(len(rows))):
-        if not face:
-            continue
-        part = rows[face]
-        solved = np.linalg.solve(part @ part.T, np.ones(len(face)))
-        weights = solved / solved.sum()
+    found = []
+    for part, inverse in _faces(rows):
+        weights = inverse.sum(1) / inverse.sum()
         if weights.min() >= 0:
-            found = weights @ part
-            if best is None or found @ found < best @ best:
-                best = found
-    return best
+            found.append(weights @ part)
+    return min(found, key=np.linalg.norm)
 
 
 def cagrad(rows, c=0.5):
     mean = rows.mean(0)
     radius = c * np.linalg.norm(mean)
     best = None
-    for face in _subsets(range(len(rows))):
-        if not face:
-            continue
-        part = rows[face]
-        inverse = np.linalg.inv(part @ part.T)
-        ones, b = np.ones(len(face)), part @ mean
-        p, q = inverse @ ones, inverse @ b
+    for part, inverse in _faces(rows):
+        b = part @ mean
+        p, q = inverse.sum(1), inverse @ b
         # v = μ p - q with ‖Σ v g‖ = radius.
-        roots = np.roots([ones @ p, -2 * (ones @ q), b @ q - radius * radius])
+        roots = np.roots([p.sum(), -2 * q.sum(), b @ q - radius * radius])
         for mu in roots[np.isreal(roots)].real:
             v = mu * p - q
             if v.min() >= 0 and v.sum() > 0:

@@ -32,6 +32,8 @@ from keras_pergrad.modes.microbatches import part_sizes
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import REPLACE
 from keras_pergrad.privacy.private_mean import PrivateMean
+from tests.models import making
+from tests.privacy.tiny import private
 
 N, SIZE, CLIP, NOISE = 12, 2, 0.5, 2.0
 #: With it the units below are in some batches, alone in one, and one is empty.
@@ -39,15 +41,15 @@ SEED = 955
 _rng = np.random.default_rng(6)
 # The first column tells the rows apart and has the same numbers in all forms.
 X = _rng.normal(size=(N, 3)).astype("float32")
+ROW_OF = {float(first): row for row, first in enumerate(X[:, 0])}
 Y = _rng.normal(size=(N, 1)).astype("float32")
 WEIGHTS = np.linspace(0.5, 2, N).astype("float32")
 
 
 def network():
     """A model whose outliers have large gradients in each variable."""
-    inputs = keras.Input((3,))
-    hidden = keras.layers.Dense(4, activation="leaky_relu")(inputs)
-    return kpg.PerGradModel(inputs, keras.layers.Dense(1)(hidden))
+    hidden = keras.layers.Dense(4, activation="leaky_relu")
+    return making.net(hidden, shape=(3,), units=1, cls=kpg.PerGradModel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,56 +78,24 @@ class Setting:
     rounding: float = 1e-4
 
     def training(self):
-        defaults = {
-            "noise_multiplier": NOISE,
-            "delta": 1e-2,
-            "samples": N,
-            "batch_size": SIZE,
-            "seed": SEED,
-            "user_ids": "unique",
-        }
-        if "clipping" not in self.arguments:
-            defaults["clip_norm"] = CLIP
-        return kpg.PrivateTraining(**{**defaults, **self.arguments})
-
-
-# What the unit's data may be.
-
-
-def _gross(x, y, weights, unit):
-    x[unit, 1:] *= 100
-    y[unit] = 1e4
-
-
-def _opposite(x, y, weights, unit):
-    _gross(x, y, weights, unit)
-    y[unit] = -1e4
-
-
-def _not_finite(x, y, weights, unit):
-    x[unit, 1], x[unit, 2] = np.nan, np.inf
-
-
-def _heavy(x, y, weights, unit):
-    weights[unit] = 1e20
-
-
-def _as_it_is(x, y, weights, unit):
-    pass
+        clip = {} if "clipping" in self.arguments else {"clip_norm": CLIP}
+        plan = {"samples": N, "batch_size": SIZE, "noise_multiplier": NOISE}
+        return private(**{"seed": SEED, **plan, **clip, **self.arguments})
 
 
 PLAIN, BLANK = "plain", "blank"
-FORMS = {
-    PLAIN: _as_it_is,
-    "gross": _gross,
-    "opposite": _opposite,
-    "not finite": _not_finite,
-    "heavy": _heavy,
-    BLANK: _as_it_is,
-}
+FORMS = PLAIN, "gross", "opposite", "not finite", "heavy", BLANK
 
 
-# The runs.
+def put(form, x, y, weights, unit):
+    """Put the form of a unit into the data."""
+    if form in ("gross", "opposite"):
+        x[unit, 1:] *= 100
+        y[unit] = 1e4 if form == "gross" else -1e4
+    elif form == "not finite":
+        x[unit, 1], x[unit, 2] = np.nan, np.inf
+    elif form == "heavy":
+        weights[unit] = 1e20
 
 
 @dataclasses.dataclass
@@ -155,18 +125,9 @@ class Recorder:
         self.runs: dict[str, list[Step]] = {}
         self.sizes: set[int] = set()
         self.steps: list[Step] = []
-        self.row_of: dict[float, int] = {}
-
-    def begin(self, form, x):
-        self.row_of = {float(first): row for row, first in enumerate(x[:, 0])}
-        self.steps = self.runs[form] = []
 
     def see_batch(self, x):
-        rows = [self.row_of[float(first)] for first in x[:, 0]]
-        self.steps.append(Step(rows))
-
-    def see_size(self, size):
-        self.sizes.add(int(size))
+        self.steps.append(Step([ROW_OF[float(first)] for first in x[:, 0]]))
 
     def see_draw(self, draw, deviation):
         self.steps[-1].draws.append((draw, float(deviation)))
@@ -217,7 +178,7 @@ def recording(recorder):
         def __init__(self, batch, sizes=()):
             super().__init__(batch, sizes)
             rows = tf.shape(self.present)[0]
-            tf.numpy_function(recorder.see_size, [rows], [])
+            tf.numpy_function(lambda n: recorder.sizes.add(int(n)), [rows], [])
 
     with (
         mock.patch.object(AggregationState, "normal", seen_normal),
@@ -226,19 +187,6 @@ def recording(recorder):
         mock.patch.object(sums, "PaddedBatch", SeenBatch),
     ):
         yield
-
-
-class KeepState(keras.callbacks.Callback):
-    """Copies all that a model keeps, after each step."""
-
-    def __init__(self, recorder):
-        super().__init__()
-        self.recorder = recorder
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.recorder.steps[-1].state = [
-            np.array(variable) for variable in kept_variables(self.model)
-        ]
 
 
 def kept_variables(model):
@@ -274,16 +222,19 @@ def replay(setting):
 
     model.train_step = seen_step
     start = [np.array(variable) for variable in kept_variables(model)]
+
+    def keep(batch, logs):
+        state = [np.array(variable) for variable in kept_variables(model)]
+        recorder.steps[-1].state = state
+
+    keeps = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
     with recording(recorder):
         for form in forms_of(setting, training):
             for variable, value in zip(kept_variables(model), start):
                 variable.assign(value)
             data = data_of(setting, training, form, recorder)
-            model.fit(
-                data,
-                callbacks=[training.callback, KeepState(recorder)],
-                verbose=0,
-            )
+            callbacks = [training.callback, keeps]
+            model.fit(data, callbacks=callbacks, verbose=0)
     return training, model, recorder
 
 
@@ -299,18 +250,15 @@ def relation(training):
 
 
 def data_of(setting, training, form, recorder):
-    """Return the batches of a form, and tell the recorder of their rows."""
+    """Return the batches of a form, and tell the recorder of it."""
     arrays = X.copy(), Y.copy(), WEIGHTS.copy()
-    FORMS[form](*arrays, list(setting.unit))
-    recorder.begin(form, arrays[0])
+    put(form, *arrays, list(setting.unit))
+    recorder.steps = recorder.runs[form] = []
     data = training.batches(*arrays if setting.weighted else arrays[:2])
     if form == BLANK:
         rows = np.arange(N) if data.rows is None else data.rows
         data.excluded_rows = np.flatnonzero(np.isin(rows, setting.unit))
     return data
-
-
-# The check.
 
 
 def check(setting):
@@ -364,10 +312,7 @@ def check_releases(training, steps):
 def check_noise(training, steps):
     """The draws have the deviation that they are given."""
     drawn = np.stack(
-        [
-            np.concatenate([(draw / d).ravel() for draw, d in step.draws])
-            for step in steps
-        ]
+        [joined(draw / d for draw, d in step.draws) for step in steps]
     )
     if training.mechanism.strategy is not None:
         times = training.mechanism.strategy.times
@@ -422,18 +367,17 @@ def check_strategy(setting, training, runs):
         looks = -(-steps // strategy.bands)
         bound = strategy.sensitivity(steps, steps) * looks**0.5
     for form in runs:
-        moved = [
-            np.concatenate(
-                [
-                    (a - b).ravel().astype(float) / CLIP
-                    for a, b in zip(one.contributed, other.contributed)
-                ]
-            )
-            for one, other in zip(runs[form], runs[BLANK])
-        ]
-        correlated = [strategy.times(column) for column in np.stack(moved).T]
-        norm = np.linalg.norm(correlated)
+        sums, others = (
+            np.stack([joined(step.contributed) for step in run])
+            for run in (runs[form], runs[BLANK])
+        )
+        moved = (sums - others).astype(float) / CLIP
+        norm = np.linalg.norm([strategy.times(column) for column in moved.T])
         assert norm <= bound * (1 + setting.rounding), ("strategy", form)
+
+
+def joined(arrays):
+    return np.concatenate([array.ravel() for array in arrays])
 
 
 def distances(training, groups, one, other):

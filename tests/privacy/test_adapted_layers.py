@@ -23,36 +23,32 @@ class Own(layers.Layer):
         return x
 
 
-#: A layer, what it is adapted to, and what it keeps of that.
-ADAPTED = {
-    "StringLookup": (layers.StringLookup, WORDS, "vocabulary"),
-    "IntegerLookup": (layers.IntegerLookup, NUMBERS, "vocabulary"),
+#: Arguments of a layer; those that give it what it is else adapted to; data;
+#: and what it keeps of them.
+LAYERS = {
+    "StringLookup": ({}, {"vocabulary": ["a"]}, WORDS, "vocabulary"),
+    "IntegerLookup": ({}, {"vocabulary": [1]}, NUMBERS, "vocabulary"),
     "TextVectorization": (
-        lambda: layers.TextVectorization(output_sequence_length=2),
+        {"output_sequence_length": 2},
+        {"vocabulary": ["a"]},
         WORDS,
         "vocabulary",
     ),
-    "Normalization": (layers.Normalization, VALUES, "mean and variance"),
+    "Normalization": (
+        {},
+        {"mean": 0.5, "variance": 2.0},
+        VALUES,
+        "mean and variance",
+    ),
     "Discretization": (
-        lambda: layers.Discretization(num_bins=3),
+        {"num_bins": 3},
+        {"num_bins": None, "bin_boundaries": [1.0, 2.0]},
         VALUES,
         "boundaries",
     ),
-    "Own": (Own, VALUES, "state"),
+    "Own": ({}, None, VALUES, "state"),
+    "Hashing": ({"num_bins": 5}, {}, WORDS, None),
 }
-GIVEN = [
-    (lambda: layers.StringLookup(vocabulary=["a"]), WORDS),
-    (lambda: layers.IntegerLookup(vocabulary=[1]), NUMBERS),
-    (
-        lambda: layers.TextVectorization(
-            vocabulary=["a"], output_sequence_length=2
-        ),
-        WORDS,
-    ),
-    (lambda: layers.Discretization(bin_boundaries=[1.0, 2.0]), VALUES),
-    (lambda: layers.Normalization(mean=0.5, variance=2.0), VALUES),
-    (lambda: layers.Hashing(5), WORDS),
-]
 
 
 def net_of(training, layer, data):
@@ -68,29 +64,30 @@ def batches(training, data):
 
 
 def adapted(name, **arguments):
-    make, data, _ = ADAPTED[name]
-    layer, training = make(), private(**arguments)
+    made, _, data, _ = LAYERS[name]
+    layer, training = getattr(layers, name, Own)(**made), private(**arguments)
     layer.adapt(data)
     return net_of(training, layer, data), training, batches(training, data)
 
 
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("name", [name for name in LAYERS if LAYERS[name][3]])
 def test_adapted(name):
     net, training, data = adapted(name)
     layer = net.layers[1]
     match = (
         rf"layer '{layer.name}' \({name}\) was adapted.* its "
-        rf"{ADAPTED[name][2]} tells.*public_layers=\['{layer.name}'\]"
+        rf"{LAYERS[name][3]} tells.*public_layers=\['{layer.name}'\]"
     )
     with refused(net, match):
         fit(net, training, data=data)
     assert find_problems(net, data, [layer.name]) == []
 
 
-@pytest.mark.parametrize(("make", "data"), GIVEN)
-def test_given(make, data):
-    training = private()
-    net = net_of(training, make(), data)
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "Own"])
+def test_given(name):
+    made, given, data, _ = LAYERS[name]
+    training, layer = private(), getattr(layers, name)(**{**made, **given})
+    net = net_of(training, layer, data)
     assert find_problems(net, batches(training, data)) == []
 
 
@@ -102,8 +99,7 @@ def test_a_vocabulary_is_found_after_loading(tmp_path):
 
 
 def test_public_layers_train():
-    net, training, data = adapted(
-        "IntegerLookup", public_layers=["integer_lookup"]
-    )
+    public = ["integer_lookup"]
+    net, training, data = adapted("IntegerLookup", public_layers=public)
     fit(net, training, data=data)
     assert net.aggregation_state.updates == 4

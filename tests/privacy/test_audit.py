@@ -15,24 +15,19 @@ from tests.models import making
 from tests.privacy.tiny import X, Y, compile_privately, model, private
 
 
-def test_all_guesses_right():
+def test_the_bound_of_so_many_right_guesses():
     # 100 of 100: e^eps / (1 + e^eps) to the 100 must be above 5 %.
     rate = 0.05 ** (1 / 100)
-    expected = np.log(rate / (1 - rate))
     found = epsilon_lower_bound(100, 100, 100, 0.0, 0.95)
-    assert found == pytest.approx(expected, abs=1e-4)
-
-
-def test_delta_weakens_the_bound():
+    assert found == pytest.approx(np.log(rate / (1 - rate)), abs=1e-4)
+    # Delta weakens it.
     bounds = [
         epsilon_lower_bound(100, 100, 90, delta, 0.95)
         for delta in (0.0, 1e-5, 1e-3)
     ]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > bounds[2] > 0
-
-
-def test_guessing_at_random_shows_nothing():
+    # Guessing at random shows nothing.
     assert epsilon_lower_bound(100, 100, 52, 1e-5, 0.95) == 0
     assert p_value(100, 100, 0, 1.0, 1e-5) == 1
 
@@ -63,12 +58,8 @@ def audited(noise):
     )
 
     def make_model():
-        net = making.net(
-            keras.layers.Dense(1, use_bias=False),
-            shape=(100,),
-            units=None,
-            cls=kpg.PerGradModel,
-        )
+        dense = keras.layers.Dense(1, use_bias=False)
+        net = making.net(dense, shape=(100,), units=None, cls=kpg.PerGradModel)
         sgd = keras.optimizers.SGD(1.0)
         return compile_privately(net, training, sgd, loss="mse")
 
@@ -103,28 +94,18 @@ def test_refusals():
     training, fixed = private(), private(sampling="fixed")
     stateless = model(training)
     stateless.aggregation_state = None
-
-    def make():
-        return model(training)
-
+    defaults = {
+        "make_model": lambda: model(training),
+        "private": training,
+        "canaries": range(10),
+    }
+    same = {"make_model": lambda: stateless}
     for error, match, given in (
         (ValueError, "at least 10 different rows", {"canaries": range(3)}),
         (ValueError, "`confidence` must be", {"confidence": 95}),
         (ValueError, "sampling='fixed' protects", {"private": fixed}),
-        (
-            ValueError,
-            "`make_model` must return a new",
-            {"make_model": lambda: stateless},
-        ),
+        (ValueError, "`make_model` must return a new", same),
         (TypeError, "must be a function", {"make_model": stateless}),
     ):
-        defaults = {
-            "make_model": make,
-            "private": training,
-            "x": X,
-            "y": Y,
-            "canaries": range(10),
-            "epochs": 1,
-        }
         with pytest.raises(error, match=match):
-            audit_privacy(**{**defaults, **given})
+            audit_privacy(x=X, y=Y, epochs=1, **{**defaults, **given})

@@ -10,7 +10,8 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.privacy import corrected
 from keras_pergrad.privacy.corrected_adam import CorrectedAdam
-from tests.privacy.tiny import N, X, Y, fit, model, private
+from tests.models import making
+from tests.privacy.tiny import N, X, Y, fit, model, private, refused
 
 layers, optimizers = keras.layers, keras.optimizers
 Decay = optimizers.schedules.ExponentialDecay
@@ -20,27 +21,18 @@ IDS = _rng.integers(0, 7, (SIZE, 4))
 TARGETS = _rng.normal(size=(SIZE, 1))
 
 
-@pytest.fixture
-def double():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
-
-
 def net(optimizer, mode, **arguments):
     """A model with an embedding, a weight decay and a weight without use."""
     keras.utils.set_random_seed(1)
-    inputs = keras.Input((4,), dtype="int32")
-    x = layers.Embedding(7, 3, name="table")(inputs)
-    x = layers.Flatten()(x)
-    penalty = keras.regularizers.L2(0.01)
-    outputs = layers.Dense(1, kernel_regularizer=penalty)(x)
-    result = kpg.PerGradModel(inputs, outputs)
-    result.compile(optimizer, "mse", gradient_mode=mode, **arguments)
-    return result
+    result = making.net(
+        layers.Embedding(7, 3, name="table"),
+        layers.Flatten(),
+        layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.01)),
+        shape=(4,),
+        dtype="int32",
+        units=None,
+    )
+    return making.compiled(result, mode, optimizer=optimizer, **arguments)
 
 
 #: Keras takes constants through single precision, which has these and those of
@@ -114,7 +106,7 @@ def test_correlated_noise_has_another_variance_at_each_step():
         ("adaptive", None, optimizers.Adam),
     ],
 )
-def test_against_numpy(clipping, gamma, cls, double):
+def test_against_numpy(clipping, gamma, cls, float64):
     aggregation, variance = CLIPPINGS[clipping]
     decay = 0.02 if cls is optimizers.AdamW else 0.0
     more = {"weight_decay": decay} if decay else {}
@@ -139,8 +131,7 @@ def test_against_numpy(clipping, gamma, cls, double):
             found.train_on_batch(IDS, TARGETS)
     weights = found.get_weights()
     expected = expected_weights(start, gradients, variances, gamma, decay)
-    for a, b in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    making.assert_equal(weights, expected, 1e-10, 1e-10)
     # And so in graphs and from microbatches; XLA draws other noise, whose
     # variance is the same.
     virtual = kpg.Accumulated(microbatch_size=4, inner=mode)
@@ -149,92 +140,79 @@ def test_against_numpy(clipping, gamma, cls, double):
         for _ in range(STEPS):
             again.train_on_batch(IDS, TARGETS)
         if not compiled:
-            for a, b in zip(again.get_weights(), weights, strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+            making.assert_equal(again.get_weights(), weights, 1e-9, 1e-9)
         elif clipping != "adaptive":
             parts = [np.asarray(o.noise_parts) for o in (by_other, optimizer)]
             np.testing.assert_allclose(*parts, rtol=1e-10)
 
 
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("cls", [optimizers.Adam, optimizers.AdamW])
-def test_without_noise_it_is_kerass_own(cls, double):
-    start = [_rng.normal(size=(3, 2)), _rng.normal(size=4)]
+def test_without_noise_it_is_kerass_own(cls, before, float64):
+    """Also in what is left out of weight decay, said before or after."""
+    start = {"kernel": _rng.normal(size=(3, 2)), "bias": _rng.normal(size=4)}
     found = []
     for wrap in (lambda o: o, corrected):
-        weights = [keras.Variable(w, dtype="float64") for w in start]
-        optimizer = wrap(cls(0.1, weight_decay=0.1))
-        optimizer.exclude_from_weight_decay(var_list=weights[1:])
+        weights = [keras.Variable(w, name=n) for n, w in start.items()]
+        optimizer = cls(0.1, weight_decay=0.1)
+        if before:
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+        optimizer = wrap(optimizer)
+        if not before:
+            optimizer.exclude_from_weight_decay(var_list=weights[1:])
         if isinstance(optimizer, CorrectedAdam):
             optimizer.set_noise_variance(0)
         generator = np.random.default_rng(3)
         for _ in range(4):
-            gradients = [generator.normal(size=w.shape) for w in start]
+            gradients = [generator.normal(size=w.shape) for w in weights]
             optimizer.apply([tf.constant(g) for g in gradients], weights)
         found.append([np.asarray(w) for w in weights])
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    making.assert_equal(*found, 1e-10, 1e-10)
 
 
-def nothing(optimizer, mode, **arguments):
-    """A model whose gradient is noise alone, of 10,000 numbers."""
-    inputs = keras.Input((100,))
-    outputs = layers.Dense(100, use_bias=False)(inputs)
-    result = kpg.PerGradModel(inputs, outputs)
-    result.compile(optimizer, "mse", gradient_mode=mode, **arguments)
-    return result
-
-
-def share_of_noise(optimizer):
-    """The mean second moment over the part of the noise in it."""
-    (part,), moments = optimizer.noise_parts, optimizer.variables
-    (velocity,) = [v for v in moments if v.path.endswith("velocity")]
-    return float(np.mean(velocity) / np.asarray(part))
-
-
+#: The gradient is noise alone, of 10,000 numbers.
 NOISY = kpg.ClippedMean(0.3, noise_multiplier=2.0, seed=1)
-WRAPPED = {
-    "graph": (kpg.Vectorized(NOISY), {}),
-    "compiled": (kpg.PerSample(NOISY), {"jit_compile": True}),
+by_sum = kpg.Vectorized(NOISY)
+in_private = private(noise_multiplier=2.0, microbatch_size=6)
+#: A mode or a private training, whether it is compiled, and the policy.
+NOISES = {
+    "graph": (by_sum, False, "float32"),
+    "compiled": (kpg.PerSample(NOISY), True, "float32"),
     "one update for two batches": (
-        kpg.Accumulated(steps=2, inner=kpg.Vectorized(NOISY)),
-        {},
+        kpg.Accumulated(steps=2, inner=by_sum),
+        False,
+        "float32",
     ),
-    "each sample": (kpg.PerSample(NOISY, updates="sample"), {}),
-    "loss scale": (kpg.Vectorized(NOISY), {"policy": "mixed_float16"}),
-    "loss scale, compiled": (
-        kpg.Vectorized(NOISY),
-        {"policy": "mixed_float16", "jit_compile": True},
-    ),
+    "each sample": (kpg.PerSample(NOISY, updates="sample"), False, "float32"),
+    "loss scale": (by_sum, False, "mixed_float16"),
+    "loss scale, compiled": (by_sum, True, "mixed_float16"),
+    "private": (in_private, False, "float32"),
+    "private, compiled": (in_private, True, "float32"),
 }
 
 
-@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("name", NOISES)
 def test_pure_noise_leaves_nothing(name):
     """v̂ − Φ̂ has the mean 0: the modes tell the variance that is there."""
-    mode, arguments = WRAPPED[name]
-    arguments = {"jit_compile": False, **arguments}
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(arguments.pop("policy", before))
-    try:
-        optimizer = corrected("adam")
-        result = nothing(optimizer, mode, **arguments)
-    finally:
-        keras.config.set_dtype_policy(before)
-    zeros = np.zeros((12, 100), "float32")
-    result.fit(zeros, zeros, batch_size=3, epochs=2, verbose=0)
-    # Means of 10,000 squares: the deviation is 1.4 % of a step's, at most.
-    assert share_of_noise(optimizer) == pytest.approx(1, abs=0.04)
-    assert float(optimizer.noise_variance) == 0
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_private_training(jit_compile):
-    training = private(noise_multiplier=2.0, microbatch_size=6)
-    optimizer = corrected(optimizers.Adam(1e-3))
-    result = nothing(optimizer, training.gradient_mode, jit_compile=jit_compile)
+    given, jit_compile, policy = NOISES[name]
+    keras.config.set_dtype_policy(policy)
+    optimizer, mode = corrected("adam"), getattr(given, "gradient_mode", given)
+    dense = layers.Dense(100, use_bias=False)
+    result = making.net(dense, shape=(100,), units=None)
+    result = making.compiled(
+        result, mode, optimizer=optimizer, jit_compile=jit_compile
+    )
     zeros = np.zeros((N, 100), "float32")
-    fit(result, training, 2, data=training.batches(zeros, zeros))
-    assert share_of_noise(optimizer) == pytest.approx(1, abs=0.04)
+    if mode is given:
+        result.fit(zeros[:12], zeros[:12], batch_size=3, epochs=2, verbose=0)
+    else:
+        fit(result, given, 2, data=given.batches(zeros, zeros))
+    (part,), moments = optimizer.noise_parts, optimizer.variables
+    (velocity,) = [v for v in moments if v.path.endswith("velocity")]
+    # Means of 10,000 squares: the deviation is 1.4 % of a step's, at most.
+    share = float(np.mean(velocity) / np.asarray(part))
+    assert share == pytest.approx(1, abs=0.04)
+    assert float(optimizer.noise_variance) == 0
 
 
 def test_saved_and_loaded(tmp_path):
@@ -257,38 +235,22 @@ def test_saved_and_loaded(tmp_path):
         fit(each, training)
     for each in (loaded, other):
         assert each.optimizer.gamma == 1e-3
-        pairs = zip(each.optimizer.variables, net.optimizer.variables)
-        for a, b in (*pairs, *zip(each.weights, net.weights)):
-            np.testing.assert_array_equal(a, b)
-
-
-def test_what_is_left_out_of_weight_decay_stays_so():
-    weights = [keras.Variable(np.ones(2), name=n) for n in ("bias", "kernel")]
-    given = optimizers.AdamW(0.1, weight_decay=0.5)
-    given.exclude_from_weight_decay(var_names=["bias"])
-    optimizer = corrected(given)
-    optimizer.set_noise_variance(0)
-    optimizer.apply([tf.zeros(2)] * 2, weights)
-    assert [float(w[0]) for w in weights] == pytest.approx([1, 0.95])
+        making.assert_equal(each, net)
 
 
 def test_refusals():
-    for other in (
-        "sgd",
-        "nadam",
-        optimizers.LossScaleOptimizer(optimizers.Adam()),
-    ):
+    scaled = optimizers.LossScaleOptimizer(optimizers.Adam())
+    for other in ("sgd", "nadam", scaled):
         with pytest.raises(TypeError, match=r"Adam or AdamW.*Received: "):
             corrected(other)
-    for arguments in (
-        {"amsgrad": True},
-        {"clipnorm": 1.0},
-        {"global_clipnorm": 1.0},
-        {"gradient_accumulation_steps": 2},
+    for name, value in (
+        ("amsgrad", True),
+        ("clipnorm", 1.0),
+        ("global_clipnorm", 1.0),
+        ("gradient_accumulation_steps", 2),
     ):
-        ((name, value),) = arguments.items()
         with pytest.raises(ValueError, match=f"Received: {name}={value}"):
-            corrected(optimizers.Adam(**arguments))
+            corrected(optimizers.Adam(**{name: value}))
     with pytest.raises(ValueError, match="`gamma` must be a positive number"):
         corrected("adam", gamma=0)
     used = optimizers.Adam()
@@ -297,18 +259,11 @@ def test_refusals():
         corrected(used)
 
 
-def test_without_noise_it_says_so():
-    inputs = keras.Input((3,))
-    outputs = layers.Dense(1)(inputs)
-    plain = keras.Model(inputs, outputs)
-    plain.compile(corrected("adam"), "mse")
-    batch, clipped = (kpg.PerGradModel(inputs, outputs) for _ in range(2))
-    batch.compile(corrected("adam"), "mse")
-    mode = kpg.Vectorized(kpg.ClippedMean(1.0))
-    clipped.compile(corrected("adam"), "mse", gradient_mode=mode)
-    for each in (plain, batch, clipped):
-        before = each.get_weights()
-        with pytest.raises(ValueError, match="no step has told it"):
-            each.fit(X, Y, verbose=0)
-        for a, b in zip(before, each.get_weights()):
-            np.testing.assert_array_equal(a, b)
+@pytest.mark.parametrize(
+    "mode", [None, "batch", kpg.Vectorized(kpg.ClippedMean(1.0))]
+)
+def test_without_noise_it_says_so(mode):
+    net = making.net(shape=(3,), units=1)
+    net = making.compiled(net, mode, optimizer=corrected("adam"))
+    with refused(net, "no step has told it"):
+        net.fit(X, Y, verbose=0)

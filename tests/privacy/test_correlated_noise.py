@@ -1,6 +1,7 @@
 """Noise that is correlated over steps: its strategy, draws and accounting."""
 
 import dp_accounting as dp
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -15,14 +16,10 @@ from keras_pergrad.privacy.correlated_noise import (
     make_strategy,
 )
 from keras_pergrad.privacy.mechanism import Mechanism, draw_batch, make_key
-from tests.privacy.tiny import (
-    N,
-    Y,
-    compile_privately,
-    model,
-    normal_draws,
-    private,
-)
+from tests.models.making import assert_equal
+from tests.power_cut import PowerCut
+from tests.privacy import tiny
+from tests.privacy.tiny import N, normal_draws, private, words
 
 KINDS = ["banded", "banded_inverse"]
 #: Steps, bands, rate in a group, noise multiplier, delta; and what jax_privacy
@@ -72,6 +69,9 @@ def test_a_strategy_is_what_its_matrix_is(kind):
     )
     assert strategy.sensitivity(steps, period) == pytest.approx(worst)
     inverse = np.linalg.inv(by_steps)
+    impulse = np.arange(steps) == 0.0
+    found = strategy.inverse_times(impulse)
+    np.testing.assert_allclose(found, inverse[:, 0], rtol=0, atol=1e-10)
     np.testing.assert_allclose(
         strategy.variances(steps), (inverse**2).sum(1), rtol=1e-10
     )
@@ -80,11 +80,14 @@ def test_a_strategy_is_what_its_matrix_is(kind):
     assert strategy.mean_error(steps) == pytest.approx(error)
 
 
-def drawn(noise, steps, size):
-    """The noise of some steps for one weight, (steps, size)."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_is_made_of_independent_draws(kind):
+    steps, size = 20_000, 16
+    noise = CorrelatedNoise(make_strategy(kind, 8, steps))
+    noise.begin(0, 0, 11, [tf.zeros(size)])
 
     @tf.function
-    def draw():
+    def drawn():
         found = tf.TensorArray("float32", steps)
         for step in tf.range(steps):
             values = noise.draw(0, tf.zeros(size), True)
@@ -92,32 +95,12 @@ def drawn(noise, steps, size):
             found = found.write(step, values)
         return found.stack()
 
-    return draw().numpy()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_covariance_is_that_of_the_strategy(kind):
-    steps, size = 20_000, 16
-    noise = CorrelatedNoise(make_strategy(kind, 8, steps))
-    noise.begin(0, 0, 11, [tf.zeros(size)])
-    found = drawn(noise, steps, size).astype("float64")
-    impulse = np.arange(steps) == 0.0
-    weights = noise.strategy.inverse_times(impulse)
-    for lag in (0, 1, 2, 7, 8, 9, 50):
-        products = found[lag:] * found[: steps - lag]
-        terms = np.cumsum(weights[: steps - lag] * weights[lag:])
-        # Of blocks of steps: neighbouring products depend on each other.
-        blocks = np.array_split((products - terms[:, None]).mean(1), 100)
-        means = np.array([block.mean() for block in blocks])
-        assert abs(means.mean()) < 5 * means.std() / 10
-    # What it was made of: independent draws of variance 1.
-    normal = np.stack([noise.strategy.times(column) for column in found.T], 1)
-    count = normal.size
-    assert abs(normal.mean()) < 5 / count**0.5
-    assert abs(normal.var() - 1) < 5 * (2 / count) ** 0.5
-    for lag in (1, 7, 8):
-        correlation = (normal[lag:] * normal[:-lag]).mean()
-        assert abs(correlation) < 5 / count**0.5
+    normal = made_of(noise.strategy, drawn())
+    limit = 5 / normal.size**0.5
+    assert abs(normal.mean()) < limit
+    assert abs(normal.var() - 1) < limit * 2**0.5
+    for lag in (1, 2, 7, 8, 9, 50):
+        assert abs((normal[lag:] * normal[:-lag]).mean()) < limit
 
 
 class Updates(keras.callbacks.Callback):
@@ -140,13 +123,9 @@ class Updates(keras.callbacks.Callback):
 def fit_updates(net, training, epochs=1, callbacks=()):
     """The noise of some epochs: samples of zeros and weight 0 add nothing."""
     updates = Updates(training)
-    data = training.batches(np.zeros((N, 3), "float32"), Y, np.zeros(N))
-    net.fit(
-        data,
-        epochs=epochs,
-        callbacks=[updates, *callbacks, training.callback],
-        verbose=0,
-    )
+    zeros = np.zeros((N, 3), "float32"), tiny.Y, np.zeros(N)
+    data = training.batches(*zeros)
+    tiny.fit(net, training, epochs, [updates, *callbacks], data)
     return updates.found
 
 
@@ -159,15 +138,18 @@ def correlated(kind, **arguments):
     return private(**{**ways[kind], **arguments})
 
 
-def made_of(training, noise):
+def made_of(strategy, noise):
     """The draws that the noise of all steps is made of."""
     columns = np.asarray(noise, "float64").T
-    times = training.mechanism.strategy.times
-    return np.stack([times(column) for column in columns], 1)
+    return np.stack([strategy.times(column) for column in columns], 1)
 
 
 def sgd(training, **arguments):
-    return model(training, keras.optimizers.SGD(1.0), **arguments)
+    return tiny.model(training, keras.optimizers.SGD(1.0), **arguments)
+
+
+def compile_again(net, training):
+    tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,35 +176,28 @@ def test_training_goes_on_with_the_same_noise(kind, how, tmp_path):
         if how == "another process":
             net.save_weights(tmp_path / "a.weights.h5")
             net, training = sgd(training), correlated(kind)
-            compile_privately(net, training, keras.optimizers.SGD(1.0))
+            compile_again(net, training)
             net.load_weights(tmp_path / "a.weights.h5")
         elif how == "compiled again":
-            compile_privately(net, training, keras.optimizers.SGD(1.0))
+            compile_again(net, training)
         found += fit_updates(net, training, 2)
     assert net.aggregation_state.spent == ((training.mechanism, 16),)
-    np.testing.assert_allclose(
-        made_of(training, found), normal_draws(16), atol=1e-4
-    )
+    found = made_of(training.mechanism.strategy, found)
+    np.testing.assert_allclose(found, normal_draws(16), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_as_an_undisturbed_one(kind, tmp_path):
-    class Killed(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if self.model.aggregation_state.updates == 11:
-                raise InterruptedError
-
     def backup():
         return keras.callbacks.BackupAndRestore(tmp_path / "backup")
 
     training = correlated(kind)
-    with pytest.raises(InterruptedError):
-        fit_updates(sgd(training), training, 4, [backup(), Killed()])
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit_updates(sgd(training), training, 4, [backup(), PowerCut()])
     again, whole = sgd(training), sgd(training)
     fit_updates(again, training, 4, [backup()])
     fit_updates(whole, training, 4)
-    for a, b in zip(again.get_weights(), whole.get_weights()):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(again, whole)
     assert again.aggregation_state.spent == whole.aggregation_state.spent
 
 
@@ -240,40 +215,30 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
         if lost == "weights":
             net.layers[-1].bias.trainable = False
         training = correlated(kind, seed=4 if lost == "seed" else 3)
-        compile_privately(net, training, keras.optimizers.SGD(1.0))
+        compile_again(net, training)
     found = fit_updates(net, training)
     expected = ((training.mechanism, 4), (training.mechanism, 4))
     assert net.aggregation_state.spent == expected
     if lost != "weights":
         seed = 4 if lost == "seed" else 3
-        np.testing.assert_allclose(
-            made_of(training, found),
-            normal_draws(4, phase=1, seed=seed),
-            atol=1e-4,
-        )
+        found = made_of(training.mechanism.strategy, found)
+        expected = normal_draws(4, phase=1, seed=seed)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_what_is_kept_is_bands_less_one_of_each_weight(tmp_path):
-    import h5py
-
-    sizes = {}
-    for kind in KINDS:
-        training = correlated(kind)
-        net = sgd(training)
-        fit_updates(net, training)
-        path = tmp_path / f"{kind}.weights.h5"
-        net.save_weights(path)
-        with h5py.File(path) as file:
-            shapes = []
-            file.visititems(
-                lambda name, item, shapes=shapes: (
-                    shapes.append(item.shape)
-                    if "noise_history" in name
-                    else None
-                )
-            )
-        sizes[kind] = sorted(shapes)
-    assert sizes == {"banded": [(2, 1), (2, 3, 1)], "banded_inverse": []}
+@pytest.mark.parametrize(
+    ("kind", "shapes"), [*zip(KINDS, ([(2, 1), (2, 3, 1)], []))]
+)
+def test_what_is_kept_is_bands_less_one_of_each_weight(kind, shapes, tmp_path):
+    training = correlated(kind)
+    net = sgd(training)
+    fit_updates(net, training)
+    net.save_weights(tmp_path / "a.weights.h5")
+    names = []
+    with h5py.File(tmp_path / "a.weights.h5") as file:
+        file.visit(names.append)
+        kept = [file[name] for name in names if "noise_history" in name]
+        assert sorted(item.shape for item in kept) == shapes
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -325,32 +290,21 @@ def test_ordered_epochs_are_one_gaussian_mechanism(kind, steps):
 
 
 def test_the_bands_are_chosen_by_their_error():
-    training = private(
-        noise_multiplier=None,
-        target_epsilon=20.0,
-        steps=200,
-        noise="correlated",
-    )
-    strategy = training.mechanism.strategy
-    assert training.epsilon() <= 20
-    chosen = training.noise_multiplier * strategy.mean_error(200)
+    def error(**bands):
+        settings = {"noise_multiplier": None, "target_epsilon": 20.0, **bands}
+        training = private(noise="correlated", steps=200, **settings)
+        assert training.epsilon() <= 20
+        strategy = training.mechanism.strategy
+        return training.noise_multiplier * strategy.mean_error(200)
+
+    chosen = error()
     for bands in (1, 2, 4):
-        other = private(
-            noise_multiplier=None,
-            target_epsilon=20.0,
-            steps=200,
-            noise="correlated",
-            bands=bands,
-        )
-        error = other.noise_multiplier * other.mechanism.strategy.mean_error(
-            200
-        )
-        assert chosen <= error * 1.03
+        assert chosen <= error(bands=bands) * 1.03
 
 
 def test_the_statement_says_how_it_is_correlated():
     training = correlated("banded")
-    text = " ".join(str(training.statement()).split())
+    text = words(training.statement())
     assert "correlated over 3 steps (banded strategy)" in text
     assert "3 groups at random" in text
     assert "correlated over 3 steps" in str(training)
@@ -358,61 +312,33 @@ def test_the_statement_says_how_it_is_correlated():
     assert again == training.mechanism
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"noise": "red"}, "`noise` must be one of"),
-        ({"bands": 2}, "noise='correlated' with them"),
-        ({"earlier_noise": "redrawn"}, "noise='correlated' with them"),
-        ({"sampling": "cyclic"}, "sampling='poisson', or noise='correlated'"),
-        (
-            {"noise": "correlated", "sampling": "poisson"},
-            "sampling='cyclic' or 'ordered'",
-        ),
-        (
-            {"noise": "correlated", "earlier_noise": "redrawn", "bands": 2},
-            "Expected sampling='ordered'",
-        ),
-        (
-            {"noise": "correlated", "earlier_noise": "lost"},
-            "`earlier_noise` must be one of",
-        ),
-        ({"noise": "correlated", "bands": 5}, "`bands` up to 4"),
-        ({"noise": "correlated", "bands": 0}, "`bands`"),
-        ({"noise": "correlated"}, "Expected `bands`, or `target_epsilon`"),
-        (
-            {"noise": "correlated", "bands": 2, "steps": None},
-            "Expected `epochs` or `steps`",
-        ),
-        (
-            {
-                "noise": "correlated",
-                "bands": 2,
-                "clipping": kpg.privacy.AdaptiveClippedMean(),
-            },
-            "ClippedMean or an AutomaticClippedMean",
-        ),
-        (
-            {
-                "noise": "correlated",
-                "bands": 2,
-                "noise_multiplier": keras.optimizers.schedules.CosineDecay(
-                    2.0, 10
-                ),
-            },
-            "one multiplier for all steps",
-        ),
-        (
-            {
-                "noise": "correlated",
-                "bands": 2,
-                "user_ids": np.arange(N),
-                "samples_per_user": 1,
-            },
-            "only sampling='poisson'",
-        ),
-    ],
-)
-def test_refused(arguments, message):
+BANDED = {"noise": "correlated", "bands": 2}
+falling = keras.optimizers.schedules.CosineDecay(2.0, 10)
+REFUSED = [
+    ("`noise` must be one of", {"noise": "red"}),
+    ("noise='correlated' with them", {"bands": 2}),
+    ("noise='correlated' with them", {"earlier_noise": "redrawn"}),
+    ("sampling='poisson', or noise='correlated'", {"sampling": "cyclic"}),
+    ("sampling='cyclic' or 'ordered'", {**BANDED, "sampling": "poisson"}),
+    ("Expected sampling='ordered'", {**BANDED, "earlier_noise": "redrawn"}),
+    ("`earlier_noise` must be one of", {**BANDED, "earlier_noise": "lost"}),
+    ("`bands` up to 4", {**BANDED, "bands": 5}),
+    ("`bands`", {**BANDED, "bands": 0}),
+    ("Expected `bands`, or `target_epsilon`", {"noise": "correlated"}),
+    ("Expected `epochs` or `steps`", {**BANDED, "steps": None}),
+    (
+        "ClippedMean or an AutomaticClippedMean",
+        {**BANDED, "clipping": kpg.privacy.AdaptiveClippedMean()},
+    ),
+    ("one multiplier for all steps", {**BANDED, "noise_multiplier": falling}),
+    (
+        "only sampling='poisson'",
+        {**BANDED, "user_ids": np.arange(N), "samples_per_user": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "arguments"), REFUSED)
+def test_refused(message, arguments):
     with pytest.raises(ValueError, match=message):
         private(**{"steps": 16, **arguments})

@@ -23,23 +23,32 @@ def frames():
 class Rows:
     """Examples by number, or numbers of `size` by number."""
 
-    def __init__(self, size=None, rows=N):
-        self.size, self.rows = size, rows
+    def __init__(self, size=None, rows=N, pair=None):
+        self.size, self.rows, self.pair = size, rows, pair
 
     def __len__(self):
         return -(-self.rows // (self.size or 1))
 
     def __getitem__(self, i):
         if self.size is None:
-            return X[i], Y[i]
-        rows = slice(self.size * i, min(self.size * (i + 1), self.rows))
-        return X[rows], Y[rows]
+            x, y = X[i], Y[i]
+        else:
+            rows = slice(self.size * i, min(self.size * (i + 1), self.rows))
+            x, y = X[rows], Y[rows]
+        return (x if self.pair is None else self.pair([x, x[..., :2]])), y
 
 
 class Batches(Rows, keras.utils.PyDataset):
-    def __init__(self, size, rows=N):
+    """Inputs of the kind of `pair`, if it is given."""
+
+    def __init__(self, *arguments, **others):
         keras.utils.PyDataset.__init__(self)
-        Rows.__init__(self, size, rows)
+        Rows.__init__(self, *arguments, **others)
+
+
+class PairsInBatches(Batches):
+    def __getitem__(self, i):
+        return self.pair(super().__getitem__(i))
 
 
 def indexed():
@@ -89,23 +98,18 @@ def test_sources_train_alike(tmp_path):
         nets.append(model(training))
         fit(nets[-1], training, data=training.batches(*data))
         assert_equal(nets[-1].get_weights(), nets[0].get_weights())
+    data, same = training.batches(x, Y), (x, Y + 0)
     with pytest.warns(UserWarning, match="are the protected examples"):
-        fit(
-            nets[-1],
-            training,
-            data=training.batches(x, Y),
-            validation_data=(x, Y + 0),
-        )
+        fit(nets[-1], training, data=data, validation_data=same)
 
 
 def test_users_in_a_series():
     pandas = pytest.importorskip("pandas")
-    users = np.arange(N) // 4
-    arguments = {"samples_per_user": 2, "batch_size": 5}
-    rows = [
-        private(user_ids=ids, **arguments).batches(X, Y).rows
-        for ids in (users, pandas.Series(users, index=SHUFFLED))
-    ]
+    users, rows = np.arange(N) // 4, []
+    for ids in (users, pandas.Series(users, index=SHUFFLED)):
+        training = private(user_ids=ids, samples_per_user=2, batch_size=5)
+        assert training.mechanism.examples == N // 2
+        rows.append(training.batches(X, Y).rows)
     np.testing.assert_array_equal(*rows)
 
 
@@ -123,35 +127,24 @@ def of_known_size():
     return indexed().filter(lambda x, y: True).apply(known)
 
 
+BATCHED = (
+    r"samples=40. Received: 4, the first of which is of shape \(10, 3\) and "
+    r"\(10, 1\). If these are batches: .*before .batch\(\)"
+)
+LIST = [0.0] * N
+
+
 @pytest.mark.parametrize(
     ("error", "match", "data"),
     [
         (ValueError, r"samples=40. Received: 39", lambda: (X[1:], Y[1:])),
-        (
-            ValueError,
-            r"same number of rows.*\[40, 39\]",
-            lambda: (X, Y[1:]),
-        ),
+        (ValueError, r"same number of rows.*\[40, 39\]", lambda: (X, Y[1:])),
         (TypeError, "Received: generator", lambda: ((x for x in X),)),
-        (
-            ValueError,
-            "unknown or infinite size",
-            lambda: (indexed().repeat(),),
-        ),
+        (ValueError, "unknown or infinite size", lambda: (indexed().repeat(),)),
         (ValueError, "in any order", lambda: (of_known_size(),)),
         (ValueError, "y or sample_weight, too", lambda: (indexed(), Y)),
-        (
-            ValueError,
-            r"samples=40. Received: 4, the first of which is of shape "
-            r"\(10, 3\) and \(10, 1\). If these are batches: "
-            r".*before .batch\(\)",
-            lambda: (indexed().batch(10),),
-        ),
-        (
-            ValueError,
-            r"Received: 4, .* \(10, 3\) and",
-            lambda: (Rows(10),),
-        ),
+        (ValueError, BATCHED, lambda: (indexed().batch(10),)),
+        (ValueError, r"Received: 4, .* \(10, 3\) and", lambda: (Rows(10),)),
         (
             ValueError,
             "Received: 16, in batches of 8",
@@ -164,39 +157,6 @@ def test_data_that_cannot_be_drawn_from_are_refused(error, match, data):
         private().batches(*data())
 
 
-@pytest.mark.parametrize("name", ["y", "sample_weight"])
-def test_lists_of_targets_are_refused(name):
-    lists = {name: [0.0] * N}
-    with pytest.raises(
-        TypeError, match=rf"Expected `{name}` as an array.*list"
-    ):
-        private().batches(X, **lists)
-    several = private().batches({"a": X}, [Y, Y])
-    assert len(several.spec[1]) == 2
-
-
-class Pairs(Rows):
-    """Examples whose inputs are of the kind of `pair`."""
-
-    def __init__(self, pair):
-        super().__init__()
-        self.pair = pair
-
-    def __getitem__(self, i):
-        x, y = super().__getitem__(i)
-        return self.pair([x, x[:2]]), y
-
-
-class PairsInBatches(Batches):
-    def __init__(self, pair):
-        super().__init__(8)
-        self.pair = pair
-
-    def __getitem__(self, i):
-        x, y = super().__getitem__(i)
-        return self.pair([self.pair([x, x[:, :2]]), y])
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -204,24 +164,20 @@ class PairsInBatches(Batches):
         lambda pair: (pair([X]), Y),
         lambda pair: ({"a": pair([X, X])}, Y),
         lambda pair: (X, pair([Y, Y]), pair([Y, Y])),
-        lambda pair: (Pairs(pair),),
-        lambda pair: (PairsInBatches(pair),),
+        lambda pair: (Rows(pair=pair),),
+        lambda pair: (PairsInBatches(8, pair=pair),),
     ],
     ids=["inputs", "one", "in_a_dict", "targets", "by_number", "py_dataset"],
 )
 def test_lists_give_the_batches_of_tuples(data):
     training = private()
     net = model(training)
-    first = [
-        next(
-            iter(
-                training.batches(*data(pair)).dataset(
-                    net.aggregation_state, net.distribute_strategy
-                )
-            )
+    first = []
+    for pair in (list, tuple):
+        batches = training.batches(*data(pair)).dataset(
+            net.aggregation_state, net.distribute_strategy
         )
-        for pair in (list, tuple)
-    ]
+        first.append(next(iter(batches)))
     keras.tree.assert_same_structure(*first)
     assert_equal(*map(keras.tree.flatten, first))
 
@@ -258,14 +214,12 @@ def test_the_hooks_of_a_data_set_are_called_once_an_epoch():
 def test_what_draws_batches_can_be_pickled():
     training = private()
     net = fitted(training)
-    batches = training.batches(PairsInBatches(tuple))
+    batches = training.batches(PairsInBatches(8, pair=tuple))
     copies = pickle.loads(pickle.dumps((training, training.callback, batches)))
-    assert_equal(
-        *(
-            keras.tree.flatten(each.batch(net.aggregation_state, 3))
-            for each in (copies[2], batches)
-        )
+    one, other = (
+        each.batch(net.aggregation_state, 3) for each in (copies[2], batches)
     )
+    assert_equal(keras.tree.flatten(one), keras.tree.flatten(other))
     fit(net, copies[0])
     assert copies[0].statement()["phases"][0]["steps"] == 8
 

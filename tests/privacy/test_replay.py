@@ -13,10 +13,13 @@ from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.privacy import model_check, training
 from tests.hunt.planting import Fault
 from tests.marks import few
+from tests.models import making
 from tests.privacy.replay import CLIP, NOISE, N, Setting, check
+from tests.privacy.tiny import AddsMean
 
 layers = keras.layers
-falling = keras.optimizers.schedules.PiecewiseConstantDecay([2], [4.0, NOISE])
+Falling = keras.optimizers.schedules.PiecewiseConstantDecay
+falling = Falling([2], [4.0, NOISE])
 CLIPPINGS = {
     "model": kpg.ClippedMean(CLIP),
     "layer": kpg.ClippedMean(CLIP, per="layer"),
@@ -66,23 +69,12 @@ SETTINGS = {
 
 def network(*hidden):
     """A function that makes a model with some layers in it."""
-
-    def make():
-        inputs = keras.Input((3,))
-        x = inputs
-        for layer in hidden:
-            x = layer()(x)
-        return kpg.PerGradModel(inputs, layers.Dense(1)(x))
-
-    return make
-
-
-class AddsMean(layers.Layer):
-    """Adds the mean of its inputs to the loss."""
-
-    def call(self, x):
-        self.add_loss(keras.ops.mean(x**2))
-        return x
+    return lambda: making.net(
+        *(layer() for layer in hidden),
+        shape=(3,),
+        units=1,
+        cls=kpg.PerGradModel,
+    )
 
 
 class KeepsMean(layers.Layer):
@@ -106,13 +98,7 @@ OTHERS = {
     ),
     "users, XLA": Setting(USERS, unit=(0, 2, 4, 6), compiled=XLA),
     "a falling clip norm": Setting(
-        {
-            "clipping": kpg.ClippedMean(
-                keras.optimizers.schedules.PiecewiseConstantDecay(
-                    [2], [2 * CLIP, CLIP]
-                )
-            )
-        }
+        {"clipping": kpg.ClippedMean(Falling([2], [2 * CLIP, CLIP]))}
     ),
     "a convolution": Setting(
         make=network(
@@ -181,9 +167,21 @@ def test_a_unit_moves_no_more_than_is_accounted_for(name):
     check(ALL[name])
 
 
-# Faults.
+FAULTS = {}
 
 
+def fault(owner, attribute, found_by, setting=SETTINGS["poisson"]):
+    """Lists what makes a function wrong, with the message that tells of it."""
+
+    def listed(make):
+        name = make.__name__.replace("_", " ")
+        FAULTS[name] = Fault(name, owner, attribute, make), found_by, setting
+        return make
+
+    return listed
+
+
+@fault(kpg.ClippedMean, "weights", "release|moved")
 def last_unclipped(right):
     def weights(self, norms):
         found = right(self, norms)
@@ -192,6 +190,7 @@ def last_unclipped(right):
     return weights
 
 
+@fault(kpg.ClippedMean, "weights", "moved")
 def by_the_largest(right):
     def weights(self, norms):
         norms = tf.where(tf.math.is_finite(norms), norms, 0.0)
@@ -200,10 +199,12 @@ def by_the_largest(right):
     return weights
 
 
+@fault(kpg.ClippedMean, "weights", "release")
 def not_finite_let_through(right):
     return lambda self, norms: CLIP / tf.maximum(norms, CLIP)
 
 
+@fault(kpg.ClippedMean, "finish", "release")
 def divided_by_the_actual_size(right):
     def finish(self, gradients, n, state=None):
         actual = tf.cast(tf.maximum(n, 1), "float32")
@@ -213,6 +214,7 @@ def divided_by_the_actual_size(right):
     return finish
 
 
+@fault(kpg.ClippedMean, "finish", "draws of a step")
 def noise_twice(right):
     def finish(self, gradients, n, state=None):
         gradients = right(self, gradients, n, state)
@@ -221,6 +223,7 @@ def noise_twice(right):
     return finish
 
 
+@fault(kpg.ClippedMean, "finish", "release")
 def noise_on_the_sum_and_beside(right):
     def finish(self, gradients, n, state=None):
         released = right(self, gradients, n, state)
@@ -229,6 +232,7 @@ def noise_on_the_sum_and_beside(right):
     return finish
 
 
+@fault(AggregationState, "normal", "noise")
 def no_noise(right):
     def normal(self, like, deviation):
         return right(self, like, deviation) * 0
@@ -236,6 +240,7 @@ def no_noise(right):
     return normal
 
 
+@fault(AggregationState, "normal", "noise")
 def the_same_noise(right):
     def normal(self, like, deviation):
         right(self, like, deviation)
@@ -245,6 +250,12 @@ def the_same_noise(right):
     return normal
 
 
+@fault(
+    kpg.privacy.AdaptiveClippedMean,
+    "observe",
+    "moved",
+    SETTINGS["adaptive, microbatches"],
+)
 def counted_as_one(right):
     def observe(self, norms, state):
         right(self, norms, state)
@@ -253,103 +264,29 @@ def counted_as_one(right):
     return observe
 
 
-def all_rows(right):
+padded = Setting({"method": "per_sample"}, compiled=XLA, weighted=False)
+
+
+@fault(PaddedBatch, "weights", "moved", padded)
+def padding_counted(right):
+    return lambda self, weights, sample_index=None: weights
+
+
+@fault(training, "select_user_rows", "rows of a user", SETTINGS["users"])
+def all_rows_of_a_user(right):
     return lambda total, *arguments: np.arange(total)
 
 
-def _fault(name, owner, attribute, make, found_by, setting=SETTINGS["poisson"]):
-    return Fault(name, owner, attribute, make), found_by, setting
+keeping = Setting(make=network(KeepsMean))
 
 
-FAULTS = [
-    _fault(
-        "the last sample of a batch not clipped",
-        kpg.ClippedMean,
-        "weights",
-        last_unclipped,
-        "release|moved",
-    ),
-    _fault(
-        "all samples clipped by the largest norm",
-        kpg.ClippedMean,
-        "weights",
-        by_the_largest,
-        "moved",
-    ),
-    _fault(
-        "what is not finite let through",
-        kpg.ClippedMean,
-        "weights",
-        not_finite_let_through,
-        "release",
-    ),
-    _fault(
-        "division by the actual size",
-        kpg.ClippedMean,
-        "finish",
-        divided_by_the_actual_size,
-        "release",
-    ),
-    _fault(
-        "noise added twice",
-        kpg.ClippedMean,
-        "finish",
-        noise_twice,
-        "draws of a step",
-    ),
-    _fault(
-        "noise of another source added, too",
-        kpg.ClippedMean,
-        "finish",
-        noise_on_the_sum_and_beside,
-        "release",
-    ),
-    _fault("no noise", AggregationState, "normal", no_noise, "noise"),
-    _fault(
-        "the same noise in each step",
-        AggregationState,
-        "normal",
-        the_same_noise,
-        "noise",
-    ),
-    _fault(
-        "samples of padding counted",
-        PaddedBatch,
-        "weights",
-        lambda right: lambda self, weights, sample_index=None: weights,
-        "moved",
-        Setting({"method": "per_sample"}, compiled=XLA, weighted=False),
-    ),
-    _fault(
-        "the count of adaptive clipping not centred",
-        kpg.privacy.AdaptiveClippedMean,
-        "observe",
-        counted_as_one,
-        "moved",
-        SETTINGS["adaptive, microbatches"],
-    ),
-    _fault(
-        "a user's examples not limited",
-        training,
-        "select_user_rows",
-        all_rows,
-        "rows of a user",
-        SETTINGS["users"],
-    ),
-    _fault(
-        "state of the batch let through",
-        model_check,
-        "_loss_problems",
-        lambda right: lambda *arguments: [*right(*arguments)][:0],
-        "state with the unit",
-        Setting(make=network(KeepsMean)),
-    ),
-]
-NAMES = [fault.name for fault, _, _ in FAULTS]
+@fault(model_check, "_loss_problems", "state with the unit", keeping)
+def state_of_the_batch_let_through(right):
+    return lambda *arguments: [*right(*arguments)][:0]
 
 
-@pytest.mark.parametrize("name", few(NAMES, NAMES[:1]))
+@pytest.mark.parametrize("name", few([*FAULTS], [*FAULTS][:1]))
 def test_faults_are_found(name):
-    fault, found_by, setting = FAULTS[NAMES.index(name)]
-    with fault.planted(), pytest.raises(AssertionError, match=found_by):
+    planted, found_by, setting = FAULTS[name]
+    with planted.planted(), pytest.raises(AssertionError, match=found_by):
         check(setting)

@@ -20,17 +20,6 @@ def mechanism(sampling="poisson", examples=20, batch_size=5):
     return Mechanism(sampling, examples, batch_size, 1.0, "")
 
 
-@pytest.fixture(scope="module", params=[0.02, 0.25, 0.9])
-def drawn(request):
-    """Which of 20 examples are in each of many batches."""
-    rate = request.param
-    now = Mechanism("poisson", 20, 20 * rate, 1.0, "")
-    found = np.zeros((STEPS, 20), bool)
-    for step in range(STEPS):
-        found[step, draw_batch(now, KEY, step)] = True
-    return rate, found
-
-
 def chi_square(counts, rate, total):
     """The p-value of counts, each binomial with the same rate."""
     variance = total * rate * (1 - rate)
@@ -38,13 +27,13 @@ def chi_square(counts, rate, total):
     return stats.chi2.sf(statistic, np.size(counts))
 
 
-def test_each_example_has_the_same_probability(drawn):
-    rate, found = drawn
+@pytest.mark.parametrize("rate", [0.02, 0.25, 0.9])
+def test_poisson(rate):
+    """Which of 20 examples are in each of many batches is independent."""
+    now, found = mechanism(batch_size=20 * rate), np.zeros((STEPS, 20), bool)
+    for step in range(STEPS):
+        found[step, draw_batch(now, KEY, step)] = True
     assert chi_square(found.sum(0), rate, STEPS) > 1e-4
-
-
-def test_examples_are_independent(drawn):
-    rate, found = drawn
     # Pairs in one batch, and sizes of batches, which are binomial.
     first, second = np.triu_indices(20, 1)
     together = (found[:, first] & found[:, second]).sum(0)
@@ -55,13 +44,8 @@ def test_examples_are_independent(drawn):
     rest = STEPS - expected[seen].sum()
     observed = [*sizes[seen], sizes[~seen].sum()]
     assert stats.chisquare(observed, [*expected[seen], rest]).pvalue > 1e-4
-
-
-def test_steps_are_independent(drawn):
-    rate, found = drawn
-    again = (found[1:] & found[:-1]).sum(0)
     # Neighbouring pairs of steps overlap, which widens the spread.
-    total = STEPS - 1
+    again, total = (found[1:] & found[:-1]).sum(0), STEPS - 1
     variance = total * rate**2 * (1 + 2 * rate - 3 * rate**2)
     statistic = ((again - total * rate**2) ** 2 / variance).sum()
     assert stats.chi2.sf(statistic, 20) > 1e-4
@@ -69,9 +53,8 @@ def test_steps_are_independent(drawn):
 
 def test_a_step_is_drawn_alike_and_others_are_not():
     now = mechanism()
-    np.testing.assert_array_equal(
-        draw_batch(now, KEY, 7), draw_batch(now, KEY, 7)
-    )
+    same = [draw_batch(now, KEY, 7) for _ in range(2)]
+    np.testing.assert_array_equal(*same)
     different = [
         tuple(draw_batch(now, key, step, phase))
         for key in (KEY, make_key(2))
@@ -83,21 +66,17 @@ def test_a_step_is_drawn_alike_and_others_are_not():
 
 
 def test_all_and_none():
-    rng = np.random.default_rng(0)
-    assert len(poisson_sample(rng, 9, 1.0)) == 9
-    sizes = {
-        len(draw_batch(mechanism(batch_size=1), KEY, s)) for s in range(50)
-    }
-    assert 0 in sizes
+    assert len(poisson_sample(np.random.default_rng(0), 9, 1.0)) == 9
+    now = mechanism(batch_size=1)
+    assert 0 in {len(draw_batch(now, KEY, step)) for step in range(50)}
 
 
 def test_fixed():
-    now = mechanism("fixed")
-    counts = np.zeros(20)
+    now, rows = mechanism("fixed"), []
     for step in range(STEPS):
-        rows = draw_batch(now, KEY, step)
-        assert len(set(rows)) == 5
-        counts[rows] += 1
+        rows.append(draw_batch(now, KEY, step))
+        assert len(set(rows[-1])) == 5
+    counts = np.bincount(np.concatenate(rows), minlength=20)
     assert chi_square(counts, 0.25, STEPS) > 1e-4
 
 

@@ -8,16 +8,18 @@ import keras
 import numpy as np
 import pytest
 from dp_accounting import rdp
-from scipy import stats
+from scipy import optimize, stats
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.search_trials import draw_trials
 from keras_pergrad.privacy.statement import Statement
+from tests.models.making import assert_equal, net
 from tests.power_cut import PowerCut
-from tests.privacy.tiny import N, X, Y
+from tests.privacy.tiny import N, X, Y, compile_privately, private, words
 
+layers = keras.layers
 X_PUBLIC = np.random.default_rng(7).normal(size=(30, 3)).astype("float32")
 Y_PUBLIC = (X_PUBLIC.sum(1, keepdims=True) > 0).astype("float32")
 SPACE = {
@@ -29,25 +31,17 @@ SEED = 16
 
 
 def make_model(private, rate):
-    inputs = keras.Input((3,))
-    h = keras.layers.Dropout(0.2)(inputs)
-    outputs = keras.layers.Dense(1, activation="sigmoid")(h)
-    net = kpg.PerGradModel(inputs, outputs)
-    net.compile(
-        keras.optimizers.SGD(rate),
-        "binary_crossentropy",
-        gradient_mode=private.gradient_mode,
-        jit_compile=False,
-    )
-    return net
+    parts = layers.Dropout(0.2), layers.Dense(1, activation="sigmoid")
+    made = net(*parts, shape=(3,), units=None, cls=kpg.PerGradModel)
+    return compile_privately(made, private, keras.optimizers.SGD(rate))
 
 
-def public_score(net):
-    return -net.evaluate(X_PUBLIC, Y_PUBLIC, verbose=0)
+def public_score(model):
+    return -model.evaluate(X_PUBLIC, Y_PUBLIC, verbose=0)
 
 
-def is_right(net):
-    return ((net.predict(X, verbose=0) > 0.5) == Y)[:, 0]
+def is_right(model):
+    return ((model.predict(X, verbose=0) > 0.5) == Y)[:, 0]
 
 
 def search(folder, make=make_model, space=SPACE, **arguments):
@@ -77,20 +71,15 @@ SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 )
 def test_epsilon_is_that_of_the_library(distribution, sampling, score_noise):
     relation = dp.NeighboringRelation
-    noise = dp.GaussianDpEvent(3.0)
+    noise, wide = dp.GaussianDpEvent(3.0), dp.GaussianDpEvent(3.0 / 2)
+    exchanged = dp.SampledWithoutReplacementDpEvent(1000, 100, wide)
     step, count, neighbours = {
         "poisson": (
             dp.PoissonSampledDpEvent(0.1, noise),
             25,
             relation.ADD_OR_REMOVE_ONE,
         ),
-        "fixed": (
-            dp.SampledWithoutReplacementDpEvent(
-                1000, 100, dp.GaussianDpEvent(3.0 / 2)
-            ),
-            25,
-            relation.REPLACE_ONE,
-        ),
+        "fixed": (exchanged, 25, relation.REPLACE_ONE),
         # Whole epochs of ten batches count, each as one look at all.
         "shuffled": (noise, 3, relation.REPLACE_SPECIAL),
     }[sampling]
@@ -117,23 +106,15 @@ def test_epsilon_is_that_of_the_library(distribution, sampling, score_noise):
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
 
 
-def _formula(distribution, mean, largest):
-    """The probabilities of 0, 1, ..., from the definitions in the paper."""
-    k = np.arange(largest + 1)
-    if distribution == "poisson":
-        factorials = np.cumprod(np.maximum(k, 1).astype(float))
-        return math.exp(-mean) * mean**k / factorials
-    if distribution == "geometric":
-        found = (1 - 1 / mean) ** (k - 1) / mean
-    else:
-        low, high = 1e-9, 1 - 1e-9
-        while high - low > 1e-14:  # the mean falls as gamma grows
-            gamma = (low + high) / 2
-            is_above = (1 / gamma - 1) / math.log(1 / gamma) > mean
-            low, high = (gamma, high) if is_above else (low, gamma)
-        found = (1 - gamma) ** k / (np.maximum(k, 1) * math.log(1 / gamma))
-    found[0] = 0
-    return found
+def _distribution(name, mean):
+    if name == "poisson":
+        return stats.poisson(mean)
+    if name == "geometric":
+        return stats.geom(1 / mean)
+    rate = optimize.brentq(
+        lambda p: stats.logser.mean(p) - mean, 1e-9, 1 - 1e-9, xtol=1e-14
+    )
+    return stats.logser(rate)
 
 
 @pytest.mark.parametrize("distribution", SHAPES)
@@ -146,7 +127,7 @@ def test_the_number_of_trials_and_points_follow_their_formulas(
         draw_trials({"rate": [1, 2, 3]}, settings, seed) for seed in range(800)
     ]
     counts = np.bincount([len(trials) for trials in searches], minlength=9)
-    probabilities = _formula(distribution, mean, 7)
+    probabilities = _distribution(distribution, mean).pmf(range(8))
     # Classes 0 (or 1) to 7, and all that are larger.
     first = int(distribution != "poisson")
     observed = [*counts[first:8], counts[8:].sum()]
@@ -199,27 +180,19 @@ def test_its_statement_counts_the_whole_search(undisturbed, tmp_path):
     assert not statement["planned"]
     (phase,) = statement["phases"]
     assert (phase["steps"], phase["search"]["expected_trials"]) == (steps, 3)
-    text = " ".join(str(statement).split())
-    for words in (
+    for part in (
         "the best of a random number of such trials, of which 3 were expected",
         "by a score on public data",
         "the score of the search is computed from public data alone",
         "neither the number of trials",
         "other than the trials of kpg.privacy.search",
     ):
-        assert words in text
+        assert part in words(statement)
     assert str(Statement(json.loads(json.dumps(statement)))) == str(statement)
     # Who saves the model and goes on with it begins from the whole search.
     result.model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    more = kpg.PrivateTraining(
-        noise_multiplier=2.0,
-        delta=1e-2,
-        samples=N,
-        batch_size=12,
-        user_ids="unique",
-        continue_from=loaded,
-    )
+    more = private(batch_size=12, continue_from=loaded)
     assert more.epsilon(0) == pytest.approx(expected, rel=1e-12)
 
 
@@ -251,8 +224,7 @@ def test_a_search_that_was_killed_ends_as_an_undisturbed_one(
     for name in ("search.json", *(f"trial-{k}/result.json" for k in (1, 2, 3))):
         assert (tmp_path / name).read_text() == (folder / name).read_text()
     assert result.point == expected.point
-    for a, b in zip(result.model.get_weights(), expected.model.get_weights()):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(result.model.get_weights(), expected.model.get_weights())
     # Once more: nothing is trained.
     again = search(tmp_path)
     assert len(fits) == 4
@@ -275,57 +247,48 @@ def test_the_budget_is_of_the_whole_search(tmp_path, capsys):
     assert 5.99 < statement["epsilon"] <= 6
     (phase,) = statement["phases"]
     assert phase["search"]["score_noise"] == 5
-    assert "standard deviation 5 on the number of right answers" in " ".join(
-        str(statement).split()
-    )
+    said = "standard deviation 5 on the number of right answers"
+    assert said in words(statement)
     printed = capsys.readouterr().out
     assert "1.5 expected (geometric)" in printed
     assert f"{statement['epsilon']:.4g} for the search" in printed
     assert "for 2 of them added up" in printed
     # Noise on the count, drawn from the trial's own seed.
-    (record,) = [json.loads((tmp_path / "search.json").read_text())]
-    number = [t["point"] for t in record["trials"]].index(result.point)
-    noise = np.random.default_rng(record["trials"][number]["seeds"][2])
+    trials = json.loads((tmp_path / "search.json").read_text())["trials"]
+    number = [trial["point"] for trial in trials].index(result.point)
+    noise = np.random.default_rng(trials[number]["seeds"][2])
     expected = is_right(result.model).sum() + noise.normal(0, 5)
     assert result.score == pytest.approx(expected)
 
 
 def test_a_search_may_have_no_trial(tmp_path):
     arguments = {"distribution": "poisson", "expected_trials": 1.0}
-    settings = {**arguments}
-    seed = next(s for s in range(99) if not draw_trials(SPACE, settings, s))
+    seed = next(s for s in range(99) if not draw_trials(SPACE, arguments, s))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="number of trials is 0"):
             search(tmp_path, **arguments, seed=seed)
 
 
+BY_ANSWERS = {
+    "public_score": None,
+    "private_score": is_right,
+    "score_noise": 1.0,
+}
+USERS = {"user_ids": range(N), "samples_per_user": 1}
 REFUSED = {
     "`expected_trials` must be": {"expected_trials": 0.5},
     "`distribution` must be one of": {"distribution": "binomial"},
     "Expected one function": {"public_score": None},
     "Received: public_score=": {"private_score": is_right, "score_noise": 1.0},
     "together with `private_score`": {"score_noise": 1.0},
-    "`score_noise` must be a positive": {
-        "public_score": None,
-        "private_score": is_right,
-        "score_noise": 0.0,
-    },
+    "`score_noise` must be a positive": {**BY_ANSWERS, "score_noise": 0.0},
     "'batch_size' cannot be searched for": {"space": {"batch_size": [1]}},
     "must be a list of values or a function": {"space": {"rate": []}},
     "are recorded, so that": {"space": {"rate": [keras.optimizers.SGD()]}},
     "in `space` or for all trials": {"clip_norm": 1.0},
     "`continue_from` cannot be given": {"continue_from": object()},
-    "With `user_ids` expected a `public_score`": {
-        "public_score": None,
-        "private_score": is_right,
-        "score_noise": 1.0,
-        "user_ids": range(N),
-        "samples_per_user": 1,
-    },
-    "cannot count such trials in a search": {
-        "user_ids": range(N),
-        "samples_per_user": 2,
-    },
+    "With `user_ids` expected a `public_score`": {**BY_ANSWERS, **USERS},
+    "cannot count such trials in a search": {**USERS, "samples_per_user": 2},
     "not enough for the search": {"target_epsilon": 2.0},
     "Received: both, epochs": {"steps": 3},
     "`epochs` must be a positive": {"epochs": 0},
@@ -340,30 +303,33 @@ def test_arguments_are_refused_before_anything_is_written(message, tmp_path):
     assert not folder.exists()
 
 
-def test_functions_that_make_no_new_model_are_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"make_model\(private, rate=\.\.\.\)"):
-        search(tmp_path / "a", make=lambda private: None)
-    with pytest.raises(ValueError, match="must return a new model, compiled"):
-        search(tmp_path / "b", make=lambda private, rate: None)
-    shared = keras.layers.Dense(1, activation="sigmoid")
-
-    def make_shared(private, rate):
-        inputs = keras.Input((3,))
-        net = kpg.PerGradModel(inputs, shared(inputs))
-        net.compile("sgd", "mse", gradient_mode=private.gradient_mode)
-        return net
-
-    with pytest.raises(ValueError, match="models that share 2 variables"):
-        search(tmp_path / "c", make=make_shared)
+def test_functions_that_make_or_score_no_model_are_refused(tmp_path):
+    shared = layers.Dense(1, activation="sigmoid")
     generator = np.random.default_rng(0)
 
-    def make_unlike(private, rate):
-        net = make_model(private, rate)
-        net.set_weights([generator.normal(size=(3, 1)), np.zeros(1)])
-        return net
+    def make_shared(private, rate):
+        made = net(shared, shape=(3,), units=None, cls=kpg.PerGradModel)
+        return compile_privately(made, private)
 
-    with pytest.raises(ValueError, match="other weights for the same seeds"):
-        search(tmp_path / "d", make=make_unlike)
+    def make_unlike(private, rate):
+        made = make_model(private, rate)
+        made.set_weights([generator.normal(size=(3, 1)), np.zeros(1)])
+        return made
+
+    def scores(model):
+        return model.predict(X, verbose=0)
+
+    with pytest.raises(TypeError, match=r"make_model\(private, rate=\.\.\.\)"):
+        search(tmp_path / "none", make=lambda private: None)
+    by_scores = {**BY_ANSWERS, "private_score": scores}
+    for message, arguments in {
+        "must return a new model, compiled": {"make": lambda private, rate: 0},
+        "models that share 2 variables": {"make": make_shared},
+        "other weights for the same seeds": {"make": make_unlike},
+        "must return booleans of shape": by_scores,
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            search(tmp_path / message, **arguments)
 
 
 def test_another_search_does_not_go_on_in_a_folder(undisturbed):
@@ -377,13 +343,3 @@ def test_another_search_does_not_go_on_in_a_folder(undisturbed):
     }.items():
         with pytest.raises(ValueError, match=f"other arguments: {name}[,.]"):
             search(folder, **arguments)
-
-
-def test_a_private_score_has_one_boolean_for_each_example(tmp_path):
-    with pytest.raises(ValueError, match="must return booleans of shape"):
-        search(
-            tmp_path,
-            public_score=None,
-            private_score=lambda net: net.predict(X, verbose=0),
-            score_noise=1.0,
-        )

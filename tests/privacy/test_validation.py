@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.privacy.model_check import find_problems
-from tests.privacy.tiny import (
-    N,
-    X,
-    Y,
-    fit,
-    fitted,
-    model,
-    private,
-    refused,
-)
+from tests.privacy import tiny
+from tests.privacy.tiny import N, X, Y, fit, fitted, model, private, refused
 
 layers, callbacks = keras.layers, keras.callbacks
 SGD = keras.optimizers.SGD
@@ -25,27 +16,15 @@ crossentropy = keras.losses.BinaryCrossentropy
 OTHER = private(batch_size=5)
 
 
-class AddsLoss(layers.Layer):
-    def __init__(self, reduce):
-        super().__init__()
-        self.reduce = reduce
-
+class AddsSum(layers.Layer):
     def call(self, x):
-        self.add_loss(self.reduce(keras.ops.square(x)))
+        self.add_loss(keras.ops.sum(keras.ops.square(x)))
         return x
 
 
 class OwnStep(kpg.PerGradModel):
     def train_step(self, data):
         return super().train_step(data)
-
-
-def centred(x):
-    return x - keras.ops.mean(x, axis=0)
-
-
-def scaled():
-    return keras.optimizers.LossScaleOptimizer(SGD(0.1))
 
 
 def coarse(training):
@@ -70,23 +49,19 @@ def changed_behind(name, value):
 
 
 joining = {"gradient_accumulation_steps": 2}
-by_weight = "mean_with_sample_weight"
+by_weight = crossentropy(reduction="mean_with_sample_weight")
+centred = layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0))
+scaled = keras.optimizers.LossScaleOptimizer
 #: A part of the message; the arguments of `model`, or a function of the
 #: training that makes one.
 MODELS = [
     ("kpg.replace_batch_norm", {"parts": [layers.BatchNormalization()]}),
     # Nobody is sent to a mode without privacy.
-    (
-        r"(?s)mixes the samples.*on each sample alone\.$",
-        {"parts": [layers.Lambda(centred)]},
-    ),
+    (r"(?s)mixes the samples.*on each sample alone\.$", {"parts": [centred]}),
     ("is a sum over the batch", {"loss": crossentropy(reduction="sum")}),
-    (
-        "a mask or by weights of all",
-        {"loss": crossentropy(reduction=by_weight)},
-    ),
-    (r"add_loss\(\) is a sum over", {"parts": [AddsLoss(keras.ops.sum)]}),
-    ("LossScaleOptimizer", lambda given: model(given, scaled())),
+    ("a mask or by weights of all", {"loss": by_weight}),
+    (r"add_loss\(\) is a sum over", {"parts": [AddsSum()]}),
+    ("LossScaleOptimizer", lambda given: model(given, scaled(SGD()))),
     ("joins the gradients", lambda given: model(given, SGD(**joining))),
     ("which noise is too coarse", coarse),
     ("has a train_step of its own", {"cls": OwnStep}),
@@ -146,12 +121,6 @@ def test_fit_takes_the_batches_and_the_callback():
         net.fit(training.batches(X, Y), verbose=0)
 
 
-def test_the_mean_of_an_added_loss_is_not_accused():
-    training = private()
-    net = model(training, parts=[AddsLoss(keras.ops.mean)])
-    assert find_problems(net, training.batches(X, Y)) == []
-
-
 def test_mixed_bfloat16_is_served():
     keras.config.set_dtype_policy("mixed_bfloat16")
     net = fitted(private())
@@ -190,13 +159,8 @@ def test_validation_beside_the_protected_examples_is_served():
         (slice(None, N), slice(N, None)),
         (slice(None, None, 2), slice(1, None, 2)),
     ):
-        fit(
-            net,
-            training,
-            callbacks=[stop],
-            data=training.batches(x[rows], y[rows]),
-            validation_data=(x[rest], y[rest]),
-        )
+        data, beside = training.batches(x[rows], y[rows]), (x[rest], y[rest])
+        fit(net, training, 1, [stop], data, validation_data=beside)
     for given in ((X, Y), (X[20:], Y[20:])):
         with pytest.warns(UserWarning, match="are the protected examples"):
             fit(net, training, validation_data=given)
@@ -206,56 +170,50 @@ def test_warnings():
     training = private(user_ids=None)
     with pytest.warns(UserWarning, match="guarantee is for one example"):
         assert training.callback
+    plan = {"delta": 0.1, "samples": N, "batch_size": 10}
     with pytest.warns(UserWarning, match="more than 1 / samples") as found:
-        kpg.PrivateTraining(
-            noise_multiplier=1.0, delta=0.1, samples=N, batch_size=10
-        )
+        kpg.PrivateTraining(noise_multiplier=1.0, **plan)
     assert found[0].filename == __file__
     weights = np.linspace(0, 1, N)
     with pytest.warns(UserWarning, match="divided by their sum"):
         private().batches(X, Y, weights / weights.mean())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"sampling": "random"}, "`sampling` must be one of"),
-        ({"batch_size": 41}, "at most the number of examples"),
-        ({"noise_multiplier": 0}, "without noise nothing is private"),
-        ({"noise_multiplier": None}, "Expected `target_epsilon` with"),
-        ({"target_epsilon": -1}, "`target_epsilon` must be a positive"),
-        ({"target_epsilon": 1e-3}, "not enough for one step"),
-        ({"delta": 0}, "`delta` must be a number between"),
-        ({"epochs": 1, "steps": 1}, "Expected `epochs` or `steps`"),
-        ({"method": "batch"}, "`method` must be one of"),
-        ({"clip_norm": float("inf")}, "`clip_norm` must be finite"),
-        (
-            {"clip_norm": 1.0, "clipping": kpg.ClippedMean(1.0)},
-            "Expected `clip_norm` or `clipping`",
-        ),
-        (
-            {"clipping": kpg.ClippedMean(1.0, noise_multiplier=2.0)},
-            "PrivateTraining gives it",
-        ),
-        ({"clipping": kpg.aggregations.UPGrad()}, "must be a ClippedMean"),
-        ({"user_ids": "same"}, "`user_ids`, one for each example, together"),
-        ({"user_ids": [1, 2], "samples_per_user": 1}, "Expected 40 `user"),
-        (
-            {
-                "user_ids": np.arange(N),
-                "samples_per_user": 2,
-                "sampling": "fixed",
-            },
-            "only sampling='poisson'",
-        ),
-        (
-            {"continue_from": "model"},
-            "`continue_from` must be a model that was trained",
-        ),
-    ],
-)
-def test_arguments(arguments, match):
-    with pytest.raises(ValueError, match=match):
+USERS = {"user_ids": np.arange(N), "samples_per_user": 2}
+noisy = kpg.ClippedMean(1.0, noise_multiplier=2.0)
+#: A part of the message, and arguments of `PrivateTraining`.
+ARGUMENTS = [
+    ("`sampling` must be one of", {"sampling": "random"}),
+    ("at most the number of examples", {"batch_size": 41}),
+    ("without noise nothing is private", {"noise_multiplier": 0}),
+    ("Expected `target_epsilon` with", {"noise_multiplier": None}),
+    ("`target_epsilon` must be a positive", {"target_epsilon": -1}),
+    ("not enough for one step", {"target_epsilon": 1e-3}),
+    ("`delta` must be a number between", {"delta": 0}),
+    ("Expected `epochs` or `steps`", {"epochs": 1, "steps": 1}),
+    ("`method` must be one of", {"method": "batch"}),
+    ("`clip_norm` must be finite", {"clip_norm": float("inf")}),
+    ("Expected `clip_norm` or `clipping`", {"clip_norm": 1, "clipping": noisy}),
+    ("PrivateTraining gives it", {"clipping": noisy}),
+    ("must be a ClippedMean", {"clipping": kpg.aggregations.UPGrad()}),
+    ("`user_ids`, one for each example, together", {"user_ids": "same"}),
+    ("Expected 40 `user", {"user_ids": [1, 2], "samples_per_user": 1}),
+    ("only sampling='poisson'", {**USERS, "sampling": "fixed"}),
+    (
+        "`continue_from` must be a model that was trained",
+        {"continue_from": "model"},
+    ),
+    ("together with `augment`", {**tiny.VIEWS, "augmentations": None}),
+    ("augmentations=3, augment=None", {**tiny.VIEWS, "augment": None}),
+    ("`augmentations`", {**tiny.VIEWS, "augmentations": 0}),
+    ("keras layer, or a function", {**tiny.VIEWS, "augment": 5}),
+]
+
+
+@pytest.mark.parametrize(("match", "arguments"), ARGUMENTS)
+def test_arguments(match, arguments):
+    error = TypeError if "function" in match else ValueError
+    with pytest.raises(error, match=match):
         private(**arguments)
 
 

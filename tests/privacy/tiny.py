@@ -23,6 +23,14 @@ def shifted(x):
     return x + keras.random.normal(keras.ops.shape(x), 0.0, 0.5)
 
 
+class AddsMean(keras.layers.Layer):
+    """Adds the mean of its squared inputs to the loss."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
 #: Arguments of `private`.
 VIEWS = {"augmentations": 3, "augment": shifted}
 
@@ -41,10 +49,14 @@ def private(**arguments):
 
 
 def model(training, optimizer=None, parts=(), shape=(3,), **arguments):
-    """A compiled logistic regression behind `parts`, the same each time."""
+    """A compiled logistic regression, the same each time.
+
+    Args:
+        parts: the layers before it, or a function that makes them.
+    """
     keras.utils.set_random_seed(4)
     result = making.net(
-        *parts,
+        *(parts() if callable(parts) else parts),
         keras.layers.Dense(1, activation="sigmoid"),
         shape=shape,
         dtype=arguments.pop("dtype", None),
@@ -111,23 +123,13 @@ def refused(net, match, error=ValueError):
 
 def normal_draws(steps, phase=0, seed=3):
     """What correlated noise of `model` is made of, (steps, weights)."""
-    return np.stack(
-        [
-            np.concatenate(
-                [
-                    np.ravel(
-                        tf.random.stateless_normal(
-                            shape,
-                            [(phase + 1) * 2**32 + seed, step * 2 + k],
-                            alg="philox",
-                        )
-                    )
-                    for k, shape in enumerate([(3, 1), (1,)])
-                ]
-            )
-            for step in range(steps)
-        ]
-    )
+
+    def draw(number, size):
+        seeds = [(phase + 1) * 2**32 + seed, number]
+        return tf.random.stateless_normal([size], seeds, alg="philox")
+
+    pairs = [(draw(2 * k, 3), draw(2 * k + 1, 1)) for k in range(steps)]
+    return np.array([np.concatenate(pair) for pair in pairs])
 
 
 def schedule_json(schedule):
