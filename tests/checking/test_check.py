@@ -9,6 +9,7 @@ import keras_pergrad as kpg
 from keras_pergrad.checking import execution, numerics
 from keras_pergrad.keras_internals.tensorflow import settings
 from tests import zoo
+from tests.models.making import assert_equal, compiled, net, normal, weights
 from tests.tensor_float import short_products
 
 layers = keras.layers
@@ -40,15 +41,15 @@ class Narrow(layers.Layer):
         return inputs * tf.constant(2.0, tf.float32)
 
 
-def made(*stack, shape=(4,), n=8, outputs=3, **options):
-    model = keras.Sequential(
-        [keras.Input(shape), *stack, layers.Dense(outputs)]
-    )
-    options = {"optimizer": "sgd", "loss": "mse", **options}
-    model.compile(**options)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(n, *shape)).astype("float32")
-    return model, x, rng.normal(size=(n, outputs)).astype("float32")
+def made(*parts, shape=(4,), n=8):
+    model = compiled(net(*parts, shape=shape))
+    return model, normal(n, *shape), normal(n, 3, seed=1)
+
+
+def checked(*parts, modes=None, devices=None, **how):
+    """What is found of a model with these parts, in a graph."""
+    settings = {"gradient_modes": modes, "devices": devices, **QUICK}
+    return kpg.check_gradients(*made(*parts, **how), **settings)
 
 
 def verdicts(found):
@@ -56,8 +57,7 @@ def verdicts(found):
 
 
 def numbers(model):
-    held = [*model.variables, *model.metrics_variables]
-    return [v.numpy() for v in (*held, *model.optimizer.variables)]
+    return [np.array(v) for v in (*model.metrics_variables, *weights(model))]
 
 
 def test_every_way_agrees_and_nothing_is_touched():
@@ -69,10 +69,10 @@ def test_every_way_agrees_and_nothing_is_touched():
         metrics=["accuracy"],
         gradient_mode=clipped,
     )
-    x, y, weights = zoo.data(8)
-    model.train_on_batch(x, y, sample_weight=weights)
+    data = zoo.data(8)
+    model.train_on_batch(*data)
     before = numbers(model)
-    found = kpg.check_gradients(model, x, y, weights, repeats=2)
+    found = kpg.check_gradients(model, *data, repeats=2)
     assert found.ok, found
     modes = ("batch", "vectorized", "per_sample", "vectorized, ClippedMean")
     for mode in modes:
@@ -80,8 +80,7 @@ def test_every_way_agrees_and_nothing_is_touched():
             assert verdicts(found)[mode, setting] == "rounding"
     assert verdicts(found)["accumulated by 3", "graph"] == "refused"
     assert "draw afresh for each microbatch" in str(found)
-    for a, b in zip(before, numbers(model)):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(numbers(model), before)
     assert {layer.compute_dtype for layer in model.layers} == {"float32"}
     assert keras.config.floatx() == "float32"
     assert all(row.between_repeats == 0 for row in found.rows if row.verdicts)
@@ -114,8 +113,7 @@ def test_a_gradient_that_is_wrong_on_one_batch_size_is_found():
 
 
 def test_what_takes_long_is_said_before_the_bar(capsys):
-    model, x, y = made()
-    kpg.check_gradients(model, x, y, gradient_modes=["batch"], **QUICK)
+    checked(modes=["batch"])
     first, bar = capsys.readouterr().out.split("\n", 1)
     assert first.startswith("Gradients of single samples in float64, then in 1")
     assert "0/2" in bar
@@ -137,8 +135,7 @@ def test_batch_normalization_is_judged_by_the_batch():
     assert kpg.check_gradients(model, x, y, gradient_modes=[whole], **QUICK).ok
     assert "(BatchNormalization) makes every" in str(found)
     assert "no sample has a gradient of its own" in str(found)
-    for a, b in zip(before, numbers(model)):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(numbers(model), before)
 
 
 def test_a_layer_that_mixes_samples_is_no_wrong_kernel():
@@ -159,21 +156,16 @@ def test_a_layer_that_mixes_samples_is_no_wrong_kernel():
 
 def test_a_zero_by_cancellation_is_rounding():
     # The key's bias has no influence; LayerNormalization hides the other.
-    inputs = keras.Input((5, 8))
-    attended = layers.MultiHeadAttention(2, 4)(inputs, inputs)
-    x = layers.LayerNormalization()(layers.Dense(8)(attended))
-    model = keras.Model(inputs, layers.Dense(2)(x))
-    model.compile("sgd", "mse")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(6, 5, 8)).astype("float32")
-    y = rng.normal(size=(6, 5, 2)).astype("float32")
-    found = kpg.check_gradients(model, x, y, **QUICK)
+    attention = layers.MultiHeadAttention(2, 4)
+    parts = layers.Dense(8), layers.LayerNormalization()
+    model = net(lambda x: attention(x, x), *parts, shape=(5, 8), units=2)
+    x, y = normal(6, 5, 8), normal(6, 5, 2, seed=1)
+    found = kpg.check_gradients(compiled(model), x, y, **QUICK)
     assert found.ok, found
 
 
 def test_an_op_without_float64_is_judged_in_float32():
-    model, x, y = made(layers.Dense(4), Narrow())
-    found = kpg.check_gradients(model, x, y, **QUICK)
+    found = checked(layers.Dense(4), Narrow())
     assert found.ok
     assert found.reference.endswith("in float32")
     assert "does not run in float64" in str(found)
@@ -208,32 +200,29 @@ def test_losses_of_every_kind():
     assert found.reference == "single samples one by one in float64"
 
 
-def test_half_precision_has_a_tolerance_of_its_own():
-    keras.config.set_dtype_policy("mixed_float16")
-    model, x, y = made(layers.Dense(16, activation="relu"))
-    found = kpg.check_gradients(model, x, y, gradient_modes=["batch"], **QUICK)
+@pytest.mark.parametrize(
+    ("policy", "error", "least", "most"),
+    [("mixed_float16", 1e-6, 1e-2, np.inf), ("float64", 0.0, 0.0, 1e-13)],
+)
+def test_every_precision_has_a_tolerance_of_its_own(policy, error, least, most):
+    keras.config.set_dtype_policy(policy)
+    if policy == "float64":
+        keras.config.set_floatx(policy)
+    found = checked(layers.Dense(16, activation="relu"), modes=["batch"])
     assert found.ok
-    assert found.rows[0].relative > 1e-6
-    assert found.rows[0].worst[1].tolerance > 1e-2
+    assert found.rows[0].relative >= error
+    assert least < found.rows[0].worst[1].tolerance < most
     assert found.reference.endswith("float64")
 
 
-def test_double_precision_is_judged_as_such(float64):
-    model, x, y = made(layers.Dense(16, activation="relu"))
-    found = kpg.check_gradients(model, x, y, gradient_modes=["batch"], **QUICK)
-    assert found.ok
-    assert found.rows[0].worst[1].tolerance < 1e-13
-
-
 def test_without_a_gradient_of_the_batch_a_mode_is_refused():
-    model, x, y = made()
     noisy = kpg.ClippedMean(1.0, noise_multiplier=1.0)
     modes = [
         kpg.PerSample(updates="sample"),
         kpg.Vectorized(aggregation=noisy),
         kpg.Accumulated(steps=2),
     ]
-    found = kpg.check_gradients(model, x, y, gradient_modes=modes, **QUICK)
+    found = checked(modes=modes)
     assert [row.verdict for row in found.rows] == ["refused"] * 3
     assert "calls the optimizer itself" in str(found)
     assert "adds noise" in str(found)
@@ -251,9 +240,7 @@ def test_a_mode_of_ones_own_says_that_it_changes_gradients():
     class Declared(Half):
         changes_gradients = True
 
-    model, x, y = made()
-    modes = ["batch", Half(), Declared()]
-    found = kpg.check_gradients(model, x, y, gradient_modes=modes, **QUICK)
+    found = checked(modes=["batch", Half(), Declared()])
     assert [row.verdict for row in found.rows][1:] == ["wrong", "refused"]
     assert found.rows[0].verdict in ("exact", "rounding")
     assert [note.partition(" is meant")[0] for note in found.notes] == [
@@ -262,25 +249,29 @@ def test_a_mode_of_ones_own_says_that_it_changes_gradients():
     assert "meant to give other" in found.rows[2].reason
 
 
-def test_draws_that_nothing_can_repeat_are_refused():
-    noise = layers.Lambda(lambda t: t + tf.random.normal(tf.shape(t)))
-    model, x, y = made(noise)
-    with pytest.raises(ValueError, match=r"without keras\.random"):
-        kpg.check_gradients(model, x, y, **QUICK)
-
-
-def test_a_forward_pass_that_writes_to_weights_is_refused():
-    model, x, y = made(layers.SpectralNormalization(layers.Dense(3)))
-    with pytest.raises(ValueError, match="writes to the trainable variable"):
-        kpg.check_gradients(model, x, y, **QUICK)
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            lambda: layers.Lambda(lambda t: t + tf.random.normal(tf.shape(t))),
+            r"without keras\.random",
+        ),
+        (
+            lambda: layers.SpectralNormalization(layers.Dense(3)),
+            "writes to the trainable variable",
+        ),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(layer, message):
+    with pytest.raises(ValueError, match=message):
+        checked(layer())
 
 
 def test_a_table_that_cannot_be_copied_is_used_where_it_is():
     words = keras.Input((1,), dtype="string")
     ids = layers.StringLookup(vocabulary=["a", "b"])(words)
     flat = layers.Flatten()(layers.Embedding(4, 3)(ids))
-    model = keras.Model(words, layers.Dense(1)(flat))
-    model.compile("sgd", "mse")
+    model = compiled(keras.Model(words, layers.Dense(1)(flat)))
     x, y = np.array([["a"], ["b"], ["z"]]), np.ones((3, 1), "float32")
     found = kpg.check_gradients(model, x, y, **QUICK)
     assert found.ok, found
@@ -303,8 +294,7 @@ def test_an_error_inside_leaves_the_model_as_it_was(monkeypatch):
     monkeypatch.setattr("keras_pergrad.checking.numerics.judge_all", fail)
     with pytest.raises(RuntimeError, match="inside"):
         kpg.check_gradients(model, x, y, **QUICK)
-    for a, b in zip(before, numbers(model)):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(numbers(model), before)
     assert model.losses == []
     assert keras.config.floatx() == "float32"
 
@@ -324,12 +314,9 @@ def test_it_shows_as_text_html_and_data():
 
 
 def test_modes_that_differ_in_their_settings_have_rows_of_their_own():
-    model, x, y = made()
-    modes = [
-        kpg.Vectorized(aggregation=kpg.ClippedMean(norm))
-        for norm in (0.1, 1.0, 0.1)
-    ]
-    found = kpg.check_gradients(model, x, y, gradient_modes=modes, **QUICK)
+    clipped = map(kpg.ClippedMean, (0.1, 1.0, 0.1))
+    modes = [kpg.Vectorized(aggregation=each) for each in clipped]
+    found = checked(modes=modes)
     assert [row.mode for row in found.rows] == [
         "vectorized, ClippedMean",
         "vectorized, ClippedMean #2",
@@ -366,16 +353,8 @@ def test_refusals_name_what_came():
 
 def test_half_precision_cannot_tell():
     keras.utils.set_random_seed(1)
-    policy = keras.DTypePolicy("mixed_bfloat16")
-    model = keras.Sequential(
-        [keras.Input((100,)), keras.layers.Dense(3, dtype=policy)]
-    )
-    model.compile("sgd", "mse")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(4, 100)), rng.normal(size=(4, 3))
-    found = kpg.check_gradients(
-        model, x, y, gradient_modes=["batch"], repeats=1, settings=["graph"]
-    )
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    found = checked(shape=(100,), n=4, modes=["batch"])
     (row,) = found.rows
     assert row.verdict == "cannot tell"
     assert not found.ok
@@ -392,24 +371,11 @@ def test_the_ten_bits_of_products_on_a_gpu_are_rounding(known, monkeypatch):
 
     monkeypatch.setattr(execution.TracedMode, "_compute", shortened)
     if known:  # of the CPU, which is the GPU here
-        monkeypatch.setattr(
-            numerics,
-            "on_device",
-            lambda dtype, device: numerics.TENSOR_FLOAT_32,
-        )
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            keras.layers.Conv2D(4, 3, activation="tanh"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3),
-        ]
-    )
-    model.compile("sgd", "mse")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(8, 6, 6, 2)), rng.normal(size=(8, 3))
-    how = {"gradient_modes": ["batch"], "settings": ["graph"], "repeats": 1}
-    check = kpg.check_gradients(model, x, y, devices="CPU:0", **how)
+        short = numerics.TENSOR_FLOAT_32
+        monkeypatch.setattr(numerics, "on_device", lambda *_: short)
+    parts = layers.Conv2D(4, 3, activation="tanh"), layers.Flatten()
+    how = {"modes": ["batch"], "devices": "CPU:0"}
+    check = checked(*parts, shape=(6, 6, 2), **how)
     assert check.ok is known
     if known:
         assert "to the ten bits of TensorFloat-32 (tf.config" in check.answer
@@ -418,13 +384,10 @@ def test_the_ten_bits_of_products_on_a_gpu_are_rounding(known, monkeypatch):
 
 @pytest.mark.usefixtures("ten_bits")
 def test_products_have_ten_bits_on_a_card_that_has_them(monkeypatch):
-    cards = [object()]
     details = {"compute_capability": (8, 0)}
     experimental = tf.config.experimental
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: cards)
-    monkeypatch.setattr(
-        experimental, "get_device_details", lambda device: details
-    )
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [None])
+    monkeypatch.setattr(experimental, "get_device_details", lambda _: details)
     short = numerics.TENSOR_FLOAT_32
     assert numerics.on_device("float32", "GPU:0") == short
     assert numerics.on_device("float32", "CPU:0") == "float32"

@@ -1,5 +1,6 @@
 """What `input_gradients` must give, by tapes."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -9,6 +10,22 @@ import keras_pergrad as kpg
 def gradients(model, x, outputs=None, **how):
     """What it gives, without a bar."""
     return kpg.input_gradients(model, x, outputs=outputs, verbose=0, **how)
+
+
+def of_ids(outputs):
+    """A model of ids from 0 to 5, its embedding, and what is behind it."""
+    ids = keras.Input((4,), dtype="int32")
+    table = keras.layers.Embedding(6, 3)
+    parts = keras.layers.Flatten(), keras.layers.Dense(outputs, "tanh")
+    head = keras.Sequential(parts)
+    return keras.Model(ids, head(table(ids))), table, head
+
+
+def assert_close(found, expected):
+    """Assert that two structures of arrays are equal up to rounding."""
+    found, expected = tf.nest.flatten(found), tf.nest.flatten(expected)
+    for one, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, right, rtol=1e-10, atol=1e-10)
 
 
 def jacobians(model, x):

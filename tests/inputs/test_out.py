@@ -9,7 +9,7 @@ import keras_pergrad as kpg
 from keras_pergrad.inputs import arrays
 from keras_pergrad.inputs import gradients as chunks
 from tests.inputs.tapes import gradients
-from tests.models.making import net
+from tests.models.making import assert_equal, net
 from tests.uses.rules.exact import normal, stack
 
 layers = keras.layers
@@ -19,40 +19,36 @@ def _model():
     return stack((4,), layers.Dense(3))
 
 
-def test_from_a_mapped_file_to_a_mapped_file(tmp_path, monkeypatch):
+def _zeros(*shape):
+    return np.zeros(shape, "float32")
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_from_a_mapped_file_to_a_mapped_file(mode, tmp_path, monkeypatch):
     # So often that every chunk's pages are given back.
     monkeypatch.setattr(arrays, "_EVERY", 1)
-    model, x = _model(), normal(10, 4).astype("float32")
-    np.save(tmp_path / "x.npy", x)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    model = stack((4,), layers.Dense(3, activation="tanh"))
+    x = normal(10, 4).astype("float32")
+    np.save(tmp_path / "x.npy", x if mode == "r" else 0 * x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
+    if mode == "c":  # Pages with changes of their own are kept.
+        mapped[:] = x
     out = np.lib.format.open_memmap(
         tmp_path / "out.npy", "w+", "float32", (10, 3, 4)
     )
     assert gradients(model, mapped, batch_size=3, out=out) is out
+    np.testing.assert_array_equal(mapped, x)
     expected = gradients(model, x)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-
-
-def test_pages_with_changes_of_their_own_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "_EVERY", 1)
-    np.save(tmp_path / "x.npy", np.zeros((10, 4), "float32"))
-    x = np.load(tmp_path / "x.npy", mmap_mode="c")
-    x[:] = normal(10, 4)
-    before = np.array(x)
-    model = stack((4,), layers.Dense(3, activation="tanh"))
-    found = gradients(model, x, batch_size=3)
-    np.testing.assert_array_equal(x, before)
-    np.testing.assert_array_equal(found, gradients(model, before))
 
 
 def test_a_structure_of_arrays():
     a, b = keras.Input((3,)), keras.Input((2,))
     model = keras.Model([a, b], layers.Dense(2)(layers.Concatenate()([a, b])))
     x = [normal(4, 3), normal(4, 2)]
-    out = [np.zeros((4, 3), "float32"), np.zeros((4, 2), "float32")]
+    out = [_zeros(4, 3), _zeros(4, 2)]
     assert gradients(model, x, 0, out=out) is out
-    for found, expected in zip(out, gradients(model, x, 0)):
-        np.testing.assert_array_equal(found, expected)
+    assert_equal(out, gradients(model, x, 0))
     with pytest.raises(ValueError, match="structure of x"):
         gradients(model, x, 0, out=out[0])
 
@@ -90,17 +86,17 @@ def test_what_was_written_stays(error):
 def test_a_dataset_and_out_of_other_lengths():
     model, x = _model(), normal(7, 4)
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(2)
-    out = np.zeros((7, 3, 4), "float32")
+    out = _zeros(7, 3, 4)
     gradients(model, dataset, batch_size=3, out=out)
     np.testing.assert_array_equal(out, gradients(model, x, batch_size=3))
     with pytest.raises(ValueError, match="10 rows, but x has only 7"):
-        gradients(model, dataset, out=np.zeros((10, 3, 4), "float32"))
+        gradients(model, dataset, out=_zeros(10, 3, 4))
     with pytest.raises(ValueError, match="5 rows, but x has more"):
         gradients(model, dataset, batch_size=3, out=out[:5])
 
 
 def _read_only():
-    out = np.zeros((10, 3, 4), "float32")
+    out = _zeros(10, 3, 4)
     out.flags.writeable = False
     return out
 
@@ -121,14 +117,8 @@ ARGUMENTS = (
     ({"batch_size": np.True_}, "batch_size="),
     ({"reduce": "max"}, "reduce='max'"),
     ({"reduce": "mean", "out": np.zeros(3)}, "leaves none"),
-    (
-        {"out": np.zeros((10, 4), "float32")},
-        r"shape \(10, 3, 4\) and dtype float32",
-    ),
-    (
-        {"out": np.zeros((9, 3, 4), "float32")},
-        r"Received: shape \(9, 3, 4\)",
-    ),
+    ({"out": _zeros(10, 4)}, r"shape \(10, 3, 4\) and dtype float32"),
+    ({"out": _zeros(9, 3, 4)}, r"Received: shape \(9, 3, 4\)"),
     ({"out": np.zeros((10, 3, 4))}, "Received: .* dtype float64"),
     ({"out": [[0.0]]}, "structure of x"),
     ({"out": "file.npy"}, "NumPy array"),

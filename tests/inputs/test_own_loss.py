@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.inputs import gradients as chunks
-from tests.inputs.tapes import gradients
-from tests.models.making import compiled
+from tests.inputs.tapes import assert_close, gradients, of_ids
+from tests.models.making import assert_equal, compiled, net, weights
 from tests.uses.rules.exact import normal, stack
 
 layers, losses = keras.layers, keras.losses
@@ -62,9 +62,8 @@ class _Own(keras.Model):
 
 
 def _own():
-    inputs = keras.Input((4,))
-    model = _Own(inputs, layers.Dense(3, "tanh")(inputs))
-    return compiled(model, loss=None)
+    tanh = layers.Dense(3, "tanh")
+    return compiled(net(tanh, shape=(4,), units=None, cls=_Own), loss=None)
 
 
 def _masked():
@@ -102,7 +101,7 @@ def _data(name):
 def test_it_is_that_of_each_sample_alone(name, monkeypatch):
     make, one_by_one = MODELS[name]
     model, (x, y), sizes = make(), _data(name), []
-    before = [np.array(v) for v in model.variables]
+    before = weights(model)
     original = chunks.run_and_restore
 
     def noted(function, batch, own):
@@ -113,11 +112,9 @@ def test_it_is_that_of_each_sample_alone(name, monkeypatch):
     expected = _alone(model, x, y)
     assert np.abs(expected).min(0).max() > 0
     for batch_size in (3, 100):
-        ours = gradients(model, x, y=y, batch_size=batch_size)
-        np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+        assert_close(gradients(model, x, y=y, batch_size=batch_size), expected)
     assert sizes == ([1] * 14 if one_by_one else [3, 3, 1, 7])
-    for old, variable in zip(before, model.variables):
-        np.testing.assert_array_equal(old, variable)
+    assert_equal(weights(model), before)
 
 
 @pytest.mark.usefixtures("float64")
@@ -129,10 +126,10 @@ def test_sample_weights(reduction):
     x, weight = normal(7, 4), np.arange(7.0) + 1
     expected = _alone(model, x, LABELS, weight)
     ours = gradients(model, x, y=LABELS, sample_weight=weight, batch_size=3)
-    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+    assert_close(ours, expected)
     dataset = tf.data.Dataset.from_tensor_slices((x, LABELS, weight)).batch(2)
     ours = gradients(model, dataset, outputs="loss", batch_size=3)
-    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+    assert_close(ours, expected)
     means = gradients(model, dataset, outputs="loss", reduce="mean_abs")
     np.testing.assert_allclose(means, np.abs(expected).mean(0), rtol=1e-10)
 
@@ -153,24 +150,17 @@ def test_several_outputs_and_inputs():
     )
     x = {"a": normal(7, 3), "b": normal(7, 2)}
     y = {"kind": LABELS, "size": normal(7, 1)}
-    expected = _alone(model, x, y)
-    ours = gradients(model, x, y=y, batch_size=3)
-    for name, right in expected.items():
-        np.testing.assert_allclose(ours[name], right, rtol=1e-10, atol=1e-10)
+    assert_close(gradients(model, x, y=y, batch_size=3), _alone(model, x, y))
 
 
 @pytest.mark.usefixtures("float64")
 def test_of_token_ids_it_is_that_of_their_embeddings():
-    inputs = keras.Input((4,), dtype="int32")
-    table = layers.Embedding(6, 3)
-    head = keras.Sequential([layers.Flatten(), layers.Dense(3, "tanh")])
-    model = keras.Model(inputs, head(table(inputs)))
+    model, table, head = of_ids(3)
     for one in (model, head):
         one.compile("sgd", _crossentropy())
     ids = np.random.default_rng(0).integers(0, 6, (7, 4))
     ours = gradients(model, ids, y=LABELS, batch_size=2)
-    expected = _alone(head, table(ids).numpy(), LABELS)
-    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+    assert_close(ours, _alone(head, table(ids).numpy(), LABELS))
 
 
 @pytest.mark.usefixtures("float64")
@@ -194,9 +184,8 @@ def test_one_step_against_the_network_makes_it_worse():
     x = normal(7, 4).astype("float32")
     labels = list(map(int, LABELS))
     adversarial = x + 0.1 * np.sign(gradients(model, x, y=labels))
-    before, after = (
-        model.evaluate(data, LABELS, verbose=0) for data in (x, adversarial)
-    )
+    before = model.evaluate(x, LABELS, verbose=0)
+    after = model.evaluate(adversarial, LABELS, verbose=0)
     assert after > before + 0.01
     method = compiled(model, "vectorized", _crossentropy())
     np.testing.assert_array_equal(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.inputs.tapes import diagonals, gradients, jacobians
+from tests.inputs.tapes import assert_close, diagonals, gradients, jacobians
 from tests.uses.rules.exact import normal, stack
 
 layers = keras.layers
@@ -32,24 +32,19 @@ def test_all_and_some_of_them_in_their_structure(kind):
     assert [g.shape for g in found] == [(5, 3, 4), (5, 2, 3, 4)]
     ours = gradients(model, x, batch_size=2)
     assert isinstance(ours, dict if kind == "dict" else list)
-    for one, right in zip(tf.nest.flatten(ours), found, strict=True):
-        np.testing.assert_allclose(one, right, rtol=1e-10, atol=1e-10)
+    assert_close(ours, found)
     out = tf.nest.map_structure(np.zeros_like, ours)
     assert gradients(model, x, batch_size=2, out=out) is out
-    for one, right in zip(tf.nest.flatten(out), found, strict=True):
-        np.testing.assert_allclose(one, right, rtol=1e-10, atol=1e-10)
+    assert_close(out, found)
     with pytest.raises(ValueError, match=r"structure of x.*several outputs"):
         gradients(model, x, out=tf.nest.flatten(out)[0])
     own = np.array([0, 2, 1, 1, 0])
     ours = gradients(model, x, {"grid": [5, 0], "first": own}, batch_size=2)
     assert list(ours) == ["grid", "first"]
-    grid = grid.reshape(5, 6, 4)
-    np.testing.assert_allclose(ours["grid"], grid[:, [5, 0]], rtol=1e-10)
-    right = first[np.arange(5), own]
-    np.testing.assert_allclose(ours["first"], right, rtol=1e-10)
+    assert_close(ours["grid"], grid.reshape(5, 6, 4)[:, [5, 0]])
+    assert_close(ours["first"], first[np.arange(5), own])
     ours = gradients(model, x, {"first": None}, batch_size=2, reduce="norm")
-    right = np.linalg.norm(first, axis=-1)
-    np.testing.assert_allclose(ours["first"], right, rtol=1e-10)
+    assert_close(ours, {"first": np.linalg.norm(first, axis=-1)})
 
 
 def test_a_subclass_names_its_outputs_by_their_places():
@@ -86,13 +81,9 @@ def test_outputs_that_are_not_there(outputs, said):
 
 
 def _smooth():
-    return stack(
-        (4, 3),
-        layers.Conv1D(3, 2, activation="tanh"),
-        layers.Flatten(),
-        layers.Dense(6, activation="softplus"),
-        layers.Dense(2),
-    )
+    convolution = layers.Conv1D(3, 2, activation="tanh")
+    dense = layers.Dense(6, activation="softplus"), layers.Dense(2)
+    return stack((4, 3), convolution, layers.Flatten(), *dense)
 
 
 @pytest.mark.usefixtures("float64")
@@ -100,14 +91,12 @@ def test_the_diagonal_of_the_hessian():
     model, x = _smooth(), normal(5, 4, 3)
     expected = diagonals(model, x)
     assert np.abs(expected).max() > 1e-2
-    ours = gradients(model, x, order=2, batch_size=2)
-    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+    assert_close(gradients(model, x, order=2, batch_size=2), expected)
     own = np.array([0, 1, 1, 0, 1])
     ours = gradients(model, x, own, order=2, batch_size=2)
-    right = expected[np.arange(5), own]
-    np.testing.assert_allclose(ours, right, rtol=1e-10, atol=1e-10)
+    assert_close(ours, expected[np.arange(5), own])
     total = gradients(model, x, 0, order=2, reduce="mean")
-    np.testing.assert_allclose(total, expected[:, 0].mean(0), atol=1e-10)
+    assert_close(total, expected[:, 0].mean(0))
 
 
 @pytest.mark.usefixtures("float64")
@@ -120,8 +109,7 @@ def test_in_a_loop_over_many_outputs_and_for_several_inputs():
     joined = keras.Model(whole, model([whole[:, :2], whole[:, 2:]]))
     expected = diagonals(joined, np.concatenate(x, 1))
     ours = gradients(model, x, order=2, batch_size=2)
-    joined = np.concatenate(ours, -1)
-    np.testing.assert_allclose(joined, expected, rtol=1e-10, atol=1e-10)
+    assert_close(np.concatenate(ours, -1), expected)
 
 
 @pytest.mark.usefixtures("float64")
@@ -147,8 +135,7 @@ def test_second_derivatives_of_what_has_none_are_zero():
 def test_through_a_loop():
     model = stack((3, 2), layers.LSTM(2), layers.Dense(1))
     x = normal(2, 3, 2)
-    ours = gradients(model, x, order=2)
-    np.testing.assert_allclose(ours, diagonals(model, x), atol=1e-10)
+    assert_close(gradients(model, x, order=2), diagonals(model, x))
 
 
 @pytest.mark.parametrize("order", [0, 3, 1.5, True, "2"])

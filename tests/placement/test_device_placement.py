@@ -13,7 +13,7 @@ from keras_pergrad.callbacks import DevicePlacement
 from keras_pergrad.placement import device_placement
 from keras_pergrad.placement import report as reports
 from tests.metal_stub import models
-from tests.models.making import assert_equal, compiled, net
+from tests.models.making import assert_equal, compiled, net, normal, trained
 
 GRADIENT_MODES = "batch", "per_sample", "vectorized", "accumulated"
 KEYS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}
@@ -92,10 +92,7 @@ def test_the_first_batch_is_trained_on_when_it_is_measured():
     for deep in (False, True):
         model, x, y = models.make("dense")
         x, y = np.tile(x, (3, 1))[:20], np.tile(y, 3)[:20]
-        weights = np.random.default_rng(0)
-        model.set_weights(
-            [weights.normal(size=w.shape) for w in model.get_weights()]
-        )
+        model.set_weights([normal(*w.shape) for w in model.get_weights()])
         placement = DevicePlacement(deep=deep)
         train(model, x, y, placement, batch_size=8, shuffle=False)
         assert (placement.report.deep is not None) == deep
@@ -203,10 +200,7 @@ class Custom(keras.Model):
         return {**logs, "twice": 2 * logs["loss"]}
 
 
-@pytest.mark.parametrize(
-    "step",
-    [*GRADIENT_MODES, "custom", "distributed"],
-)
+@pytest.mark.parametrize("step", [*GRADIENT_MODES, "custom", "distributed"])
 def test_every_kind_of_step_is_read(step):
     settings, scope = {}, contextlib.nullcontext()
     if step == "custom":
@@ -230,20 +224,14 @@ def test_every_kind_of_step_is_read(step):
         assert report.deep.step_ms > 0
 
 
-class Shapeless(keras.layers.Layer):
-    def call(self, x):
-        found, _ = tf.unique(tf.reshape(x, [-1]))
-        total = tf.numpy_function(
-            lambda a: np.float32(a.sum()), [found], tf.float32
-        )
-        return x + 0.0 * tf.stop_gradient(tf.reshape(total, []))
-
-    def compute_output_shape(self, shape):
-        return shape
+def shapeless(x):
+    found, _ = tf.unique(tf.reshape(x, [-1]))
+    total = tf.numpy_function(lambda a: a.sum(), [found], tf.float32)
+    return x + 0.0 * tf.stop_gradient(tf.reshape(total, []))
 
 
 def test_ops_without_shape_are_read_like_any_other():
-    parts = keras.layers.Dense(3), Shapeless()
+    parts = keras.layers.Dense(3), keras.layers.Lambda(shapeless)
     model = compiled(net(*parts, shape=(4,), units=1), jit_compile=False)
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
     placement = DevicePlacement(deep=True)
@@ -253,3 +241,43 @@ def test_ops_without_shape_are_read_like_any_other():
     assert kpg.diagnose.compare_devices(model, x, y, devices=["CPU:0"]).ok
     predicted = kpg.diagnose.predict_placement(model, x, y)
     assert ("PyFunc", "host-only op") in {r[:2] for r in predicted.fallbacks()}
+
+
+def sines(x):
+    for _ in range(4):
+        x = tf.sin(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("options", "way", "what_shows"),
+    [
+        (
+            {"experimental_attributes": {"_noinline": True}},
+            "not inlined",
+            "no _noinline",
+        ),
+        ({"jit_compile": True}, "compiled by XLA", "jit_compile=False"),
+    ],
+)
+def test_what_a_call_hides_is_not_counted(options, way, what_shows):
+    called = keras.layers.Lambda(tf.function(sines, **options))
+    parts = keras.layers.Dense(3), called
+    model = compiled(net(*parts, shape=(4,), units=None), jit_compile=False)
+    data = normal(8, 4), normal(8, 3)
+    placement = DevicePlacement(deep=True, warn=False)
+    trained(model, *data, callbacks=[placement])
+    assert set(model.history.history).isdisjoint(KEYS)
+    report = placement.report
+    predicted = kpg.diagnose.predict_placement(model, *data)
+    for found in (report, predicted):
+        assert len(found.opaque) == 2  # forward and backward
+        assert not found.known
+        assert found.ops_on_cpu is found.device_copies is None
+        assert set(found.executions("cpu").values()) <= {None}
+        text = " ".join(str(found).split())
+        assert way in text
+        assert what_shows in text.partition("What shows them:")[2]
+        assert "ops of one step" not in text
+    assert report.deep is None
+    assert "deep=True: not measured" in str(report)

@@ -23,14 +23,6 @@ def chain(*ops, fused=()):
     return graph.read([definition])
 
 
-@pytest.fixture
-def layer_of():
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3, name="dense")], name="net"
-    )
-    return graph.Layers(model, ["net/dense/MatMul"])
-
-
 @pytest.mark.parametrize(
     ("ops", "fused", "found"),
     [
@@ -43,7 +35,10 @@ def layer_of():
         (["MatMul", "AddV2", "Relu"], (), False),
     ],
 )
-def test_fused_activations(layer_of, ops, fused, found):
+def test_fused_activations(ops, fused, found):
+    dense = keras.layers.Dense(3, name="dense")
+    model = keras.Sequential([keras.Input((4,)), dense], name="net")
+    layer_of = graph.Layers(model, ["net/dense/MatMul"])
     hazard = prediction.hazards_of_fusion(chain(*ops, fused=fused), layer_of)
     assert [h.layers for h in hazard] == [("dense",)] * found
     assert [h.severity for h in hazard] == ["wrong"] * found

@@ -43,7 +43,7 @@ def test_reasons(op, types, reason):
     assert re.match(reason, said)
 
 
-APPLES = {}
+APPLES, FLOAT = {}, tf.float32
 COMMUNITYS = {"platform": "metal-community"}
 OWN = {"kernels": {"Tile": ["float16"]}}
 
@@ -57,12 +57,7 @@ OWN = {"kernels": {"Tile": ["float16"]}}
         (APPLES, "AddV2", {"T": tf.int64}, "none"),
         (APPLES, "Cast", {"SrcT": tf.float32, "DstT": tf.int64}, "device"),
         (APPLES, "Cast", {"SrcT": tf.float64, "DstT": tf.float32}, "none"),
-        (
-            APPLES,
-            "RandomUniform",
-            {"T": tf.int32, "dtype": tf.float32},
-            "device",
-        ),
+        (APPLES, "RandomUniform", {"T": tf.int32, "dtype": FLOAT}, "device"),
         (APPLES, "Tile", {"T": tf.float32}, "device"),
         (OWN, "Tile", {"T": tf.float32}, "none"),
         (COMMUNITYS, "MatMul", {"T": tf.float16}, "device"),
@@ -75,18 +70,6 @@ OWN = {"kernels": {"Tile": ["float16"]}}
 )
 def test_what_a_table_serves(table, op, types, kind):
     assert kernels.metal(**table).serving(node(op, **types)) == kind
-
-
-@pytest.mark.parametrize(
-    ("platform", "version", "size"),
-    [
-        ("metal", "tensorflow-metal 1.2.0", 184),
-        ("metal-community", "tensorflow-metal-plugin 0.4.1", 268),
-    ],
-)
-def test_the_tables_of_both_plugins(platform, version, size):
-    table = kernels.metal(platform=platform)
-    assert (table.version, len(table.kernels)) == (version, size)
 
 
 def test_the_plugin_that_drives_metal_is_the_installed_one(monkeypatch):

@@ -14,12 +14,7 @@ layers = keras.layers
 
 # What TensorFlow folds away differs a little between fit and the copy, and
 # only for host code that describes shapes or keeps lists.
-_DESCRIBING = {
-    "EmptyTensorList",
-    "ReadVariableOp",
-    "ShapeN",
-    "TensorListReserve",
-}
+_DESCRIBING = "EmptyTensorList", "ReadVariableOp", "ShapeN", "TensorListReserve"
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +40,6 @@ def lookups():
             report = predict_placement(model, x, y)
             found[name] = report, sorted(counted_on)
     return found
-
-
-@pytest.fixture(scope="module")
-def predictions(lookups):
-    return {name: report for name, (report, _) in lookups.items()}
 
 
 @pytest.mark.slow
@@ -98,16 +88,15 @@ def stack(*parts, shape=(4,), units=1, **settings):
     return model, normal(8, *shape), np.ones((8, units), "float32")
 
 
-def test_a_report_says_that_it_is_a_prediction(predictions):
+def test_reports_of_dense_stacks_say_that_they_are_predictions(lookups):
+    predictions = {name: report for name, (report, _) in lookups.items()}
     text = str(predictions["mnist"])
     assert "predicted for Metal, tensorflow-metal 1.2.0" in text
     assert "Nothing was run there" in text
     assert max(map(len, text.splitlines())) <= 80
     assert predictions["mnist"].device_copies is None
-
-
-def test_dense_stacks_fall_back_for_the_step_number_only(predictions):
     for name in ("logreg", "ffnn", "mnist", "cifar10"):
+        # They fall back for the step number only.
         assert {row[0] for row in predictions[name].fallbacks()} == {"AddV2"}
         assert predictions[name].errors == []
 
@@ -143,13 +132,8 @@ def test_an_op_without_kernel_on_a_variable_is_an_error():
 def test_hazards_of_the_step_are_those_of_the_plugin():
     hidden = layers.Dense(8, "relu", name="hidden")
     noise = layers.Lambda(lambda x: x + tf.random.uniform(tf.shape(x)))
-    parts = (
-        hidden,
-        layers.Dropout(0.5),
-        noise,
-        layers.Dense(8, "elu", name="elu"),
-    )
-    step = stack(*parts, jit_compile=True)
+    elu = layers.Dense(8, "elu", name="elu")
+    step = stack(hidden, layers.Dropout(0.5), noise, elu, jit_compile=True)
     apple, community = (
         predict_placement(*step, platform=platform)
         for platform in ("metal", "metal-community")
@@ -176,19 +160,17 @@ def test_an_rnn_that_may_pick_cudnn_is_noted():
     assert any("CudnnRNNV3" in note for note in report.notes)
 
 
-class Turns(keras.layers.Layer):
+def turns(x):
     """Sines in a loop, a cosine in a branch, a logarithm after both."""
-
-    def call(self, x):
-        _, y = tf.while_loop(
-            lambda i, _: i < 4, lambda i, x: (i + 1, tf.sin(x)), (0, x)
-        )
-        y = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.cos(y), lambda: y)
-        return tf.math.log1p(tf.exp(y))
+    _, y = tf.while_loop(
+        lambda i, _: i < 4, lambda i, x: (i + 1, tf.sin(x)), (0, x)
+    )
+    y = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.cos(y), lambda: y)
+    return tf.math.log1p(tf.exp(y))
 
 
 def test_runs_in_loops_and_branches_are_not_told():
-    parts = layers.Dense(3), Turns(name="turns")
+    parts = layers.Dense(3), layers.Lambda(turns, name="turns")
     report = predict_placement(*stack(*parts))
     runs = {o.op: o.runs for o in report.operations if "turns" in o.layer}
     assert runs["Sin"] is runs["Cos"] is None

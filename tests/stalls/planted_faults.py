@@ -61,15 +61,17 @@ def _batched(data):
     return data.batch(4).map(as_batch).prefetch(2)
 
 
-def slow_read():
+def _of_a_map(advice, function, change=None, step=0.003):
+    """A map of single numbers, and a change of what it gives."""
     source = tf.data.Dataset.range(4 * BATCHES)
-    decode = in_python(sleeping(0.004))
-    return Fault(
-        _batched(source.map(decode)),
-        "parallel map",
-        {"dataset": source, "decode": decode},
-        _batched,
-    )
+    data = source.map(function)
+    names = {"dataset": source, function.__name__: function}
+    data = _batched(change(data) if change else data)
+    return Fault(data, advice, names, _batched, step)
+
+
+def slow_read():
+    return _of_a_map("parallel map", in_python(sleeping(0.004)))
 
 
 def slow_decode_in_python():
@@ -86,16 +88,11 @@ def slow_decode_in_python():
 
 
 def too_large_a_shuffle_buffer():
-    source = tf.data.Dataset.range(4 * BATCHES)
+    def shuffle(data):
+        return data.shuffle(4 * BATCHES)
+
     decode = in_python(sleeping(0.002))
-    buffer = 4 * BATCHES
-    return Fault(
-        _batched(source.map(decode).shuffle(buffer)),
-        "shuffle buffer",
-        {"dataset": source, "decode": decode},
-        _batched,
-        step=0.02,
-    )
+    return _of_a_map("shuffle buffer", decode, shuffle, step=0.02)
 
 
 def no_prefetch():
@@ -119,16 +116,10 @@ def interleave_missing():
 
 def cache_after_random_augmentation():
     def augment(i):
-        noise = tf.random.uniform((), 0, 2, tf.int64)
-        return i + noise
+        return i + tf.random.uniform((), 0, 2, tf.int64)
 
-    source = tf.data.Dataset.range(4 * BATCHES)
-    return Fault(
-        _batched(source.map(augment).cache()),
-        "cache after random augmentation",
-        {"dataset": source, "augment": augment},
-        _batched,
-    )
+    advice = "cache after random augmentation"
+    return _of_a_map(advice, augment, lambda data: data.cache())
 
 
 def batch_after_a_cheap_map():

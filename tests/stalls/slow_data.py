@@ -4,7 +4,12 @@ import time
 
 import tensorflow as tf
 
-from tests.stalls.stall_truth import BATCH, SPEC, Loader, no_hidden_prefetch
+from tests.stalls.stall_truth import (
+    BATCH,
+    Loader,
+    no_hidden_prefetch,
+    of_generator,
+)
 
 BATCHES = 16
 PIECE = 0.004  # seconds to load one of the four samples of a batch
@@ -41,14 +46,8 @@ def serial_map():
     return python_map(slow, numbers()).batch(4).map(as_batch)
 
 
-def generated():
-    return tf.data.Dataset.from_generator(
-        lambda: map(load, range(BATCHES)), output_signature=SPEC
-    )
-
-
 def generated_plainly():
-    return no_hidden_prefetch(generated())
+    return no_hidden_prefetch(of_generator(load, BATCHES))
 
 
 def heavy(i):
@@ -63,8 +62,7 @@ def computed():
 
 
 def shuffled_batches():
-    data = python_map(slow, numbers()).batch(4).map(as_batch)
-    return data.shuffle(BATCHES // 2)
+    return serial_map().shuffle(BATCHES // 2)
 
 
 def torch_loader(**settings):

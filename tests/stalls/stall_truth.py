@@ -135,6 +135,13 @@ def batches(n):
     return tf.data.Dataset.from_tensors(BATCH).repeat(n)
 
 
+def of_generator(load, count):
+    """A dataset of what a function gives for each number."""
+    return tf.data.Dataset.from_generator(
+        lambda: map(load, range(count)), output_signature=SPEC
+    )
+
+
 def no_hidden_prefetch(dataset):
     """TensorFlow adds parallelism of its own; tests want the plain case."""
     options = tf.data.Options()

@@ -36,60 +36,101 @@ def test_a_wait_is_what_goes_beyond_the_step_beside_it():
     assert exposed_waits(rows()).shape == (0,)
 
 
-def test_an_epoch_of_plain_calls():
-    timer = EpochTimer(began=100.0)
-    calls = [
-        call(101.0, 105.0, fresh=True, cpu=0.5),
-        call(105.0, 108.0, cpu=1.5),
-        call(108.0, 110.0, cpu=1.0),
-    ]
-    fetches = [
-        rows((101.0, 103.0)),  # the first batch: 2 s of waiting
-        rows((105.0, 106.0)),
-        rows((108.0, 108.5)),
-    ]
-    timer.add_calls(calls, fetches)
+#: Calls with what they fetched, and what is reported of such an epoch.
+EPOCHS = {
+    "plain calls": (
+        [
+            (call(1.0, 5.0, fresh=True, cpu=0.5), [(1.0, 3.0)]),
+            (call(5.0, 8.0, cpu=1.5), [(5.0, 6.0)]),
+            (call(8.0, 10.0, cpu=1.0), [(8.0, 8.5)]),
+        ],
+        {
+            "steps": 3,
+            "first_batch_s": 3.0,
+            "data_stall_s": 1.5,
+            # From the first batch's arrival at 3 to the end at 10.
+            "data_stall_fraction": 1.5 / 7,
+            "step_fraction": 5.5 / 7,
+            "first_batch_fraction": 3 / 10,
+            "step_ms": 1e3 * (2 + 2 + 1.5) / 3,
+            "cpu_ms": 1e3,
+            "wait_ms": 750,
+            "wait_longest_step": 1,
+            "wait_longest_ms": 1e3,
+        },
+    ),
+    "tracing and the end of the data": (
+        [
+            (call(0.0, 10.0, traced=True, fresh=True), [(8.0, 9.0)]),
+            (call(10.0, 12.0), [(10.0, 11.0)]),
+            (call(12.0, 12.5, finished=False), []),
+        ],
+        {
+            "steps": 2,
+            "tracing_s": 9.0,
+            "end_of_data_s": 0.5,
+            "first_batch_s": 1.0,
+            "data_stall_s": 1.0,
+            # The second call alone is steady.
+            "data_stall_fraction": 0.5,
+            "step_ms": 1e3,
+            "cpu_ms": None,
+        },
+    ),
+    "many steps in one call, the last of which found the end": (
+        [
+            (call(0.0, 1.0, fresh=True), [(0.0, 0.5)]),
+            (
+                call(1.0, 9.0),
+                [(1.0, 2.0), (2.0, 5.0, 1.0, 4.0), (5.0, 6.0, 0.0, 0.0)],
+            ),
+        ],
+        {
+            "steps": 3,
+            "data_stall_s": 1.0 + 1.0,
+            "step_ms": 1e3 * (0.5 + 6.0) / 3,
+        },
+    ),
+    "copies to an accelerator, which are a part of their steps": (
+        [
+            (
+                call(0.0, 4.0, traced=True, fresh=True),
+                [(0.0, 1.0, 1.0, 0.0, 3.5)],  # not counted
+            ),
+            (call(4.0, 7.0), [(4.0, 5.0, 1.0, 0.0, 5.5)]),
+            (call(7.0, 10.0), [(7.0, 8.0, 1.0, 0.0, 9.0)]),
+        ],
+        {
+            "step_ms": 2e3,
+            "copy_ms": 750,
+            # Of 6 s from the end of tracing.
+            "copy_fraction": 1.5 / 6,
+            "data_stall_fraction": 2 / 6,
+            "step_fraction": 2.5 / 6,
+        },
+    ),
+    "no steps": (
+        [],
+        {"steps": 0, "step_fraction": None, "first_batch_fraction": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+def test_an_epoch_is_reported(name):
+    steps, expected = EPOCHS[name]
+    timer = EpochTimer(began=0.0)
+    timer.add_calls([c for c, _ in steps], [rows(*f) for _, f in steps])
     timer.threads_before = None  # no account of the machine's other work
     report = timer.report()
-    assert report.steps == 3
-    assert report.first_batch_s == pytest.approx(3.0)
-    assert report.data_stall_s == pytest.approx(1.5)
-    # From the first batch's arrival at 103 to the end at 110.
-    assert report.data_stall_fraction == pytest.approx(1.5 / 7)
-    assert report.step_fraction == pytest.approx(5.5 / 7)
-    assert report.first_batch_fraction == pytest.approx(3 / 10)
-    assert report.step_ms == pytest.approx(1e3 * (2 + 2 + 1.5) / 3)
-    assert report.cpu_ms == pytest.approx(1e3)
-    assert report.wait_ms == pytest.approx(750)
-    assert report.wait_longest_step == 1
-    assert report.wait_longest_ms == pytest.approx(1e3)
-
-
-def test_tracing_and_the_end_of_the_data_are_kept_apart():
-    timer = EpochTimer(began=0.0)
-    timer.add_calls(
-        [
-            call(0.0, 10.0, traced=True, fresh=True),
-            call(10.0, 12.0),
-            call(12.0, 12.5, finished=False),
-        ],
-        [rows((8.0, 9.0)), rows((10.0, 11.0)), rows()],
-    )
-    report = timer.report()
-    assert report.steps == 2
-    assert report.tracing_s == pytest.approx(9.0)
-    assert report.end_of_data_s == pytest.approx(0.5)
-    assert report.first_batch_s == pytest.approx(1.0)
-    assert report.data_stall_s == pytest.approx(1.0)
-    # The second call alone is steady.
-    assert report.data_stall_fraction == pytest.approx(0.5)
-    assert report.step_ms == pytest.approx(1e3)
-    assert report.cpu_ms is None
+    found = {figure: getattr(report, figure) for figure in expected}
+    assert found == pytest.approx(expected)
 
 
 def test_no_share_where_every_step_traced():
     """An epoch of one call: nothing was timed that it could be a share of."""
     timer = EpochTimer(began=100.0)
+    assert timer.report() == StallReport(steps=0)
     timer.add_calls(
         [call(100.0, 103.0, traced=True, fresh=True)],
         [rows((100.0, 100.1), (101.0, 101.2), (102.0, 102.1))],
@@ -102,57 +143,12 @@ def test_no_share_where_every_step_traced():
     assert timer.report().data_stall_fraction == pytest.approx(0.8 / 1.3)
 
 
-def test_many_steps_in_one_call():
-    timer = EpochTimer(began=0.0)
-    timer.add_calls(
-        [call(0.0, 1.0, fresh=True), call(1.0, 9.0)],
-        [
-            rows((0.0, 0.5)),
-            rows((1.0, 2.0), (2.0, 5.0, 1.0, 4.0), (5.0, 6.0, 0.0, 0.0)),
-        ],
-    )
-    report = timer.report()
-    assert report.steps == 3  # the last fetch found the end
-    assert report.data_stall_s == pytest.approx(1.0 + 1.0)
-    assert report.step_ms == pytest.approx(1e3 * (0.5 + 6.0) / 3)
-
-
-def test_a_copy_to_an_accelerator_is_a_part_of_its_step():
-    timer = EpochTimer(began=0.0)
-    timer.add_calls(
-        [
-            call(0.0, 4.0, traced=True, fresh=True),
-            call(4.0, 7.0),
-            call(7.0, 10.0),
-        ],
-        [
-            rows((0.0, 1.0, 1.0, 0.0, 3.5)),  # traced: not counted
-            rows((4.0, 5.0, 1.0, 0.0, 5.5)),
-            rows((7.0, 8.0, 1.0, 0.0, 9.0)),
-        ],
-    )
-    report = timer.report()
-    assert report.step_ms == pytest.approx(2e3)
-    assert report.copy_ms == pytest.approx(750)
-    # Of 6 s from the end of tracing.
-    assert report.copy_fraction == pytest.approx(1.5 / 6)
-    assert report.data_stall_fraction == pytest.approx(2 / 6)
-    assert report.step_fraction == pytest.approx(2.5 / 6)
-
-
 def test_lost_rows_leave_no_figures():
     timer = EpochTimer(began=0.0)
     timer.add_calls([call(0.0, 1.0, fresh=True)], [rows((0.0, 0.5))])
     timer.lost_rows += 4
     assert timer.report() == StallReport(steps=None, not_recorded=4)
     assert timer.report().wait_ms is None
-
-
-def test_no_steps_no_figures():
-    report = EpochTimer(began=0.0).report()
-    assert report == StallReport(steps=0)
-    assert report.step_fraction is None
-    assert report.first_batch_fraction is None
 
 
 def test_percentiles_are_right_to_one_per_cent():

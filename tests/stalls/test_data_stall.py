@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import DataStall
+from keras_pergrad.stalls.wait_log import WaitLog
 from tests.models.making import assert_equal, compiled, net, normal, trained
 from tests.stalls import recorded_stalls
 from tests.stalls.stall_truth import (
@@ -28,6 +29,7 @@ from tests.stalls.stall_truth import (
     TimedStepModel,
     batches,
     no_hidden_prefetch,
+    of_generator,
     sleeper,
     timed,
 )
@@ -36,13 +38,6 @@ pytestmark = QUIET
 
 N = 16
 STEP = 0.004
-
-
-def from_generator(load):
-    dataset = tf.data.Dataset.from_generator(
-        lambda: (load(i) for i in range(N)), output_signature=SPEC
-    )
-    return no_hidden_prefetch(dataset)
 
 
 def mapped(load):
@@ -56,7 +51,7 @@ def mapped(load):
 
 
 KINDS = {
-    "from_generator": from_generator,
+    "from_generator": lambda load: no_hidden_prefetch(of_generator(load, N)),
     "map": mapped,
     "prefetch": lambda load: mapped(load).prefetch(2),
     "PyDataset": lambda load: Loader(load, N),
@@ -124,15 +119,11 @@ def test_a_slow_first_batch_is_kept_apart():
 def test_logs_reach_history_and_validation_is_apart():
     clock = Clock()
     stall = DataStall(warn_above=1)
-    history = timed(STEP, clock).fit(
-        batches(4),
-        epochs=2,
-        validation_data=mapped(sleeper(Clock(), [0.02] * N)),
-        verbose=0,
-        callbacks=[stall],
-    )
+    validation = mapped(sleeper(Clock(), [0.02] * N))
+    how = {"validation_data": validation, "epochs": 2, "callbacks": [stall]}
+    model = trained(timed(STEP, clock), batches(4), **how)
     for key in ("data_stall_s", "data_stall_fraction", "step_ms"):
-        assert len(history.history[key]) == 2
+        assert len(model.history.history[key]) == 2
     for report in stall.reports:
         assert report.validation_stall_s >= 0.02 * N
         assert report.validation_s >= report.validation_stall_s
@@ -149,15 +140,11 @@ def slept_in(clock, every=1):
     return sum(ready - begun for begun, ready in pairs)
 
 
+EAGER, IN_EIGHTS = {"run_eagerly": True}, {"steps_per_execution": 8}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"run_eagerly": True},
-        {"run": "evaluate"},
-        {"steps_per_execution": 8},
-    ],
-    ids=str,
+    "settings", [{}, EAGER, {"run": "evaluate"}, IN_EIGHTS], ids=str
 )
 def test_a_loader_that_begins_when_asked_is_waited_for(settings):
     report, clock = measured("map", [0.05] * N, **settings)
@@ -467,15 +454,9 @@ def test_all_who_read_the_logs_have_all_but_the_bar_has_two_figures(
     if has_board := importlib.util.find_spec("tensorboard") is not None:
         readers.append(keras.callbacks.TensorBoard(str(tmp_path)))
     model = small()
-    both = keras.callbacks.CallbackList(
-        [*readers, stall],
-        add_history=True,
-        add_progbar=True,
-        model=model,
-        epochs=2,
-        verbose=2,
-        steps=None,
-    )
+    how = {"add_history": True, "add_progbar": True, "model": model}
+    how |= {"epochs": 2, "verbose": 2, "steps": None}
+    both = keras.callbacks.CallbackList([*readers, stall], **how)
     before = list(both.callbacks)
     model.fit(slow_pipeline, epochs=2, callbacks=both)
     # It alone has moved.
@@ -541,3 +522,14 @@ def test_epochs_are_drawn_by_cause_and_batches_by_wait(slow_pipeline):
     tops = [bar.get_y() + bar.get_height() for bar in epochs.patches[-3:]]
     np.testing.assert_allclose(tops, 1.0)
     pyplot.close("all")
+
+
+def test_a_log_can_be_collected_while_a_graph_is_built():
+    log = WaitLog()
+    counter = log.counter
+    graph = tf.Graph()
+    with graph.as_default():
+        del log  # runs its finalizer, here and now
+    assert not graph.get_operations()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="not exist"):
+        tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.int64)

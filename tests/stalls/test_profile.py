@@ -39,9 +39,8 @@ from tests.stalls.stall_truth import (
 pytestmark = QUIET
 
 
-def small(*parts, inputs=3):
-    model = net(*parts, shape=(inputs,), units=1)
-    return compiled(model, jit_compile=False)
+def small(*parts):
+    return compiled(net(*parts, shape=(3,), units=1), jit_compile=False)
 
 
 def test_a_dataset_and_its_changes_are_measured():
@@ -182,7 +181,7 @@ def test_what_a_gradient_mode_holds_is_left_alone(mode):
     x = normal(16, 3)
     y = x[:, :1]
     data = tf.data.Dataset.from_tensor_slices((100 * x, y)).batch(4)
-    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    plain = net(shape=(3,), units=1)
     start, found = plain.get_weights(), []
     for profiled in (False, True):
         model = compiled(plain, MODES[mode](), jit_compile=False)
@@ -267,12 +266,8 @@ class DataLoader:
 
 
 def test_a_torch_loader_has_processes_only_and_an_error_has_its_row():
-    settings = {
-        "batch_size": 4,
-        "sampler": "mine",
-        "collate_fn": len,
-        "drop_last": True,
-    }
+    settings = {"batch_size": 4, "sampler": "mine", "collate_fn": len}
+    settings["drop_last"] = True
     seen = []
 
     def measured(loader):

@@ -1,6 +1,5 @@
 """One line at the end says whether the data is the bottleneck."""
 
-import itertools
 import re
 
 import numpy as np
@@ -17,9 +16,9 @@ from tests.stalls.slow_data import PARALLEL, as_batch, serial_map
 from tests.stalls.stall_truth import (
     BATCH,
     QUIET,
-    SPEC,
     batches,
     no_hidden_prefetch,
+    of_generator,
     timed,
 )
 
@@ -38,10 +37,7 @@ def arrays():
 
 
 def generated():
-    def load():
-        return itertools.repeat(BATCH, N)
-
-    return tf.data.Dataset.from_generator(load, output_signature=SPEC)
+    return of_generator(lambda i: BATCH, N)
 
 
 SOUND = {"wait_ms": 0.1, "step_ms": 60.0}
@@ -98,29 +94,17 @@ def test_a_profile_ends_in_its_verdict(
     assert str(profile).count("<- bottleneck") == stalls
 
 
-def measured(**figures):
+def measured(rate=3400.0, together=98.0, **figures):
     """A profile of a model that takes 100 batches a second."""
-    return PipelineProfile(
-        **{
-            "pipeline_batches_per_s": 3400.0,
-            "model_batches_per_s": 100.0,
-            "together_batches_per_s": 98.0,
-            "wait_ms": 0.1,
-            "stall_fraction": 0.01,
-            "slowest_stage": None,
-            "what_if": {"prefetch": (99.0, 0.1), "cache": (105.0, 0.0)},
-            **figures,
-        }
-    )
+    changes = {"prefetch": (99.0, 0.1), "cache": (105.0, 0.0)}
+    shares = {"wait_ms": 0.1, "stall_fraction": 0.01, "slowest_stage": None}
+    figures = {**shares, "what_if": changes, **figures}
+    return PipelineProfile(rate, 100.0, together, **figures)
 
 
 SLOWER = {"what_if": {}, "wait_ms": 200.0}
-CACHED = {
-    "stall_fraction": 0.3,
-    "wait_ms": 4.0,
-    "together_batches_per_s": 70.0,
-    "what_if": {"cache": (95.0, 0)},
-}
+CACHED = {"stall_fraction": 0.3, "wait_ms": 4.0, "together": 70.0}
+CACHED["what_if"] = {"cache": (95.0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -146,8 +130,19 @@ CACHED = {
     ],
 )
 def test_how_many_times_the_pipeline_suffices(rate, figures, words):
-    profile = measured(pipeline_batches_per_s=rate, **figures)
-    assert profile.verdict.endswith(words)
+    assert measured(rate, **figures).verdict.endswith(words)
+
+
+def stalled(steps, seconds, **figures):
+    """A report of steps of 10 ms that waited so long in all."""
+    share = seconds / (seconds + 0.01 * (steps - 1))
+    return StallReport(
+        steps=steps,
+        data_stall_s=seconds,
+        data_stall_fraction=share,
+        step_ms=10.0,
+        **figures,
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,23 +152,14 @@ def test_how_many_times_the_pipeline_suffices(rate, figures, words):
 def test_a_fit_and_a_profile_of_one_pipeline_agree(wait_ms, words):
     """Alone it gives 6.1 times what the model takes: no bottleneck."""
     share = wait_ms / (wait_ms + 10)
-    profile = measured(
-        pipeline_batches_per_s=610.0,
-        together_batches_per_s=100 * (1 - share),
-        wait_ms=wait_ms,
-        stall_fraction=share,
-        what_if={"prefetch": (96.0, 0.4)},
-    )
+    figures = {"wait_ms": wait_ms, "stall_fraction": share}
+    figures["what_if"] = {"prefetch": (96.0, 0.4)}
+    profile = measured(610.0, 100 * (1 - share), **figures)
     assert profile.verdict == (
         f"{words}: the model waits {share:.0%} of the time; alone the pipeline "
         "gives 6.1 times what it takes"
     )
-    report = StallReport(
-        steps=101,
-        data_stall_s=wait_ms / 10,
-        data_stall_fraction=share,
-        step_ms=10.0,
-    )
+    report = stalled(101, wait_ms / 10)
     said = verdict(report, facts_of(report, (BATCH[0] for _ in range(16))))
     assert said.startswith(f"{words}: {share:.0%} of the time")
 
@@ -201,11 +187,11 @@ def test_the_spread_is_that_of_two_measurements(monkeypatch):
             "`cache` gives 160 batches/s, more than the model alone (100)",
         ),
         (
-            {"together_batches_per_s": 130.0, "what_if": {}},
+            {"together": 130.0, "what_if": {}},
             "`together` gives 130 batches/s, more than the model alone",
         ),
         (
-            {"pipeline_batches_per_s": 50.0},
+            {"rate": 50.0},
             "`together` gives 98 batches/s, more than the pipeline alone (50)",
         ),
     ],
@@ -261,8 +247,10 @@ def test_a_run_ends_in_its_verdict(
     assert (stall.message is None) == (STALL not in figures)
     # The bar ends first, also where Keras does not know its length.
     bar = printed.partition("\nDataStall: ")[0].rsplit("\n", 1)[-1]
-    steps = stall.reports[0].steps
-    assert f"{steps}/{steps}" in bar.rsplit("\r", 1)[-1]
+    report = stall.reports[0]
+    assert f"{report.steps}/{report.steps}" in bar.rsplit("\r", 1)[-1]
+    told = report.data_stall_s, report.data_stall_fraction
+    assert (told == (None, None)) == (report.steps == 1)
 
 
 @pytest.mark.parametrize("figures", [SOUND, STALL])
@@ -300,29 +288,17 @@ def test_without_its_advice_a_message_has_its_verdict(monkeypatch):
 
 
 def test_a_stall_without_advice_is_to_be_measured_again():
-    report = StallReport(
-        steps=11,
-        data_stall_s=0.02,
-        data_stall_fraction=0.17,
-        step_ms=10.0,
-    )
     facts = Facts("arrays", None, wait_ms=2.0, step_ms=10.0)
-    message, given = diagnose(report, facts, 0.1)
+    message, given = diagnose(stalled(11, 0.02), facts, 0.1)
     assert given == []
     assert "keras_pergrad.diagnose.profile_pipeline(data, model)" in message
 
 
 def paused(longest_ms, others_ms, steps=16):
     """A report of steps of 10 ms with one wait unlike the others, its facts."""
-    stall = 1e-3 * (longest_ms + others_ms * (steps - 2))
-    report = StallReport(
-        steps=steps,
-        data_stall_s=stall,
-        data_stall_fraction=stall / (stall + 0.01 * (steps - 1)),
-        step_ms=10.0,
-        wait_longest_ms=longest_ms,
-        wait_longest_step=7,
-    )
+    seconds = 1e-3 * (longest_ms + others_ms * (steps - 2))
+    longest = {"wait_longest_ms": longest_ms, "wait_longest_step": 7}
+    report = stalled(steps, seconds, **longest)
     return report, facts_of(report, (BATCH[0] for _ in range(16)))
 
 
@@ -343,14 +319,6 @@ def test_one_long_wait_hides_no_stall():
     message, (advice,) = diagnose(report, facts, 0.05)
     assert advice.name == "python generator"
     assert "the bottleneck: the pipeline must give" in message
-
-
-def test_one_batch_gives_no_figures():
-    stall = fit(batches(1), DataStall(), verbose=0)
-    (report,) = stall.reports
-    assert report.steps == 1
-    assert report.data_stall_s is None
-    assert report.data_stall_fraction is None
 
 
 @pytest.mark.parametrize(

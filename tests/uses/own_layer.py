@@ -1,10 +1,9 @@
 """Layers that no rule knows, and a model around one."""
 
-import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.uses.rules.exact import randomized
+from tests.uses.rules.exact import stack
 
 
 class Own(layers.Layer):
@@ -26,11 +25,8 @@ class Own(layers.Layer):
 
 def between(function, *shapes):
     """A model with the layer between two with weights; takes (n, 6, 5)."""
-    inputs = keras.Input((6, 5))
-    x = layers.Dense(5, activation="tanh")(inputs)
-    x = Own(function, *shapes)(x)
-    x = layers.Flatten()(x)
-    return randomized(keras.Model(inputs, layers.Dense(3)(x)))
+    before, own = layers.Dense(5, activation="tanh"), Own(function, *shapes)
+    return stack((6, 5), before, own, layers.Flatten(), layers.Dense(3))
 
 
 class Folded(layers.Layer):

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests import oracle
+from tests.models.making import assert_equal, compiled, net, trained
 
 pytestmark = pytest.mark.usefixtures("float64")
 layers, ops = keras.layers, keras.ops
@@ -116,10 +118,7 @@ CASES = {
 
 
 def _model(make):
-    keras.utils.set_random_seed(3)
-    inputs = keras.Input((4,))
-    outputs = layers.Dense(1)(make()(inputs))
-    return kpg.PerGradModel(inputs, outputs)
+    return net(make(), shape=(4,), units=1, cls=kpg.PerGradModel, seed=3)
 
 
 def _with(entry):
@@ -129,12 +128,10 @@ def _with(entry):
 
 
 def _change(model, x, mode, jit_compile=False):
-    sgd = keras.optimizers.SGD(1.0)
-    model.compile(sgd, "mse", gradient_mode=mode, jit_compile=jit_compile)
-    before = [v.numpy() for v in model.trainable_variables]
-    model.fit(x, Y, batch_size=4, shuffle=False, verbose=0)
-    after = [v.numpy() for v in model.trainable_variables]
-    return [a - b for a, b in zip(before, after)]
+    compiled(model, mode, rate=1.0, jit_compile=jit_compile)
+    before = model.get_weights()
+    trained(model, x, Y, batch_size=4)
+    return [a - b for a, b in zip(before, model.get_weights())]
 
 
 IN_XLA = "map_fn", "cell of one's own"
@@ -146,23 +143,17 @@ IN_XLA = "map_fn", "cell of one's own"
 )
 def test_counts_as_zero(name, jit_compile):
     make, entry = CASES[name]
-    model, x, expected, left_out = _model(make), _with(entry), 0, 0
-    for k in range(4):
-        with tf.GradientTape() as tape:
-            y_pred = model(x[k : k + 1], training=True)
-            loss = tf.reduce_mean((Y[k : k + 1] - y_pred) ** 2)
-        values = [v.value for v in model.trainable_variables]
-        parts = [np.ravel(g) for g in tape.gradient(loss, values)]
-        gradient = np.concatenate(parts)
-        norm = np.linalg.norm(gradient)
-        if np.isfinite(norm):
-            expected = expected + gradient * min(1, 0.5 / norm) / 4
-        else:
-            left_out += 1
-    mode = kpg.Vectorized(kpg.ClippedMean(0.5))
-    change = _change(model, x, mode, jit_compile)
+    model, x = compiled(_model(make)), _with(entry)
+    gradients = oracle.per_sample_gradients(model, x, Y, training=True)
+    rows = np.concatenate([np.reshape(g, (4, -1)) for g in gradients], 1)
+    norms = np.linalg.norm(rows, axis=1)
+    assert list(np.isfinite(norms)) == [True, False, True, True]
+    rows[1] = 0
+    expected = np.minimum(1, 0.5 / np.where(norms > 0, norms, 1)) @ rows / 4
+    change = _change(
+        model, x, kpg.Vectorized(kpg.ClippedMean(0.5)), jit_compile
+    )
     found = np.concatenate([np.ravel(d) for d in change])
-    assert left_out == 1
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
@@ -193,8 +184,7 @@ def test_a_loop_that_draws_is_refused_before_any_weight_changes():
     before = model.get_weights()
     with pytest.raises(tf.errors.InvalidArgumentError, match="before the loop"):
         _change(model, _with(np.nan), mode)
-    for old, new in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(old, new)
+    assert_equal(model.get_weights(), before)
 
 
 def test_under_xla_a_loop_that_draws_leaves_out_all_samples_and_counts_them():
@@ -203,8 +193,7 @@ def test_under_xla_a_loop_that_draws_leaves_out_all_samples_and_counts_them():
     before = model.get_weights()
     logs = model.train_on_batch(_with(np.nan), Y, return_dict=True)
     assert logs["nonfinite_samples"] == 4
-    for old, new in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(old, new)
+    assert_equal(model.get_weights(), before)
 
 
 def test_with_noise_such_a_loop_is_refused_under_xla():

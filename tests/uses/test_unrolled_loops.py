@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.uses import TracedStep
 from tests.marks import few
-from tests.uses.rules.exact import assert_exact, normal, randomized
+from tests.uses.rules.exact import assert_exact, normal, stack
 
 layers, ops = keras.layers, keras.ops
 
@@ -24,16 +24,13 @@ class Cells(layers.Layer):
         self.cell.build((None, shape[-1]))
 
     def call(self, x):
-        count = len(self.cell.state_size) if self._several() else 1
+        count = len(tf.nest.flatten(self.cell.state_size))
         zeros = ops.zeros((ops.shape(x)[0], self.cell.units), x.dtype)
         states, outputs = [zeros] * count, []
         for t in range(x.shape[1]):
             output, states = self.cell(x[:, t], states)
             outputs.append(output)
         return ops.stack(outputs, 1)
-
-    def _several(self):
-        return isinstance(self.cell.state_size, (list, tuple))
 
     def compute_output_shape(self, shape):
         return (*shape[:-1], self.cell.units)
@@ -67,8 +64,17 @@ class Gates(layers.Layer):
 
 
 def _unpacked(w):
-    parts = tf.unstack(tf.reshape(w, [*w.shape[:-1], 3, 2]), axis=-1)
-    return list(parts)
+    return tf.unstack(tf.reshape(w, [*w.shape[:-1], 3, 2]), axis=-1)
+
+
+def _with_a_rest(w):
+    parts = tf.split(w, [1, -1, 2], -1)[1:]
+    return [t[..., -1:] * tf.ones(3, w.dtype) for t in parts]
+
+
+def _sliced(w):
+    before, size = [0] * (w.shape.rank - 1), [*w.shape[:-1], 3]
+    return [tf.slice(w, [*before, k], size) for k in (0, 3)]
 
 
 LOOPS = {
@@ -80,18 +86,8 @@ LOOPS = {
     "split uneven": lambda: Gates(
         lambda w: [t[..., -3:] for t in tf.split(w, [3, 3], -1)]
     ),
-    "split with a rest": lambda: Gates(
-        lambda w: [
-            t[..., -1:] * tf.ones(3, w.dtype)
-            for t in tf.split(w, [1, -1, 2], -1)[1:]
-        ]
-    ),
-    "slice": lambda: Gates(
-        lambda w: [
-            tf.slice(w, [0] * (w.shape.rank - 1) + [k], [*w.shape[:-1], 3])
-            for k in (0, 3)
-        ]
-    ),
+    "split with a rest": lambda: Gates(_with_a_rest),
+    "slice": lambda: Gates(_sliced),
     "strided slice": lambda: Gates(lambda w: [w[..., ::2], w[..., 1::2]]),
     "overlapping": lambda: Gates(lambda w: [w[..., :3], w[..., 2:5]]),
     "unpacked": lambda: Gates(_unpacked),
@@ -99,9 +95,7 @@ LOOPS = {
 
 
 def _model(name):
-    inputs = keras.Input((4, 2))
-    outputs = layers.Dense(2)(LOOPS[name]()(inputs))
-    return randomized(keras.Model(inputs, outputs))
+    return stack((4, 2), LOOPS[name](), layers.Dense(2))
 
 
 @pytest.mark.usefixtures("float64")
@@ -153,7 +147,6 @@ def test_gates_of_other_steps_are_not_joined():
                 found += ops.tanh(x[:, t] @ tf.slice(self.w, [t, 0], [2, 2]))
             return found
 
-    inputs = keras.Input((4, 2))
-    model = randomized(keras.Model(inputs, Moving()(inputs)))
+    model = stack((4, 2), Moving())
     assert np.prod(model.layers[-1].w.shape) == 10
     assert_exact(model, normal(3, 4, 2))

@@ -1,13 +1,12 @@
 """Weights that are products of weights, and never written out."""
 
-import keras
 import pytest
 import tensorflow as tf
 from keras import layers, ops
 
 import keras_pergrad as kpg
 from tests.uses.own_layer import Own, between
-from tests.uses.rules.exact import assert_exact, normal, randomized
+from tests.uses.rules.exact import assert_exact, normal, stack
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -17,7 +16,7 @@ def kernel(make, *weights):
     return 3 - make(*weights) / 2
 
 
-def around(make, equation, *shapes):
+def around(equation, make, *shapes):
     """A model with an einsum of a layer's input and a product of weights."""
 
     def call(x, *weights):
@@ -30,60 +29,38 @@ def einsum(equation):
     return lambda a, b: ops.einsum(equation, a, b)
 
 
+def turned(a, b):
+    return ops.transpose(tf.matmul(a, b, transpose_b=True))
+
+
+def kronecker(a, b):
+    return ops.reshape(ops.einsum("ab,cd->acbd", a, b), (5, 8))
+
+
+def heads_first(a, b):
+    return ops.reshape(ops.reshape(a, (15, 2)) @ b, (3, 5, 4))
+
+
+def in_heads(a, b):
+    return ops.reshape(a @ b, (5, 2, 3))
+
+
+def three(a, b, c):
+    return a @ b @ c
+
+
+PLAIN, HEADS = "ntd,de->nte", "ntd,dhe->nthe"
+BLOCKS = einsum("dhr,hre->dhe")
 CASES = {
-    "matrix": (ops.matmul, "ntd,de->nte", (5, 2), (2, 4)),
-    "turned": (
-        lambda a, b: ops.transpose(tf.matmul(a, b, transpose_b=True)),
-        "ntd,de->nte",
-        (4, 2),
-        (5, 2),
-    ),
-    "heads of the output": (
-        ops.matmul,
-        "ntd,dhe->nthe",
-        (5, 3, 2),
-        (2, 4),
-    ),
-    "heads of the input": (
-        lambda a, b: ops.reshape(a @ b, (5, 2, 3)),
-        "ntd,dhe->nthe",
-        (5, 2),
-        (2, 6),
-    ),
-    "heads first": (
-        lambda a, b: ops.reshape(
-            ops.reshape(a, (15, 2)) @ b,
-            (3, 5, 4),
-        ),
-        "ntd,hde->nthe",
-        (3, 5, 2),
-        (2, 4),
-    ),
-    "a block of the output": (
-        einsum("dhr,hre->dhe"),
-        "ntd,dhe->nthe",
-        (5, 3, 2),
-        (3, 2, 4),
-    ),
-    "a block of the input": (
-        einsum("dr,dre->de"),
-        "ntd,de->nte",
-        (5, 2),
-        (5, 2, 4),
-    ),
-    "Kronecker": (
-        lambda a, b: ops.reshape(ops.einsum("ab,cd->acbd", a, b), (5, 8)),
-        "ntd,de->nte",
-        (1, 4),
-        (5, 2),
-    ),
-    "three": (
-        lambda a, b, c: a @ b @ c,
-        "ntd,de->nte",
-        (5, 2),
-        (2, 3),
-        (3, 4),
-    ),
+    "matrix": (PLAIN, ops.matmul, (5, 2), (2, 4)),
+    "turned": (PLAIN, turned, (4, 2), (5, 2)),
+    "heads of the output": (HEADS, ops.matmul, (5, 3, 2), (2, 4)),
+    "heads of the input": (HEADS, in_heads, (5, 2), (2, 6)),
+    "heads first": ("ntd,hde->nthe", heads_first, (3, 5, 2), (2, 4)),
+    "a block of the output": (HEADS, BLOCKS, (5, 3, 2), (3, 2, 4)),
+    "a block of the input": (PLAIN, einsum("dr,dre->de"), (5, 2), (5, 2, 4)),
+    "Kronecker": (PLAIN, kronecker, (1, 4), (5, 2)),
+    "three": (PLAIN, three, (5, 2), (2, 3), (3, 4)),
 }
 
 
@@ -124,8 +101,7 @@ def test_tables_of_low_rank(shapes):
     def call(x, *weights):
         return ops.tanh(ops.take(kernel(make, *weights), x, 0))
 
-    inputs = keras.Input((5,), dtype="int32")
-    x = layers.Flatten()(Own(call, *shapes)(inputs))
-    model = randomized(keras.Model(inputs, layers.Dense(3)(x)))
+    parts = Own(call, *shapes), layers.Flatten(), layers.Dense(3)
+    model = stack((5,), *parts, dtype="int32")
     ids = tf.constant([[1, 1, 2, 0, 6], [3, 3, 3, 3, 3], [0, 5, 0, 5, 1]])
     assert_exact(model, ids)

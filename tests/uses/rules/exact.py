@@ -45,36 +45,24 @@ class Noting(TracedStep):
 
 
 def assert_exact(
-    model,
-    x,
-    y=None,
-    run="graph",
-    one_by_one=(),
-    training=False,
-    loss="mse",
-    fewer=(),
-    others=(),
+    model, x, run="graph", one_by_one=(), training=False, others=()
 ):
     """Asserts that all that factors answer is what the oracle gives.
 
     Args:
         model: a built model; it is compiled here.
-        x, y: a batch; without `y` the targets are drawn.
+        x: a batch; the targets are drawn.
         run: one of `RUNS`, or "any size" or "any size, xla", where the trace
             knows no more of the sizes than the model's inputs do.
         one_by_one: the types of the ops that must be differentiated for one
             sample after the other; all others must have a rule.
         training: whether the model is called for training.
-        loss: what the model is compiled with.
-        fewer: numbers of the first samples that the same function is asked
-            of, too; it is traced once where `run` leaves the number open.
-        others: further batches, of other sizes, that the same trace serves
-            where `run` leaves the sizes open.
+        others: further batches that the same function is asked of, too; it is
+            traced once where `run` leaves their sizes open.
     """
-    model.compile(loss=loss)
-    x = tf.nest.map_structure(tf.convert_to_tensor, x)
-    out = model(x, training=training)
-    y = _drawn_like(out) if y is None else y
+    model.compile(loss="mse")
+    batches = [_with_targets(model, data, training) for data in (x, *others)]
+    x, y = batches[0]
     rng = np.random.default_rng(2)
     directions = [
         tf.constant(rng.normal(size=v.shape), v.value.dtype)
@@ -124,13 +112,6 @@ def assert_exact(
         )
         weights = tf.TensorSpec([None], tf.float64)
         concrete = function.get_concrete_function(*specs, weights)
-    batches = [(x, y)]
-    for size in fewer:
-        first = tf.nest.map_structure(lambda t, k=size: t[:k], (x, y))
-        batches.append(first)
-    for other in others:
-        other = tf.nest.map_structure(tf.convert_to_tensor, other)
-        batches.append((other, _drawn_like(model(other, training=training))))
     for first in batches:
         weights = np.linspace(0.3, 1.7, len(tf.nest.flatten(first)[0]))
         if run == "known size":
@@ -144,11 +125,13 @@ def assert_exact(
     )
 
 
-def _drawn_like(outputs):
-    """Targets of the shapes of a model's outputs."""
+def _with_targets(model, x, training):
+    """The samples, and targets of the shapes of the model's outputs."""
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
     rng = np.random.default_rng(1)
-    return tf.nest.map_structure(
-        lambda t: tf.constant(rng.normal(size=t.shape), t.dtype), outputs
+    return x, tf.nest.map_structure(
+        lambda t: tf.constant(rng.normal(size=t.shape), t.dtype),
+        model(x, training=training),
     )
 
 
@@ -184,18 +167,21 @@ def _assert_found(found, model, x, y, weights, questions, training):
         oracle.assert_agree(sum(answers, ()), right)
 
 
-def assert_draws_of_the_batch(model, x, y):
+def assert_draws_of_the_batch(model, x, y, method="vectorized"):
     """Asserts that samples meet what random layers draw for the batch.
 
     Their mean gradient is the batch's, from the same state of the layers.
     """
     model.compile("sgd", "mse")
     state = [(v, v.numpy()) for v in model.variables]
-    found = kpg.per_sample_gradients(model, x, y)
+    found = kpg.per_sample_gradients(model, x, y, method=method)
     for variable, value in state:
         variable.assign(value)
-    plain = oracle.batch_gradient(model, x, y, training=True)
+    # As `fit` calls it.
+    training = True if model._call_has_training_arg else None
+    plain = oracle.batch_gradient(model, x, y, training=training)
     oracle.assert_agree([np.mean(g, 0) for g in found], plain)
+    return found
 
 
 def _further(factor, direction, projection):

@@ -3,11 +3,17 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle
-from tests.uses.rules.exact import assert_exact, normal, randomized, stack
+from tests.models.making import compiled
+from tests.uses.rules.exact import (
+    assert_draws_of_the_batch,
+    assert_exact,
+    normal,
+    randomized,
+    stack,
+)
 
 layers = keras.layers
 
@@ -95,19 +101,9 @@ class Drawing(Active):
 @pytest.mark.parametrize("method", ["vectorized", "per_sample"])
 def test_layers_inside_see_the_training_flag_of_the_batch(make, method):
     model = make()
-    model.compile("sgd", "mse")
     x, y = normal(4, 3), normal(4, 2)
     model(x)
-    state = [(v, v.numpy()) for v in model.variables]
-    found = kpg.per_sample_gradients(model, x, y, method=method)
-    for variable, value in state:
-        variable.assign(value)
-    with tf.GradientTape() as tape:
-        # As `fit` calls it.
-        kwargs = {"training": True} if model._call_has_training_arg else {}
-        loss = model._compile_loss(y, model(x, **kwargs))
-    plain = tape.gradient(loss, model.trainable_variables)
-    oracle.assert_agree([np.mean(g, 0) for g in found], plain)
+    found = assert_draws_of_the_batch(model, x, y, method)
     if not issubclass(make, Active):
         oracle.check(found, model, x, y)
 
@@ -118,8 +114,7 @@ def test_other_draws_for_one_sample_than_for_the_batch():
             again = self.dropout(x, training=True) if x.shape[0] == 1 else x
             return self.dropout(again * self.scale, training=True)
 
-    model = kpg.PerGradModel.from_model(stack((3,), Odd()))
-    model.compile("sgd", "mse", gradient_mode="per_sample")
+    model = compiled(stack((3,), Odd()), "per_sample")
     x = normal(4, 3)
     with pytest.raises(ValueError, match="hand `training` on to the layers"):
         model.fit(x, x, verbose=0)
@@ -151,9 +146,9 @@ def test_outputs_that_are_no_tensors(run):
     x = normal(3, 4)
     model(x)
     assert_exact(randomized(model), x, run=run)
-    found = kpg.per_sample_gradients(model, x, normal(3, 2))
-    looped = kpg.per_sample_gradients(
-        model, x, normal(3, 2), method="per_sample"
+    found, looped = (
+        kpg.per_sample_gradients(model, x, normal(3, 2), method=method)
+        for method in ("vectorized", "per_sample")
     )
     oracle.assert_agree(found, looped)
 
@@ -203,22 +198,13 @@ def test_a_layer_with_weights_of_its_own_is_exact(name):
 
 @pytest.mark.usefixtures("float64")
 def test_arguments_by_name_in_any_order():
-    class Net(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(3)
-            self.table = layers.Embedding(4, 3)
-            self.norm = getattr(
-                layers, "RMSNormalization", layers.LayerNormalization
-            )()
+    dense, table = layers.Dense(3), layers.Embedding(4, 3)
+    norm, named = layers.LayerNormalization(), "inputs"
+    if hasattr(layers, "RMSNormalization"):
+        norm, named = layers.RMSNormalization(), "x"
 
-        def call(self, x, training=None):
-            shift = self.table(inputs=keras.ops.cast(x[:, 0] > 0, "int32"))
-            x = self.dense(training=training, inputs=x) + shift
-            named = "x" if hasattr(layers, "RMSNormalization") else "inputs"
-            return self.norm(**{named: x})
+    def call(x):
+        shift = table(inputs=keras.ops.cast(x[:, 0] > 0, "int32"))
+        return norm(**{named: dense(training=None, inputs=x) + shift})
 
-    model = Net()
-    x = normal(3, 4)
-    model(x)
-    assert_exact(randomized(model), x)
+    assert_exact(stack((4,), call), normal(3, 4))

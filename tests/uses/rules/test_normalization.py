@@ -9,8 +9,9 @@ from tests.uses.rules.exact import assert_exact, normal, randomized, stack
 
 layers = keras.layers
 
+SCALED = {"rms_scaling": True}
 LAYERS = {
-    "layer": ((5, 4), lambda: layers.LayerNormalization()),
+    "layer": ((5, 4), layers.LayerNormalization),
     "layer axes": ((5, 4, 3), lambda: layers.LayerNormalization([1, 3])),
     "layer negative": ((5, 4, 3), lambda: layers.LayerNormalization([-3, -1])),
     "layer all": ((5, 4), lambda: layers.LayerNormalization([1, 2])),
@@ -22,14 +23,11 @@ LAYERS = {
     "instance": ((5, 4), lambda: layers.GroupNormalization(-1)),
     "group scale": ((6,), lambda: layers.GroupNormalization(2, center=False)),
     "group center": ((6,), lambda: layers.GroupNormalization(2, scale=False)),
-    "prelu": ((5, 4), lambda: layers.PReLU()),
+    "prelu": ((5, 4), layers.PReLU),
     "prelu shared": ((3, 4, 2), lambda: layers.PReLU(shared_axes=[1, 2])),
     "prelu one": ((3, 4), lambda: layers.PReLU(shared_axes=2)),
-    "unit": ((4,), lambda: layers.UnitNormalization()),
-    "layer scaled": (
-        (5, 4),
-        lambda: layers.LayerNormalization(rms_scaling=True),
-    ),
+    "unit": ((4,), layers.UnitNormalization),
+    "layer scaled": ((5, 4), lambda: layers.LayerNormalization(**SCALED)),
 }
 QUICK = ["layer axes", "layer center", "group middle", "prelu shared", "unit"]
 QUICK += ["layer scaled"]
@@ -41,7 +39,7 @@ for _axis in (-1, 1):
         LAYERS[_name] = (3, 4), _make
         QUICK.append(_name)
 if hasattr(layers, "RMSNormalization"):
-    LAYERS["rms"] = ((5, 4), lambda: layers.RMSNormalization())
+    LAYERS["rms"] = ((5, 4), layers.RMSNormalization)
     LAYERS["rms axes"] = ((5, 4, 3), lambda: layers.RMSNormalization([2, 3]))
     LAYERS["rms first"] = ((4, 4), lambda: layers.RMSNormalization(axis=1))
     QUICK.append("rms first")
@@ -82,20 +80,6 @@ def test_batch_normalization_called_for_inference_while_training():
     model(normal(3, 4))
     assert len(model.norm.trainable_variables) == 2
     assert_exact(randomized(model), normal(3, 4), training=True)
-
-
-def test_batch_normalization_in_training_is_refused():
-    layer = layers.BatchNormalization(name="norm")
-    model = stack((4,), layer, layers.Dense(2))
-    with pytest.raises(ValueError, match=r"'norm' .* whole batch"):
-        assert_exact(model, normal(3, 4), training=True)
-
-
-@pytest.mark.usefixtures("float64")
-def test_a_frozen_batch_normalization_trains_the_rest():
-    layer = layers.BatchNormalization(trainable=False)
-    model = stack((4,), layers.Dense(4), layer, layers.Dense(2))
-    assert_exact(model, normal(3, 4), training=True)
 
 
 def test_normalising_over_the_samples_is_refused():

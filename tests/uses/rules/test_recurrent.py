@@ -46,10 +46,12 @@ KINDS = {
 }
 PLAIN = [name for name in KINDS if name != "convolutional"]
 STATEFUL = ["lstm", "gru", "convolutional"]
+SEQUENCES = {"return_sequences": True}
+BACKWARDS = {"go_backwards": True, **SEQUENCES}
 SETTINGS = {
     "last": {},
-    "sequence": {"return_sequences": True},
-    "backwards": {"return_sequences": True, "go_backwards": True},
+    "sequence": SEQUENCES,
+    "backwards": BACKWARDS,
     "no bias": {"use_bias": False},
     "unroll": {"unroll": True},
     "linear": {"activation": "relu"},
@@ -76,7 +78,8 @@ def _convolutional(rank, shape, filters=2, kernel=2, **settings):
     return lambda: cls(filters, kernel, **settings), shape
 
 
-SAME = {"padding": "same", "return_sequences": True}
+SAME = {"padding": "same", **SEQUENCES}
+FRAMES = 3, 3, 3, 2
 CONVOLUTIONAL = {
     "1d": _convolutional(1, (3, 4, 2)),
     "1d same strided": _convolutional(1, (3, 5, 2), 2, 3, strides=2, **SAME),
@@ -88,16 +91,12 @@ CONVOLUTIONAL = {
     ),
     "2d strided": _convolutional(2, (2, 5, 5, 2), strides=2),
     "2d dilated": _convolutional(2, (2, 4, 4, 2), dilation_rate=(2, 1)),
-    "2d backwards": _convolutional(
-        2, (3, 3, 3, 2), go_backwards=True, return_sequences=True
-    ),
-    "2d no bias": _convolutional(2, (3, 3, 3, 2), use_bias=False),
+    "2d backwards": _convolutional(2, FRAMES, **BACKWARDS),
+    "2d no bias": _convolutional(2, FRAMES, use_bias=False),
     "2d no forget bias": _convolutional(
-        2, (3, 3, 3, 2), unit_forget_bias=False, activation="relu"
+        2, FRAMES, unit_forget_bias=False, activation="relu"
     ),
-    "2d unroll": _convolutional(
-        2, (3, 3, 3, 2), unroll=True, return_sequences=True
-    ),
+    "2d unroll": _convolutional(2, FRAMES, unroll=True, **SEQUENCES),
     "2d one pixel kernel": _convolutional(2, (2, 3, 3, 2), 2, 1),
     "3d": _convolutional(3, (2, 3, 2, 3, 2)),
     "3d same": _convolutional(3, (2, 2, 3, 3, 1), 1, (1, 2, 3), **SAME),
@@ -123,7 +122,7 @@ def test_convolutional_ones_are_exact(name):
 def test_one_sample_of_a_known_number_is_exact(name):
     if name in KINDS:
         shape = 4, 2
-        model = stack(shape, KINDS[name].make(return_sequences=True))
+        model = stack(shape, KINDS[name].make(**SEQUENCES))
     else:
         model, shape = _model(name)
     assert_exact(model, normal(1, *shape), run="known size")
@@ -131,7 +130,7 @@ def test_one_sample_of_a_known_number_is_exact(name):
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_is_exact_under_xla(name):
-    layer = KINDS[name].make(return_sequences=True, go_backwards=True)
+    layer = KINDS[name].make(**BACKWARDS)
     assert_exact(stack((12, 2), layer), normal(2, 12, 2), run="xla")
 
 
@@ -179,50 +178,69 @@ def test_returned_states_and_a_second_layer_are_exact(name):
     x = keras.Input((3, *kind.step))
     first = kind.make(return_sequences=True, return_state=True)
     outputs, *states = first(x)
-    joined = [
-        layers.Flatten()(t) for t in (outputs, kind.make()(outputs), *states)
-    ]
+    # As a decoder starts from the states of an encoder.
+    start = None if name == "convolutional" else states
+    second = kind.make()(outputs, initial_state=start)
+    joined = [layers.Flatten()(t) for t in (outputs, second, *states)]
     model = keras.Model(x, layers.Concatenate()(joined))
     assert_exact(randomized(model), normal(3, 3, *kind.step))
 
 
-@pytest.mark.usefixtures("float64")
-def test_an_encoder_gives_its_state_to_a_decoder():
-    x, z = keras.Input((4, 2)), keras.Input((3, 2))
-    _, *state = layers.LSTM(3, return_state=True)(x)
-    decoder = layers.LSTM(3, return_sequences=True)
-    outputs = decoder(z, initial_state=state)
-    model = randomized(keras.Model([x, z], outputs))
-    assert_exact(model, [normal(3, 4, 2), normal(3, 3, 2)])
-
-
 def _both_ways(merge):
-    layer = layers.GRU(3, return_sequences=True)
+    layer = layers.GRU(3, **SEQUENCES)
     return layers.Bidirectional(layer, merge_mode=merge)
 
 
-#: A layer of others, and the shape of a sample.
-AROUND = {
-    "concatenated": (lambda: _both_ways("concat"), (4, 2)),
-    "multiplied": (lambda: _both_ways("mul"), (4, 2)),
+OUTSIDE_TRAINING = {"dropout": 0.5, "recurrent_dropout": 0.5}
+LOOP = ["While"]
+#: A layer, the shape of a sample, and the ops that no rule knows. There are no
+#: biases then: each variable is a loop of its own for each answer.
+LAYERS = {
+    "concatenated": (lambda: _both_ways("concat"), (4, 2), ()),
+    "multiplied": (lambda: _both_ways("mul"), (4, 2), ()),
     "convolutional": (
         lambda: layers.Bidirectional(layers.ConvLSTM1D(2, 2)),
         (3, 4, 2),
+        (),
     ),
     "samples merged with positions": (
         lambda: layers.TimeDistributed(layers.ConvLSTM1D(2, 2)),
         (2, 3, 4, 2),
+        (),
     ),
-    "lstm cell": (lambda: layers.RNN(layers.LSTMCell(3)), (4, 2)),
-    "gru cell": (lambda: layers.RNN(layers.GRUCell(3)), (4, 2)),
+    "lstm cell": (lambda: layers.RNN(layers.LSTMCell(3)), (4, 2), ()),
+    "gru cell": (lambda: layers.RNN(layers.GRUCell(3)), (4, 2), ()),
+    "dropout": (lambda: layers.GRU(3, **OUTSIDE_TRAINING), (3, 2), ()),
+    "convolutional with dropout": (
+        lambda: layers.ConvLSTM1D(2, 2, **OUTSIDE_TRAINING),
+        (3, 4, 2),
+        (),
+    ),
+    "stacked cells": (
+        lambda: layers.RNN(
+            [layers.SimpleRNNCell(k, use_bias=False) for k in (3, 2)]
+        ),
+        (3, 2),
+        LOOP,
+    ),
+    "unknown activation": (
+        lambda: layers.LSTM(3, recurrent_activation="softmax", use_bias=False),
+        (3, 2),
+        LOOP,
+    ),
+    "convolutional with an unknown activation": (
+        lambda: layers.ConvLSTM1D(2, 2, activation="softmax"),
+        (3, 4, 2),
+        LOOP,
+    ),
 }
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", AROUND)
-def test_a_layer_in_another_is_exact(name):
-    make, shape = AROUND[name]
-    assert_exact(stack(shape, make()), normal(3, *shape))
+@pytest.mark.parametrize("name", few(LAYERS, [*LAYERS][:-1], []))
+def test_layers_around_cells_and_beside_the_rules_are_exact(name):
+    make, shape, loops = LAYERS[name]
+    assert_exact(stack(shape, make()), normal(3, *shape), one_by_one=loops)
 
 
 def _of_words(layer):
@@ -242,21 +260,14 @@ def test_masks_are_exact_under_xla():
     assert_exact(*_of_words(layers.SimpleRNN(3)), run="xla")
 
 
+BOTH = {"dropout": 0.4, "recurrent_dropout": 0.4, "seed": 3}
 DROPPING = {
-    "lstm": (
-        lambda: layers.LSTM(3, dropout=0.4, recurrent_dropout=0.4, seed=3),
-        (4, 2),
-    ),
+    "lstm": (lambda: layers.LSTM(3, **BOTH), (4, 2)),
     "bidirectional": (
         lambda: layers.Bidirectional(layers.GRU(3, dropout=0.4, seed=4)),
         (4, 2),
     ),
-    "convolutional": (
-        lambda: layers.ConvLSTM2D(
-            2, 2, dropout=0.4, recurrent_dropout=0.4, seed=3
-        ),
-        (3, 3, 3, 2),
-    ),
+    "convolutional": (lambda: layers.ConvLSTM2D(2, 2, **BOTH), FRAMES),
 }
 
 
@@ -317,43 +328,6 @@ def test_dropout_is_exact_by_the_rule(
     model = stack(shape, layers.Dense(3), layer)
     _drop_the_same(layer.cell, monkeypatch)
     assert_exact(model, normal(3, *shape), training=True)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", ["gru", "convolutional"])
-def test_dropout_outside_training_keeps_the_rule(name):
-    kind = KINDS[name]
-    layer = kind.make(dropout=0.5, recurrent_dropout=0.5)
-    assert_exact(stack((3, *kind.step), layer), normal(3, 3, *kind.step))
-
-
-#: Without biases: each variable is a loop of its own for each answer.
-FALLING_BACK = {
-    "stacked cells": (
-        lambda: layers.RNN(
-            [layers.SimpleRNNCell(k, use_bias=False) for k in (3, 2)]
-        ),
-        (3, 2),
-    ),
-    "unknown activation": (
-        lambda: layers.LSTM(3, recurrent_activation="softmax", use_bias=False),
-        (3, 2),
-    ),
-    "convolutional": (
-        lambda: layers.ConvLSTM1D(2, 2, activation="softmax"),
-        (3, 4, 2),
-    ),
-}
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "name",
-    few(FALLING_BACK, ["stacked cells", "unknown activation"], []),
-)
-def test_what_no_rule_knows_falls_back(name):
-    make, shape = FALLING_BACK[name]
-    assert_exact(stack(shape, make()), normal(3, *shape), one_by_one=["While"])
 
 
 @pytest.mark.usefixtures("float64")

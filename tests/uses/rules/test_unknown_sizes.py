@@ -9,7 +9,7 @@ from keras_pergrad.factors.convolution_costs import OF_ANY_SIZE
 from tests.marks import few
 from tests.uses.own_layer import Folded
 from tests.uses.rules.convolution_cases import CASES
-from tests.uses.rules.exact import assert_exact, normal, randomized, stack
+from tests.uses.rules.exact import assert_exact, normal, stack
 
 layers = keras.layers
 
@@ -24,10 +24,9 @@ def _model(name):
     """A layer on an input of which only the channels are known."""
     build, shape = CASES[name]
     rank = len(shape) - 1
-    inputs = keras.Input((*[None] * rank, shape[-1]))
-    outputs = layers.Activation("tanh")(build()(inputs))
     pooling = getattr(layers, f"GlobalAveragePooling{rank}D")
-    return randomized(keras.Model(inputs, pooling()(outputs)))
+    parts = build(), layers.Activation("tanh"), pooling()
+    return stack((*[None] * rank, shape[-1]), *parts)
 
 
 @pytest.mark.usefixtures("float64")
@@ -68,9 +67,7 @@ IN_A_LOOP = ("3d", "depthwise")
 @pytest.mark.parametrize("name", few(FRAMES, ["2d", "transposed"]))
 def test_any_number_of_frames_is_exact(name):
     make, shape = FRAMES[name]
-    inputs = keras.Input((None, *shape))
-    outputs = layers.TimeDistributed(make())(inputs)
-    model = randomized(keras.Model(inputs, outputs))
+    model = stack((None, *shape), layers.TimeDistributed(make()))
     loop = ["StatelessWhile"] if name in IN_A_LOOP else []
     right = _counts_frames(model, shape)
     x = normal(4, 5 if right else 4, *shape)
@@ -96,17 +93,14 @@ def _counts_frames(model, shape):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("before", [False, True])
 def test_frames_and_pixels_of_any_number_are_exact(before):
-    inputs = keras.Input((None, None, None, 2))
     layer = Folded(layers.Conv2D(2, 2, padding="same"), before)
-    model = randomized(keras.Model(inputs, layer(inputs)))
+    model = stack((None, None, None, 2), layer)
     assert_exact(model, normal(3, 2, 3, 4, 2), run="any size")
 
 
 def test_a_wide_kernel_is_not_held():
     """Its norms come tap by tap, its sum from the filter gradient."""
-    inputs = keras.Input((None, None, 128))
-    outputs = layers.Conv2D(129, 3, padding="same")(inputs)
-    model = randomized(keras.Model(inputs, outputs))
+    model = stack((None, None, 128), layers.Conv2D(129, 3, padding="same"))
     assert_exact(model, normal(2, 3, 4, 128) / 8, run="any size")
 
 
