@@ -4,6 +4,7 @@ import collections
 import json
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
@@ -13,6 +14,7 @@ from keras_pergrad.placement import operations, profile
 from keras_pergrad.placement.comparison import compare_devices
 from keras_pergrad.placement.prediction import predict_placement
 from tests.metal_stub import models
+from tests.models.making import trained, weights
 
 STEPS = 4
 
@@ -36,16 +38,9 @@ def watch(plugin, model, x, y, **options):
     """Trains for some steps; returns the report and the plugin's truth."""
     placement = DevicePlacement(warn=False, **options)
     truth = Truth(plugin)
-    batches = range(STEPS)
-    x, y = ([part for _ in batches for part in data] for data in (x, y))
-    history = model.fit(
-        keras.ops.convert_to_numpy(x),
-        keras.ops.convert_to_numpy(y),
-        batch_size=len(x) // STEPS,
-        shuffle=False,
-        verbose=0,
-        callbacks=[truth, placement],
-    )
+    data = [np.concatenate([part] * STEPS) for part in (x, y)]
+    how = {"batch_size": len(x), "callbacks": [truth, placement]}
+    logs = trained(model, *data, **how).history.history
     report = placement.report
     last = truth.steps[-1]
     ways = operations.copies_by_direction(report.copies or [])
@@ -60,7 +55,7 @@ def watch(plugin, model, x, y, **options):
         "wrong_memory": last["wrong_memory"],
         "fallbacks": [list(row) for row in report.fallbacks()],
         "hazards": [h.code for h in report.hazards],
-        "logs": {k: v[0] for k, v in history.history.items()},
+        "logs": {k: v[0] for k, v in logs.items()},
         "deep": report.deep and vars(report.deep),
         "text": str(report),
         "restored": model.train_function.__name__ == "function",
@@ -125,15 +120,12 @@ def modes(plugin):
     """gradient mode → report and truth."""
     found = {}
     clipped = kpg.Vectorized(aggregation=kpg.ClippedMean(1.0))
+    inside = kpg.Accumulated(microbatch_size=4, inner=clipped)
     chosen = {
-        "batch": "batch",
-        "vectorized": "vectorized",
+        **{name: name for name in ("batch", "vectorized", "per_sample")},
         "clipped": clipped,
-        "per_sample": "per_sample",
         "accumulated": kpg.Accumulated(microbatch_size=3),
-        "accumulated, clipped": kpg.Accumulated(
-            microbatch_size=4, inner=clipped
-        ),
+        "accumulated, clipped": inside,
         "accumulated over steps": kpg.Accumulated(2, microbatch_size=4),
     }
     for name, mode in chosen.items():
@@ -187,9 +179,9 @@ def compare(plugin):
         keras.backend.clear_session()  # names count from the start
         model, x, y = models.make(name)
         plugin.damage(op, nodes, by)
-        before = [v.numpy().copy() for v in model.variables]
+        before = weights(model)
         result = compare_devices(model, x, y)
-        after = [v.numpy() for v in model.variables]
+        after = weights(model)
         [device] = result.devices
         suspect = device.suspect
         found[f"{name} {op}".strip()] = {

@@ -70,7 +70,7 @@ def test_a_report_is_what_the_plugin_counts(reports, model):
     assert found["restored"]
 
 
-def test_fallbacks_name_op_reason_and_layer(reports):
+def test_fallbacks_name_op_reason_and_layer_and_hazards_are_listed(reports):
     rows = {row[0]: row[1:] for row in reports["attention"]["fallbacks"]}
     why, number, layers = rows["Einsum"]
     assert why == "no Metal kernel"
@@ -80,12 +80,9 @@ def test_fallbacks_name_op_reason_and_layer(reports):
     assert why == "no Metal kernel for int64 (only float32, int32)"
     assert layers == ["optimizer"]
     assert rows["IteratorGetNext"][0] == "host-only op"
-
-
-def test_known_hazards_are_listed(reports):
-    assert reports["dense"]["hazards"] == ["int64_counter", "fused_activation"]
-    assert reports["cnn"]["hazards"] == ["int64_counter", "fused_activation"]
-    assert reports["rnn"]["hazards"] == ["int64_counter"]
+    hazards = ["int64_counter", "fused_activation"]
+    assert reports["dense"]["hazards"] == reports["cnn"]["hazards"] == hazards
+    assert reports["rnn"]["hazards"] == hazards[:1]
 
 
 @pytest.mark.parametrize("ops", ["MatMul,Mul,Relu", "BiasAdd,Sub"])
@@ -102,11 +99,9 @@ def test_other_fallbacks_change_the_report(reports, ops):
         )
 
 
-def test_a_function_placed_by_an_earlier_fit_is_placed_again(settings):
+def test_settings_that_change_how_a_step_is_built(settings):
+    # A function that an earlier fit placed is placed again.
     assert_counted(settings["earlier fit"])
-
-
-def test_steps_per_execution_counts_one_step(settings):
     found = settings["steps"]
     found["truth"].pop("LogicalAnd")  # the loop over steps asks for more
     found["counts"].pop("LogicalAnd")
@@ -114,13 +109,10 @@ def test_steps_per_execution_counts_one_step(settings):
     assert "device_copies" not in found["logs"]
     assert "steps_per_execution=2" in found["text"]
     assert found["restored"]
-
-
-def test_xla_on_metal_is_announced_and_leaves_nothing_patched(settings):
+    # XLA on Metal is announced, and nothing stays patched.
     error, hazards, function = settings["xla"]
     assert error is not None
-    assert hazards == ["xla"]
-    assert function == "function"
+    assert (hazards, function) == (["xla"], "function")
 
 
 @pytest.fixture(scope="module")
@@ -136,20 +128,15 @@ def modes(tmp_path_factory):
         ("per_sample", 5),
         ("accumulated", 5),
         ("accumulated, clipped", 6),
-        ("accumulated over steps", None),
+        ("accumulated over steps", -1),  # not counted
+        ("batch", None),
+        ("vectorized", None),
     ],
 )
-def test_what_stands_in_a_loop_or_branch_is_counted_in_a_run(
-    modes, mode, known
-):
-    if known is not None:
+def test_steps_of_every_mode_are_counted(modes, mode, known):
+    if known != -1:
         assert_counted(modes[mode], known)
     assert_deep_figures_are_the_plugins(modes[mode])
-
-
-@pytest.mark.parametrize("mode", ["batch", "vectorized"])
-def test_a_step_without_loops_is_counted_as_the_plugin_counts_it(modes, mode):
-    assert_counted(modes[mode])
 
 
 def test_reasons_name_the_type_that_has_no_kernel(modes):

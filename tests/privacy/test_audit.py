@@ -6,11 +6,7 @@ import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.state.saved import AggregationState
-from keras_pergrad.privacy.audit import (
-    audit_privacy,
-    epsilon_lower_bound,
-    p_value,
-)
+from keras_pergrad.privacy.audit import epsilon_lower_bound, p_value
 from tests.models import making
 from tests.privacy.tiny import X, Y, compile_privately, model, private
 
@@ -49,13 +45,9 @@ def test_the_bound_holds_as_often_as_it_says():
 def audited(noise):
     """An audit on examples that a linear model learns one by one."""
     targets = np.random.default_rng(1).choice([-1.0, 1.0], (100, 1))
-    training = private(
-        samples=100,
-        batch_size=50,
-        noise_multiplier=noise,
-        clipping=kpg.privacy.AutomaticClippedMean(1.0),
-        delta=1e-3,
-    )
+    plan = {"samples": 100, "batch_size": 50, "delta": 1e-3}
+    clipping = kpg.privacy.AutomaticClippedMean(1.0)
+    training = private(noise_multiplier=noise, clipping=clipping, **plan)
 
     def make_model():
         dense = keras.layers.Dense(1, use_bias=False)
@@ -63,10 +55,9 @@ def audited(noise):
         sgd = keras.optimizers.SGD(1.0)
         return compile_privately(net, training, sgd, loss="mse")
 
-    x, canaries = np.eye(100, dtype="float32"), np.arange(100)
-    return audit_privacy(
-        make_model, training, x, targets, canaries=canaries, epochs=4, seed=1
-    )
+    data = np.eye(100, dtype="float32"), targets
+    given = {"canaries": np.arange(100), "epochs": 4, "seed": 1}
+    return kpg.privacy.audit_privacy(make_model, training, *data, **given)
 
 
 def test_an_audit_finds_missing_noise(monkeypatch):
@@ -108,4 +99,6 @@ def test_refusals():
         (TypeError, "must be a function", {"make_model": stateless}),
     ):
         with pytest.raises(error, match=match):
-            audit_privacy(x=X, y=Y, epochs=1, **{**defaults, **given})
+            kpg.privacy.audit_privacy(
+                x=X, y=Y, epochs=1, **{**defaults, **given}
+            )

@@ -9,18 +9,15 @@ import tensorflow as tf
 from dp_accounting import pld
 
 import keras_pergrad as kpg
+from keras_pergrad.privacy import correlated_noise
 from keras_pergrad.privacy.accounting import compute_epsilon
-from keras_pergrad.privacy.correlated_noise import (
-    CorrelatedNoise,
-    Strategy,
-    make_strategy,
-)
 from keras_pergrad.privacy.mechanism import Mechanism, draw_batch, make_key
 from tests.models.making import assert_equal
 from tests.power_cut import PowerCut
 from tests.privacy import tiny
 from tests.privacy.tiny import N, normal_draws, private, words
 
+make_strategy = correlated_noise.make_strategy
 KINDS = ["banded", "banded_inverse"]
 #: Steps, bands, rate in a group, noise multiplier, delta; and what jax_privacy
 #: 2.0.0 says of them in float64: epsilon of `BandMFExecutionPlanConfig`'s
@@ -83,7 +80,7 @@ def test_a_strategy_is_what_its_matrix_is(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_is_made_of_independent_draws(kind):
     steps, size = 20_000, 16
-    noise = CorrelatedNoise(make_strategy(kind, 8, steps))
+    noise = correlated_noise.CorrelatedNoise(make_strategy(kind, 8, steps))
     noise.begin(0, 0, 11, [tf.zeros(size)])
 
     @tf.function
@@ -103,30 +100,19 @@ def test_noise_is_made_of_independent_draws(kind):
         assert abs((normal[lag:] * normal[:-lag]).mean()) < limit
 
 
-class Updates(keras.callbacks.Callback):
-    """What each step changed, times batch_size / (deviation · rate)."""
-
-    def __init__(self, training):
-        super().__init__()
-        self.scale = training.mechanism.batch_size / training.noise_multiplier
-        self.found = []
-
-    def on_train_begin(self, logs=None):
-        self.weights = self.model.get_weights()
-
-    def on_train_batch_end(self, batch, logs=None):
-        before, self.weights = self.weights, self.model.get_weights()
-        changes = [(a - b).ravel() for a, b in zip(before, self.weights)]
-        self.found.append(self.scale * np.concatenate(changes))
-
-
 def fit_updates(net, training, epochs=1, callbacks=()):
-    """The noise of some epochs: samples of zeros and weight 0 add nothing."""
-    updates = Updates(training)
-    zeros = np.zeros((N, 3), "float32"), tiny.Y, np.zeros(N)
-    data = training.batches(*zeros)
-    tiny.fit(net, training, epochs, [updates, *callbacks], data)
-    return updates.found
+    """What each step changed, times batch_size / (deviation · rate).
+
+    Samples of zeros and weight 0 add nothing to the noise.
+    """
+    seen = [tiny.flat(net)]
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(tiny.flat(net))
+    )
+    data = training.batches(np.zeros((N, 3), "float32"), tiny.Y, np.zeros(N))
+    tiny.fit(net, training, epochs, [watch, *callbacks], data)
+    scale = training.mechanism.batch_size / training.noise_multiplier
+    return [*(-scale * np.diff(seen, axis=0))]
 
 
 def correlated(kind, **arguments):
@@ -148,10 +134,6 @@ def sgd(training, **arguments):
     return tiny.model(training, keras.optimizers.SGD(1.0), **arguments)
 
 
-def compile_again(net, training):
-    tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "how",
@@ -169,17 +151,15 @@ def test_training_goes_on_with_the_same_noise(kind, how, tmp_path):
     training = correlated(kind, **{"bands": 1} if how == "one band" else {})
     ways = {"eager": {"run_eagerly": True}, "xla": {"jit_compile": True}}
     net = sgd(training, **ways.get(how, {}))
-    if how in ("straight", "one band", *ways):
-        found = fit_updates(net, training, 4)
-    else:
-        found = fit_updates(net, training, 2)
-        if how == "another process":
-            net.save_weights(tmp_path / "a.weights.h5")
-            net, training = sgd(training), correlated(kind)
-            compile_again(net, training)
-            net.load_weights(tmp_path / "a.weights.h5")
-        elif how == "compiled again":
-            compile_again(net, training)
+    found = fit_updates(net, training, 4 if how == "straight" else 2)
+    if how == "another process":
+        net.save_weights(tmp_path / "a.weights.h5")
+        training = correlated(kind)
+        net = sgd(training)
+        net.load_weights(tmp_path / "a.weights.h5")
+    elif how == "compiled again":
+        tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
+    if how != "straight":
         found += fit_updates(net, training, 2)
     assert net.aggregation_state.spent == ((training.mechanism, 16),)
     found = made_of(training.mechanism.strategy, found)
@@ -215,7 +195,7 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
         if lost == "weights":
             net.layers[-1].bias.trainable = False
         training = correlated(kind, seed=4 if lost == "seed" else 3)
-        compile_again(net, training)
+        tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
     found = fit_updates(net, training)
     expected = ((training.mechanism, 4), (training.mechanism, 4))
     assert net.aggregation_state.spent == expected
@@ -243,7 +223,7 @@ def test_what_is_kept_is_bands_less_one_of_each_weight(kind, shapes, tmp_path):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_cyclic_groups_take_turns(parts):
-    strategy = Strategy("banded", (0.8, 0.5, 0.33))
+    strategy = correlated_noise.Strategy("banded", (0.8, 0.5, 0.33))
     mechanism = Mechanism("cyclic", 101, 20, 1.0, "", strategy=strategy)
     key, rounds = make_key(5), 400
     steps_of = [[] for _ in range(101)]

@@ -6,12 +6,12 @@ say.
 
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.models.making import compiled, net, trained
 from tests.stalls.recorded_stalls import say
 
 BATCHES = 12
@@ -47,18 +47,15 @@ def copies(plugin):
     return found
 
 
-def _model(**arguments):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1)])
-    arguments = {"jit_compile": False, **arguments}
-    model.compile("sgd", "mse", **arguments)
-    return model
+def _trained(dataset, callbacks, epochs=2, **settings):
+    model = net(shape=(1000,), units=1, seed=0)
+    model = compiled(model, rate=0.01, jit_compile=False, **settings)
+    return trained(model, dataset, epochs=epochs, callbacks=callbacks)
 
 
-def _fit(dataset, **arguments):
+def _fit(dataset, **settings):
     stall = kpg.callbacks.DataStall()
-    model = _model(**arguments)
-    model.fit(dataset, epochs=2, verbose=0, callbacks=[stall])
+    _trained(dataset, [stall], **settings)
     return stall
 
 
@@ -75,6 +72,5 @@ def _figures(stall):
 
 
 def _weights(dataset, callbacks):
-    model = _model()
-    model.fit(dataset, verbose=0, callbacks=callbacks)
+    model = _trained(dataset, callbacks, epochs=1)
     return [float(w.sum()) for w in model.get_weights()]

@@ -12,6 +12,7 @@ import keras_pergrad as kpg
 from keras_pergrad.keras_internals.tensorflow import kernels
 from keras_pergrad.uses import TracedStep, refusals
 from tests.marks import few
+from tests.models.making import compiled, net
 from tests.uses.rules.exact import (
     Unmasked,
     assert_draws_of_the_batch,
@@ -91,10 +92,9 @@ def _as_documented(
     cell = input_c[:, 0] if rnn_mode == "lstm" else None
     outputs = []
     for t in range(steps):
-        x = [tf.matmul(input[:, t], m, transpose_b=True) for m in w]
-        x = [tf.add(*p) for p in zip(x, b)]
-        r = [tf.matmul(h, m, transpose_b=True) for m in u]
-        r = [tf.add(*p) for p in zip(r, c)]
+        now = input[:, t]
+        x = [tf.matmul(now, m, transpose_b=True) + p for m, p in zip(w, b)]
+        r = [tf.matmul(h, m, transpose_b=True) + p for m, p in zip(u, c)]
         if rnn_mode == "lstm":
             i, f, o = (tf.sigmoid(x[k] + r[k]) for k in (0, 1, 3))
             new_cell = f * cell + i * tf.tanh(x[2] + r[2])
@@ -123,11 +123,12 @@ SETTINGS = {
     "last": {},
     "sequence": {"return_sequences": True},
     "backwards": {"return_sequences": True, "go_backwards": True},
+    "frozen": {"trainable": False},
 }
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("setting", few(SETTINGS, ["backwards"]))
+@pytest.mark.parametrize("setting", few(SETTINGS, ["backwards", "frozen"]))
 @pytest.mark.parametrize("name", LAYERS)
 def test_is_exact(gpu, name, setting):
     layer = LAYERS[name](3, **SETTINGS[setting])
@@ -137,13 +138,6 @@ def test_is_exact(gpu, name, setting):
     assert len(gpu) == 2
     assert len(_by_keras(gpu)) == 1
     assert layer.use_cudnn == "auto"
-
-
-@pytest.mark.usefixtures("float64", "gpu")
-def test_a_frozen_layer_is_exact():
-    layer = layers.LSTM(3, trainable=False)
-    model = stack((4, 2), layers.Dense(2), layer, layers.Dense(2))
-    assert_exact(model, normal(3, 4, 2))
 
 
 @pytest.mark.usefixtures("float64", "gpu")
@@ -272,11 +266,8 @@ MIXED = {
 
 @pytest.mark.parametrize("why", [None, *MIXED])
 def test_the_op_is_refused_where_it_mixes_samples(why):
-    inputs = keras.Input((3, 2))
-    hidden = layers.Dense(2)(inputs)
-    hidden = layers.Lambda(MIXED.get(why, _raw), (3, 1))(hidden)
-    model = keras.Model(inputs, layers.Dense(1)(hidden))
-    model.compile(loss="mse")
+    raw = layers.Lambda(MIXED.get(why, _raw), (3, 1))
+    model = compiled(net(layers.Dense(2), raw, shape=(3, 2), units=1))
     x, y = (tf.TensorSpec([None, 3, k], tf.float32) for k in (2, 1))
     found = list(map(str, refusals(TracedStep(model, (x, y, None)))))
     assert bool(found) is (why is not None)
@@ -290,10 +281,13 @@ MASKS = np.array(
 )
 
 
-def _masked(layer, cls=keras.Model):
+def _model(layer, cls=keras.Model, masked=True):
+    """A model, and a batch for it."""
     x, mask = keras.Input((4, 2)), keras.Input((4,), dtype="bool")
-    outputs = Unmasked()(layer(x, mask=mask))
-    return randomized(cls([x, mask], outputs))
+    outputs = Unmasked()(layer(x, mask=mask if masked else None))
+    model = randomized(cls([x, mask] if masked else x, outputs))
+    samples = normal(5, 4, 2)
+    return model, [samples, MASKS] if masked else samples
 
 
 @pytest.mark.usefixtures("float64")
@@ -308,8 +302,7 @@ def _masked(layer, cls=keras.Model):
     ],
 )
 def test_masks_are_those_of_the_loop(gpu, name, settings):
-    model = _masked(LAYERS[name](3, **settings))
-    batch = [normal(5, 4, 2), MASKS]
+    model, batch = _model(LAYERS[name](3, **settings))
     gpu.clear()
     assert_exact(model, batch)
     assert len(gpu) == 1
@@ -324,13 +317,7 @@ def test_modes_that_call_the_model_leave_cudnn_out_with_a_mask(
 ):
     layer = layers.LSTM(3, return_sequences=True)
     layer = layers.Bidirectional(layer) if wrap else layer
-    if masked:
-        model = _masked(layer, kpg.PerGradModel)
-        x = [normal(5, 4, 2), MASKS]
-    else:
-        inputs = keras.Input((4, 2))
-        outputs = Unmasked()(layer(inputs))
-        model, x = kpg.PerGradModel(inputs, outputs), normal(5, 4, 2)
+    model, x = _model(layer, kpg.PerGradModel, masked)
     if mode == "accumulated":
         mode = kpg.Accumulated(microbatch_size=2)
     model.compile("sgd", "mse", gradient_mode=mode, jit_compile=False)
@@ -348,14 +335,12 @@ def test_modes_that_call_the_model_leave_cudnn_out_with_a_mask(
 @pytest.mark.parametrize("use_cudnn", ["auto", True])
 def test_the_check_runs_the_loop_as_its_reference(gpu, use_cudnn):
     layer = layers.GRU(3, return_sequences=True)
-    model = _masked(layer, kpg.PerGradModel)
+    model, x = _model(layer, kpg.PerGradModel)
     layer.use_cudnn = use_cudnn
     model.compile("sgd", "mse", jit_compile=False)
-    x = [normal(5, 4, 2), MASKS]
     gpu.clear()
     how = {"gradient_modes": ["batch", "vectorized"], "settings": ["graph"]}
-    check = kpg.check_gradients(
-        model, x, normal(5, 12), repeats=1, devices="CPU:0", **how
-    )
+    how |= {"repeats": 1, "devices": "CPU:0"}
+    check = kpg.check_gradients(model, x, normal(5, 12), **how)
     assert check.ok
     assert not _by_keras(gpu)
