@@ -140,19 +140,10 @@ def test_functional(by):
 
 
 def images():
-    return keras.Sequential(
-        [
-            keras.Input((5, 5, 2)),
-            L.Conv2D(6, 2),
-            BatchNorm(name="norm"),
-            L.ReLU(),
-            L.Dropout(0.5),
-            L.Flatten(),
-            L.Dense(8),
-            BatchNorm(center=False, gamma_regularizer="l2"),
-            L.Dense(3),
-        ]
-    )
+    first = L.Conv2D(6, 2), BatchNorm(name="norm"), L.ReLU(), L.Dropout(0.5)
+    second = BatchNorm(center=False, gamma_regularizer="l2")
+    parts = *first, L.Flatten(), L.Dense(8), second, L.Dense(3)
+    return sequential(*parts, shape=(5, 5, 2))
 
 
 @WAYS
@@ -460,58 +451,44 @@ def lazy():
     return model
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "message"),
-    [
-        (lazy, {}, "BatchNormalization 'lazy/made', which is no attribute"),
-        (lambda: sequential(Own()), {}, r"'own' \(Own\) overrides"),
-        (
-            lambda: keras.Sequential(
-                [keras.Input(batch_shape=(3, 4)), BatchNorm(axis=0)]
-            ),
-            {},
-            "'batch_normalization'.* axis 0",
-        ),
-        (
-            lambda: sequential(L.Dense(1), BatchNorm(name="one")),
-            {},
-            r"'one' \(BatchNormalization\) would normalise single values",
-        ),
-        (
-            lambda: sequential(BatchNorm(name="thin"), shape=(7, 7, 1)),
-            {"by": "layer"},
-            "'thin'.* single values.* Use by='group'",
-        ),
-        (
-            lambda: sequential(Masked(), shape=(3, 4)),
-            {},
-            "does not run once .* must call the normalisation with one tensor",
-        ),
-        (
-            lambda: sequential(Opaque(keras.ops.relu), BatchNorm()),
-            {},
-            "cannot be copied.*\nGive layers .* of your own a `get_config`",
-        ),
-        (BatchNorm, {}, r"must be a keras\.Model"),
-        (
-            lambda: keras.Sequential([BatchNorm()], name="early"),
-            {},
-            "'early' is not built",
-        ),
-        (lambda: sequential(BatchNorm()), {"by": "batch"}, "by='batch'"),
-        (lambda: sequential(BatchNorm()), {"groups": 0}, "groups=0"),
-        (
-            lambda: sequential(BatchNorm()),
-            {"by": "layer", "groups": 2},
-            "goes with by='group' only",
-        ),
-    ],
-)
-def test_refusals_name_the_layer(make, arguments, message):
-    model = make()
-    error = TypeError if make is BatchNorm else ValueError
+replace = kpg.replace_batch_norm
+REFUSED = {
+    "BatchNormalization 'lazy/made', which is no attribute": (
+        lambda: replace(lazy())
+    ),
+    r"'own' \(Own\) overrides": lambda: replace(sequential(Own())),
+    "'batch_normalization'.* axis 0": lambda: replace(
+        keras.Sequential([keras.Input(batch_shape=(3, 4)), BatchNorm(axis=0)])
+    ),
+    r"'one' \(BatchNormalization\) would normalise single values": (
+        lambda: replace(sequential(L.Dense(1), BatchNorm(name="one")))
+    ),
+    "'thin'.* single values.* Use by='group'": lambda: replace(
+        sequential(BatchNorm(name="thin"), shape=(7, 7, 1)), "layer"
+    ),
+    "does not run once .* must call the normalisation with one tensor": (
+        lambda: replace(sequential(Masked(), shape=(3, 4)))
+    ),
+    "cannot be copied.*\nGive layers .* of your own a `get_config`": (
+        lambda: replace(sequential(Opaque(keras.ops.relu), BatchNorm()))
+    ),
+    r"must be a keras\.Model": lambda: replace(BatchNorm()),
+    "'early' is not built": lambda: replace(
+        keras.Sequential([BatchNorm()], name="early")
+    ),
+    "by='batch'": lambda: replace(sequential(BatchNorm()), "batch"),
+    "groups=0": lambda: replace(sequential(BatchNorm()), groups=0),
+    "goes with by='group' only": lambda: replace(
+        sequential(BatchNorm()), "layer", groups=2
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refusals_name_the_layer(message):
+    error = TypeError if message.startswith("must be a") else ValueError
     with pytest.raises(error, match=f"(?s){message}"):
-        kpg.replace_batch_norm(model, **arguments)
+        REFUSED[message]()
     assert BatchNorm.call.__qualname__ == "BatchNormalization.call"
 
 

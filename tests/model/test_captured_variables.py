@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.marks import few
+from tests.privacy.tiny import private
 
 ON_THE_HOST = tf.int32, tf.bool, tf.string
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
@@ -19,6 +20,8 @@ SETTINGS = {"optimizer": "sgd", "loss": "mse", "jit_compile": False}
 
 clip = kpg.ClippedMean(1.0)
 adaptive = kpg.privacy.AdaptiveClippedMean(0.1, expected_batch_size=4)
+BY_NAME = ["aligned_mtl", "cagrad", "imtlg", "krum", "geometric_median"]
+BY_NAME += ["mgda", "pcgrad", "upgrad"]
 MODES = {
     "batch": "batch",
     "per_sample": kpg.PerSample(statistics=True),
@@ -33,26 +36,12 @@ MODES = {
     "adaptive steps": kpg.Accumulated(steps=2, inner=kpg.Vectorized(adaptive)),
     "steps by task": kpg.Accumulated(steps=2, inner="by_task"),
     "by_task": kpg.ByTask("pcgrad"),
-    **{
-        name: kpg.Vectorized(
-            kpg.aggregations.aggregation.aggregations.get(given)
-        )
-        for name, given in {
-            "aligned_mtl": "aligned_mtl",
-            "cagrad": "cagrad",
-            "imtlg": "imtlg",
-            "krum": "krum",
-            "geometric_median": "geometric_median",
-            "mgda": "mgda",
-            "pcgrad": "pcgrad",
-            "upgrad": "upgrad",
-            "automatic": kpg.privacy.AutomaticClippedMean(),
-            "adaptive": adaptive,
-            "scheduled": kpg.ClippedMean(
-                keras.optimizers.schedules.CosineDecay(1.0, 10)
-            ),
-        }.items()
-    },
+    "automatic": kpg.Vectorized(kpg.privacy.AutomaticClippedMean()),
+    "adaptive": kpg.Vectorized(adaptive),
+    "scheduled": kpg.Vectorized(
+        kpg.ClippedMean(keras.optimizers.schedules.CosineDecay(1.0, 10))
+    ),
+    **{name: kpg.Vectorized(name) for name in BY_NAME},
 }
 
 #: One for each kind of variable that a mode or an aggregation keeps.
@@ -147,19 +136,11 @@ def test_callbacks(callback, captured):
     ids=["microbatches", "adaptive"],
 )
 def test_private_training(settings, captured):
-    private = kpg.PrivateTraining(
-        noise_multiplier=1.0,
-        delta=1e-3,
-        samples=len(X),
-        batch_size=4,
-        epochs=1,
-        user_ids="unique",
-        **settings,
-    )
+    training = private(samples=len(X), batch_size=4, epochs=1, **settings)
     model = network("first")
-    model.compile(**SETTINGS, gradient_mode=private.gradient_mode)
-    batches = private.batches(X, {"first": Y["first"]})
-    model.fit(batches, verbose=0, callbacks=[private.callback])
+    model.compile(**SETTINGS, gradient_mode=training.gradient_mode)
+    batches = training.batches(X, {"first": Y["first"]})
+    model.fit(batches, verbose=0, callbacks=[training.callback])
     assert_none_on_the_host(captured)
 
 

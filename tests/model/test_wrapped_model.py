@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests.models.making import assert_equal
+from tests.models import making
+from tests.models.making import assert_equal, compiled, net
+from tests.privacy.tiny import private
 
 layers = keras.layers
 _rng = np.random.default_rng(0)
@@ -38,12 +40,9 @@ class Tripled(keras.Model):
 
 def trained(mode=None):
     keras.utils.set_random_seed(1)
-    model, how = Tripled(), {}
-    if mode is not None:
-        model, how = kpg.PerGradModel.from_model(model), {"gradient_mode": mode}
-    model.compile("sgd", "mse", metrics=["mse"], **how)
-    fit = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
-    history = model.fit(X, Y, **fit).history
+    model = compiled(Tripled(), mode, rate=0.01, metrics=["mse"])
+    fitted = making.trained(model, X, Y, batch_size=4, epochs=2)
+    history = fitted.history.history
     return model, history, model.evaluate(X, Y, verbose=0, return_dict=True)
 
 
@@ -72,30 +71,15 @@ def test_saved_and_loaded(tmp_path):
     assert again == pytest.approx(evaluated)
 
 
-@pytest.mark.parametrize(
-    "name", ["train_step", "test_step", "predict_step", "make_train_function"]
-)
-@pytest.mark.parametrize("base", [keras.Model, keras.Sequential])
-def test_steps_of_its_own_are_refused(name, base):
-    cls = type("Own", (base,), {name: lambda self, *args: None})
-    with pytest.raises(ValueError, match=rf"has a {name}\(\) of its own"):
-        kpg.PerGradModel.from_model(cls())
-
-
 def test_a_sequential_with_a_loss_of_its_own():
     class Own(keras.Sequential):
         def compute_loss(self, x, y, y_pred, sample_weight, training):
             return 0.0 * y_pred[0, 0] + 7.0
 
-    net = Own([keras.Input((4,)), layers.Dense(3)])
-    model = kpg.PerGradModel.from_model(net)
+    plain = Own([keras.Input((4,)), layers.Dense(3)])
+    model = kpg.PerGradModel.from_model(plain)
     model.compile("sgd", "mse")
     assert model.evaluate(X, Y, verbose=0) == 7.0
-
-
-def functional(cls=keras.Model):
-    inputs = keras.Input((4,))
-    return cls(inputs, layers.Dense(3)(layers.Dense(4)(inputs)))
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -135,9 +119,9 @@ def test_a_functional_model_of_another_class_stays_built(tmp_path):
 
 
 def test_a_built_model_without_inputs_stays_built(tmp_path):
-    net = Tripled()
-    net(X)
-    model = kpg.PerGradModel.from_model(net)
+    plain = Tripled()
+    plain(X)
+    model = kpg.PerGradModel.from_model(plain)
     assert model.built
     model.compile("sgd", "mse")
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
@@ -147,7 +131,8 @@ def test_a_built_model_without_inputs_stays_built(tmp_path):
 
 def test_functional_models_stay_as_they_were():
     for cls in (keras.Model, kpg.PerGradModel):
-        model = kpg.PerGradModel.from_model(functional(cls))
+        model = net(layers.Dense(4), shape=(4,), cls=cls)
+        model = kpg.PerGradModel.from_model(model)
         assert type(model).__name__ == "FunctionalPerGradModel"
 
 
@@ -186,9 +171,9 @@ class Scaled(keras.Model):
 
 def scaled():
     keras.utils.set_random_seed(2)
-    net = Scaled()
-    net(X)
-    return net
+    plain = Scaled()
+    plain(X)
+    return plain
 
 
 @pytest.mark.parametrize("mode", ["batch", "vectorized", "accumulated"])
@@ -212,18 +197,23 @@ def test_what_is_around_the_steps_is_kept(mode, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["fit", "evaluate", "predict", "compile"])
-def test_what_is_around_is_not_dropped_before_it_is_built(name):
-    cls = type("Own", (keras.Model,), {name: lambda self, *args: None})
-    with pytest.raises(
-        ValueError, match=rf"has a {name}\(\) of its own .*on a b"
-    ):
-        kpg.PerGradModel.from_model(cls())
+STEPS = "train_step", "test_step", "predict_step", "make_train_function"
+AROUND = "fit", "evaluate", "predict", "compile"
 
 
-def test_a_train_step_is_refused_of_built_models_too():
-    cls = type("Own", (Graph,), {"train_step": lambda self, data: {}})
-    with pytest.raises(ValueError, match=r"has a train_step\(\) of its own"):
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        *((name, keras.Model) for name in (*STEPS, *AROUND)),
+        *((name, keras.Sequential) for name in STEPS),
+        ("train_step", Graph),
+    ],
+)
+def test_methods_of_its_own_are_refused(name, base):
+    """Those around the steps before the model is built, steps ever."""
+    cls = type("Own", (base,), {name: lambda self, *args: None})
+    match = rf"has a {name}\(\) of its own" + " .*on a b" * (name in AROUND)
+    with pytest.raises(ValueError, match=match):
         kpg.PerGradModel.from_model(cls())
 
 
@@ -232,30 +222,24 @@ def test_a_built_sequential_of_another_class():
         def fit(self, x, y, **kwargs):
             return super().fit(3 * x, y, **kwargs)
 
-    net = Own([keras.Input((4,)), layers.Dense(3)])
-    model = kpg.PerGradModel.from_model(net)
-    weights = net.get_weights()
+    plain = Own([keras.Input((4,)), layers.Dense(3)])
+    model = kpg.PerGradModel.from_model(plain)
+    weights = plain.get_weights()
     model.compile("sgd", "mse", gradient_mode="vectorized")
     found = model.fit(X, Y, verbose=0).history["loss"]
-    net.set_weights(weights)
-    net.compile("sgd", "mse")
-    np.testing.assert_allclose(net.fit(X, Y, verbose=0).history["loss"], found)
-    assert model.layers == net.layers
+    plain.set_weights(weights)
+    plain.compile("sgd", "mse")
+    np.testing.assert_allclose(
+        plain.fit(X, Y, verbose=0).history["loss"], found
+    )
+    assert model.layers == plain.layers
 
 
 def test_private_examples_do_not_go_through_a_fit_of_its_own():
-    private = kpg.PrivateTraining(
-        noise_multiplier=1.0,
-        delta=1e-3,
-        clip_norm=1.0,
-        samples=8,
-        batch_size=4,
-        epochs=1,
-        user_ids="unique",
-    )
+    training = private(samples=8, batch_size=4, epochs=1)
     model = kpg.PerGradModel.from_model(scaled())
-    model.compile(gradient_mode=private.gradient_mode)
+    model.compile(gradient_mode=training.gradient_mode)
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"Scaled has a fit\(\) of its own"):
-        model.fit(private.batches(X, Y), callbacks=[private.callback])
+        model.fit(training.batches(X, Y), callbacks=[training.callback])
     assert_equal(before, model.get_weights())

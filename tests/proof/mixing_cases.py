@@ -3,6 +3,8 @@
 A case is a function without arguments that returns a compiled model, x and y.
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -114,6 +116,11 @@ def loss_pair(name, mixing, sound, **kwargs):
 def transposed(function):
     """Return a function of columns, to be used on rows."""
     return lambda x: tf.transpose(function(tf.transpose(x)))
+
+
+def by_axis(function):
+    """Return the function over the samples, and that over the features."""
+    return (functools.partial(function, axis=axis) for axis in (0, 1))
 
 
 def both_ways(name, function):
@@ -251,14 +258,16 @@ layer_pair(
     lambda h: tf.einsum("ni,mi,mj->nj", h, h, h),
     lambda h: tf.einsum("ni,nj->nj", h, h),
 )
+
+
+def _moments(h):
+    """Second moments over the samples, and one on the diagonal."""
+    return ops.matmul(tf.transpose(h), h) + tf.eye(4, dtype=h.dtype)
+
+
 layer_pair(
     "inverse",
-    lambda h: ops.matmul(
-        h,
-        tf.linalg.inv(
-            ops.matmul(tf.transpose(h), h) + tf.eye(4, dtype=h.dtype)
-        ),
-    ),
+    lambda h: ops.matmul(h, tf.linalg.inv(_moments(h))),
     lambda h: tf.reshape(
         tf.linalg.inv(
             tf.reshape(h, (-1, 2, 2)) * 0.1 + tf.eye(2, dtype=h.dtype)
@@ -268,12 +277,7 @@ layer_pair(
 )
 layer_pair(
     "cholesky",
-    lambda h: ops.matmul(
-        h,
-        tf.linalg.cholesky(
-            ops.matmul(tf.transpose(h), h) + tf.eye(4, dtype=h.dtype)
-        ),
-    ),
+    lambda h: ops.matmul(h, tf.linalg.cholesky(_moments(h))),
     lambda h: h * tf.linalg.cholesky(h[:, :1, None] ** 2 + 1)[:, 0],
 )
 layer_pair(
@@ -286,18 +290,20 @@ layer_pair(
     lambda h: h / tf.norm(h),
     lambda h: h / tf.norm(h, axis=1, keepdims=True),
 )
+
+
+def _pieces(h):
+    return tf.space_to_batch(h[:, None, :, None], [1, 2], [[0, 0], [0, 0]])
+
+
+def _from_pieces(pieces):
+    return tf.batch_to_space(pieces, [1, 2], [[0, 0], [0, 0]])[:, 0, :, 0]
+
+
 layer_pair(
     "pieces_of_the_batch",
-    lambda h: tf.batch_to_space(
-        tf.space_to_batch(h[:, None, :, None], [1, 2], [[0, 0], [0, 0]])[::-1],
-        [1, 2],
-        [[0, 0], [0, 0]],
-    )[:, 0, :, 0],
-    lambda h: tf.batch_to_space(
-        tf.space_to_batch(h[:, None, :, None], [1, 2], [[0, 0], [0, 0]]),
-        [1, 2],
-        [[0, 0], [0, 0]],
-    )[:, 0, :, 0],
+    lambda h: _from_pieces(_pieces(h)[::-1]),
+    lambda h: _from_pieces(_pieces(h)),
 )
 
 # Ids, masks and places that come from the batch.
@@ -356,8 +362,7 @@ layer_pair("order_of_lengths", _by_length, _used_first, shape=(6, 5))
 layer_pair("packed_steps", _packed_steps, _used_alone, shape=(6, 5))
 layer_pair(
     "mask_of_others",
-    lambda h: tf.where(tf.roll(h, 1, 0) > 0, h, 0.5 * h),
-    lambda h: tf.where(tf.roll(h, 1, 1) > 0, h, 0.5 * h),
+    *by_axis(lambda h, axis: tf.where(tf.roll(h, 1, axis) > 0, h, 0.5 * h)),
 )
 layer_pair(
     "places_of_the_maximum",
@@ -407,12 +412,13 @@ layer_pair(
 )
 layer_pair(
     "loop_whose_body_mixes",
-    lambda h: tf.while_loop(
-        lambda k, v: k < 3, lambda k, v: (k + 1, v + tf.roll(v, 1, 0)), (0, h)
-    )[1],
-    lambda h: tf.while_loop(
-        lambda k, v: k < 3, lambda k, v: (k + 1, v + tf.roll(v, 1, 1)), (0, h)
-    )[1],
+    *by_axis(
+        lambda h, axis: tf.while_loop(
+            lambda k, v: k < 3,
+            lambda k, v: (k + 1, v + tf.roll(v, 1, axis)),
+            (0, h),
+        )[1]
+    ),
 )
 layer_pair(
     "loop_that_carries_a_mean",
@@ -469,7 +475,7 @@ own_gradient_pair(
     lambda d: d / tf.norm(d, axis=1, keepdims=True),
 )
 own_gradient_pair(
-    "gradient_roll", lambda d: tf.roll(d, 1, 0), lambda d: tf.roll(d, 1, 1)
+    "gradient_roll", *by_axis(lambda d, axis: tf.roll(d, 1, axis))
 )
 own_gradient_pair(
     "gradient_sign_of_sum", lambda d: d * tf.sign(tf.reduce_sum(d)), tf.negative
@@ -481,8 +487,7 @@ own_gradient_pair(
 )
 own_gradient_pair(
     "gradient_softmax",
-    lambda d: d * ops.softmax(d, 0),
-    lambda d: d * ops.softmax(d, 1),
+    *by_axis(lambda d, axis: d * ops.softmax(d, axis)),
 )
 
 
@@ -558,11 +563,7 @@ def _inner_gradient(h, axis):
     return h + tape.gradient(value, h)
 
 
-layer_pair(
-    "inner_tape",
-    lambda h: _inner_gradient(h, 0),
-    lambda h: _inner_gradient(h, 1),
-)
+layer_pair("inner_tape", *by_axis(_inner_gradient))
 
 
 # State.
@@ -616,20 +617,16 @@ made_pair(
     ),
     lambda: Kept(lambda x, s: 0.9 * s + 0.1, lambda x, s: x * s),
 )
+
+
+def _doubled_unless(x, state):
+    return ops.cond(state > 9, lambda: x, lambda: 2 * x)
+
+
 made_pair(
     "state_in_a_condition",
-    lambda: Kept(
-        lambda x, s: ops.mean(x),
-        lambda x, s: ops.cond(s > 9, lambda: x, lambda: 2 * x),
-        True,
-        (),
-    ),
-    lambda: Kept(
-        lambda x, s: s + 1,
-        lambda x, s: ops.cond(s > 9, lambda: x, lambda: 2 * x),
-        True,
-        (),
-    ),
+    lambda: Kept(lambda x, s: ops.mean(x), _doubled_unless, shape=()),
+    lambda: Kept(lambda x, s: s + 1, _doubled_unless, shape=()),
 )
 
 
@@ -901,15 +898,21 @@ def _errors(y, p):
     return ops.mean(ops.square(y - p), -1)
 
 
+def _mean(p, axis):
+    return ops.mean(p, axis, keepdims=axis == 1)
+
+
+def _towards_the_centre(y, p, axis):
+    return _errors(y, p) + _errors(p, _mean(p, axis))
+
+
 loss_pair(
     "loss_towards_the_centre",
-    lambda y, p: _errors(y, p - ops.mean(p, 0)),
-    lambda y, p: _errors(y, p - ops.mean(p, 1, keepdims=True)),
+    *by_axis(lambda y, p, axis: _errors(y, p - _mean(p, axis))),
 )
 loss_pair(
     "loss_towards_the_centre_from_zeros",
-    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 0)),
-    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 1, keepdims=True)),
+    *by_axis(_towards_the_centre),
     head=lambda x: layers.Dense(3, kernel_initializer="zeros", name="head")(x),
 )
 loss_pair(
@@ -919,13 +922,11 @@ loss_pair(
 )
 loss_pair(
     "targets_of_others",
-    lambda y, p: _errors(ops.roll(y, 1, axis=0), p),
-    lambda y, p: _errors(ops.roll(y, 1, axis=1), p),
+    *by_axis(lambda y, p, axis: _errors(ops.roll(y, 1, axis=axis), p)),
 )
 loss_pair(
     "sorted_targets",
-    lambda y, p: _errors(ops.sort(y, 0), p),
-    lambda y, p: _errors(ops.sort(y, 1), p),
+    *by_axis(lambda y, p, axis: _errors(ops.sort(y, axis), p)),
 )
 loss_pair(
     "ranking",
@@ -1019,6 +1020,14 @@ def _classes(y):
     return ops.cast(y[:, 0], "int32") % 3
 
 
+def _one_hot(y):
+    return ops.one_hot(_classes(y), 3, dtype="float64")
+
+
+def _entropy(y, p):
+    return keras.losses.sparse_categorical_crossentropy(y, p, True)
+
+
 def _contrastive(y, p):
     near = ops.matmul(p, ops.transpose(p))
     same = ops.cast(ops.equal(y, ops.transpose(y)), "float64")
@@ -1027,42 +1036,30 @@ def _contrastive(y, p):
     return -ops.sum(scores * same, 1) / ops.maximum(ops.sum(same, 1), 1)
 
 
-loss_pair(
-    "contrastive_of_distinct_labels",
-    _contrastive,
-    lambda y, p: ops.sum(ops.one_hot(_classes(y), 3, dtype="float64") * p, 1),
-    y=LABELS,
-)
-loss_pair(
-    "contrastive_of_equal_labels",
-    _contrastive,
-    lambda y, p: ops.sum(ops.one_hot(_classes(y), 3, dtype="float64") * p, 1),
-    y=LABELS // 2,
-)
+for _name, _labels in ("distinct", LABELS), ("equal", LABELS // 2):
+    loss_pair(
+        f"contrastive_of_{_name}_labels",
+        _contrastive,
+        lambda y, p: ops.sum(_one_hot(y) * p, 1),
+        y=_labels,
+    )
 loss_pair(
     "negatives_of_the_batch",
-    lambda y, p: keras.losses.sparse_categorical_crossentropy(
-        ops.arange(ops.shape(p)[0]), ops.matmul(p, ops.transpose(p)), True
+    lambda y, p: _entropy(
+        ops.arange(ops.shape(p)[0]), ops.matmul(p, ops.transpose(p))
     ),
-    lambda y, p: keras.losses.sparse_categorical_crossentropy(
-        _classes(y), p, True
-    ),
+    lambda y, p: _entropy(_classes(y), p),
     y=LABELS,
 )
 loss_pair(
     "weights_of_classes_by_counts",
     lambda y, p: (
-        keras.losses.sparse_categorical_crossentropy(_classes(y), p, True)
-        / ops.take(
-            ops.sum(ops.one_hot(_classes(y), 3, dtype="float64"), 0),
-            _classes(y),
-        )
+        _entropy(_classes(y), p)
+        / ops.take(ops.sum(_one_hot(y), 0), _classes(y))
     ),
     lambda y, p: (
-        keras.losses.sparse_categorical_crossentropy(_classes(y), p, True)
-        / ops.take(
-            ops.convert_to_tensor([1.0, 2.0, 3.0], "float64"), _classes(y)
-        )
+        _entropy(_classes(y), p)
+        / ops.take(tf.constant([1.0, 2.0, 3.0], "float64"), _classes(y))
     ),
     y=LABELS,
 )
@@ -1081,8 +1078,7 @@ def _metric_loss(used):
 loss_pair("metric_in_the_loss", _metric_loss(True), _metric_loss(False))
 loss_pair(
     "numbers_as_strings",
-    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 0)),
-    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 1, keepdims=True)),
+    *by_axis(_towards_the_centre),
     layer=lambda: Apply(lambda text: tf.strings.to_number(text, tf.float64)),
     dtype="string",
     x=tf.constant(X.astype(str)),
@@ -1092,11 +1088,8 @@ loss_pair(
 # Two towers, and the products of their outputs.
 def _in_batch(y, p):
     users, items = p[:, :2], p[:, 2:]
-    return keras.losses.sparse_categorical_crossentropy(
-        ops.arange(ops.shape(p)[0]),
-        ops.matmul(users, ops.transpose(items)),
-        True,
-    )
+    products = ops.matmul(users, ops.transpose(items))
+    return _entropy(ops.arange(ops.shape(p)[0]), products)
 
 
 def _of_pairs(y, p):
@@ -1119,21 +1112,11 @@ def _two_towers(loss):
 
 
 pair(
-    "two_towers",
-    lambda: _two_towers(_in_batch),
-    lambda: _two_towers(_of_pairs),
+    "two_towers", lambda: _two_towers(_in_batch), lambda: _two_towers(_of_pairs)
 )
 
 
 # Sums over all masks or targets: one factor of the whole loss, or more.
-def _add_loss(cases):
-    def add_to(function):
-        add(cases, f"sum_{function.__name__}", of_loss(function, y=TRUTHS))
-        return function
-
-    return add_to
-
-
 def _squares(y, p):
     return tf.square(p - y)
 
@@ -1142,135 +1125,109 @@ def _mask(y):
     return tf.cast(y > 0.5, "float64")
 
 
+def _marked(y):
+    """How many targets the mask marks."""
+    return tf.reduce_sum(_mask(y))
+
+
 def _masked(y, p, count):
     return tf.reduce_sum(_squares(y, p) * _mask(y)) / count
 
 
-def _sides(y, p):
-    """Return each class's losses and how many entries it has."""
-    mask = _mask(y)
-    return (
-        (mask * _squares(y, p), tf.reduce_sum(mask)),
-        ((1 - mask) * _squares(y, p), tf.reduce_sum(1 - mask)),
-    )
+def _masked_mean(y, p):
+    return _masked(y, p, _marked(y))
 
 
-@_add_loss(SOUND)
-def masked_mean(y, p):
-    return _masked(y, p, tf.reduce_sum(_mask(y)))
+def _two_terms(y, p):
+    return _masked_mean(y, p) + tf.reduce_sum(tf.abs(p - y)) / _marked(y)
 
 
-@_add_loss(SOUND)
-def equal_sums_of_two_terms(y, p):
-    other = tf.reduce_sum(tf.abs(p - y)) / tf.reduce_sum(_mask(y))
-    return _masked(y, p, tf.reduce_sum(_mask(y))) + other
-
-
-@_add_loss(SOUND)
-def none_is_zero(y, p):
-    count = tf.reduce_sum(_mask(y))
+def _none_is_zero(y, p):
+    count = _marked(y)
     return tf.where(count > 0, _masked(y, p, count), 0.0)
 
 
-@_add_loss(SOUND)
-def at_least_one(y, p):
-    return _masked(y, p, tf.maximum(tf.reduce_sum(_mask(y)), 1.0))
+def _of_sides(function):
+    """A loss of each class's losses and how many entries it has."""
+
+    def loss(y, p):
+        mask, squares = _mask(y), _squares(y, p)
+        first = mask * squares, tf.reduce_sum(mask)
+        return function(*first, (1 - mask) * squares, tf.reduce_sum(1 - mask))
+
+    return loss
 
 
-@_add_loss(SOUND)
-def normalised_weights(y, p):
-    weights = _mask(y) / tf.reduce_sum(_mask(y))
-    return tf.reduce_sum(weights * _squares(y, p))
-
-
-@_add_loss(SOUND)
-def product_of_weights_and_losses(y, p):
+def _product_of_weights_and_losses(y, p):
     weights = _mask(y)[:, 0] / tf.reduce_sum(_mask(y)[:, 0])
     return tf.tensordot(weights, tf.reduce_mean(_squares(y, p), -1), 1)
 
 
-@_add_loss(SOUND)
-@tf.function
-def within_a_function(y, p):
-    return equal_sums_of_two_terms(y, p)
-
-
-@_add_loss(SOUND)
-def counts_of_ones_own(y, p):
+def _counts_of_ones_own(y, p):
     count = tf.reduce_sum(_mask(y), -1) + 1.0
     return tf.reduce_sum(_squares(y, p) * _mask(y), -1) / count
 
 
-@_add_loss(MIXING)
-def balanced_classes(y, p):
-    (a, n), (b, m) = _sides(y, p)
-    return a / n + b / m
+def _balanced_by_what_is_left(y, p):
+    left = tf.cast(tf.size(y), "float64") - _marked(y)
+    by_side = _of_sides(lambda a, n, b, m: a / n + b / left)
+    return by_side(y, p)
 
 
-@_add_loss(MIXING)
-def balanced_sums(y, p):
-    (a, n), (b, m) = _sides(y, p)
-    return tf.reduce_sum(a) / n + tf.reduce_sum(b) / m
-
-
-@_add_loss(MIXING)
-@tf.function
-def balanced_within_a_function(y, p):
-    return balanced_sums(y, p)
-
-
-@_add_loss(MIXING)
-def balanced_by_what_is_left(y, p):
-    (a, n), (b, _) = _sides(y, p)
-    return a / n + b / (tf.cast(tf.size(y), n.dtype) - n)
-
-
-@_add_loss(MIXING)
-def balanced_by_a_choice(y, p):
-    (_, n), (_, m) = _sides(y, p)
+def _balanced_by_a_choice(y, p):
+    n, m = _marked(y), tf.reduce_sum(1 - _mask(y))
     return tf.where(y > 0.5, _squares(y, p) / n, _squares(y, p) / m)
 
 
-@_add_loss(MIXING)
-def balanced_in_a_list(y, p):
-    (a, n), (b, m) = _sides(y, p)
-    return tf.reduce_sum(tf.stack([tf.reduce_sum(a) / n, tf.reduce_sum(b) / m]))
-
-
-@_add_loss(MIXING)
-def balanced_by_a_vector(y, p):
-    (a, n), (b, m) = _sides(y, p)
-    return tf.stack([a, b], -1) / tf.stack([n, m])
-
-
-@_add_loss(MIXING)
-def beside_a_plain_mean(y, p):
-    mean = tf.reduce_mean(tf.abs(p - y))
-    return masked_mean(y, p) + mean
-
-
-@_add_loss(MIXING)
-def inside_of_a_curve(y, p):
-    return tf.tanh(_squares(y, p) / tf.reduce_sum(_mask(y)))
-
-
-@_add_loss(MIXING)
-def cut_off(y, p):
-    return tf.minimum(_squares(y, p) / tf.reduce_sum(_mask(y)), 0.1)
-
-
-@_add_loss(MIXING)
-def another_loss_by_count(y, p):
+def _another_loss_by_count(y, p):
     losses = tf.reduce_sum(_squares(y, p)), tf.reduce_sum(tf.abs(p - y))
-    return tf.where(tf.reduce_sum(_mask(y)) > 9.0, *losses)
+    return tf.where(_marked(y) > 9.0, *losses)
 
 
-@_add_loss(MIXING)
-def weights_plus_one(y, p):
-    return tf.abs(p - y) * (_mask(y) / tf.reduce_sum(_mask(y)) + 1.0)
-
-
-@_add_loss(MIXING)
-def all_targets_of_a_kind(y, p):
+def _all_targets_of_a_kind(y, p):
     alike = tf.reduce_all(y > 0.5)
     return tf.where(alike, _squares(y, p), tf.abs(p - y))
+
+
+_balanced_sums = _of_sides(
+    lambda a, n, b, m: tf.reduce_sum(a) / n + tf.reduce_sum(b) / m
+)
+for _name, _loss in {
+    "masked_mean": _masked_mean,
+    "equal_sums_of_two_terms": _two_terms,
+    "none_is_zero": _none_is_zero,
+    "at_least_one": lambda y, p: _masked(y, p, tf.maximum(_marked(y), 1.0)),
+    "normalised_weights": lambda y, p: tf.reduce_sum(
+        _mask(y) / _marked(y) * _squares(y, p)
+    ),
+    "product_of_weights_and_losses": _product_of_weights_and_losses,
+    "within_a_function": tf.function(_two_terms),
+    "counts_of_ones_own": _counts_of_ones_own,
+}.items():
+    add(SOUND, f"sum_{_name}", of_loss(_loss, y=TRUTHS))
+for _name, _loss in {
+    "balanced_classes": _of_sides(lambda a, n, b, m: a / n + b / m),
+    "balanced_sums": _balanced_sums,
+    "balanced_within_a_function": tf.function(_balanced_sums),
+    "balanced_by_what_is_left": _balanced_by_what_is_left,
+    "balanced_by_a_choice": _balanced_by_a_choice,
+    "balanced_in_a_list": _of_sides(
+        lambda a, n, b, m: tf.reduce_sum(
+            tf.stack([tf.reduce_sum(a) / n, tf.reduce_sum(b) / m])
+        )
+    ),
+    "balanced_by_a_vector": _of_sides(
+        lambda a, n, b, m: tf.stack([a, b], -1) / tf.stack([n, m])
+    ),
+    "beside_a_plain_mean": lambda y, p: (
+        _masked_mean(y, p) + tf.reduce_mean(tf.abs(p - y))
+    ),
+    "inside_of_a_curve": lambda y, p: tf.tanh(_squares(y, p) / _marked(y)),
+    "cut_off": lambda y, p: tf.minimum(_squares(y, p) / _marked(y), 0.1),
+    "another_loss_by_count": _another_loss_by_count,
+    "weights_plus_one": lambda y, p: (
+        tf.abs(p - y) * (_mask(y) / _marked(y) + 1.0)
+    ),
+    "all_targets_of_a_kind": _all_targets_of_a_kind,
+}.items():
+    add(MIXING, f"sum_{_name}", of_loss(_loss, y=TRUTHS))

@@ -1,24 +1,13 @@
 """A private training of one step, for what it refuses."""
 
-import keras
-
-import keras_pergrad as kpg
+from tests.models.making import compiled
+from tests.privacy.tiny import private
 
 
 def fit_privately(model, x, y, loss="mse", method="vectorized"):
     """Fit all samples, each a user's only one, in one batch."""
-    private = kpg.PrivateTraining(
-        noise_multiplier=1.0,
-        delta=1e-2,
-        samples=len(y),
-        batch_size=len(y),
-        user_ids="unique",
-        seed=1,
-        epochs=1,
-        method=method,
-    )
-    optimizer = keras.optimizers.SGD(0.1)
-    model.compile(optimizer, loss, gradient_mode=private.gradient_mode)
-    model.fit(
-        private.batches(x, y), epochs=1, callbacks=[private.callback], verbose=0
-    )
+    n = len(y)
+    training = private(samples=n, batch_size=n, epochs=1, method=method)
+    compiled(model, training.gradient_mode, loss)
+    batches = training.batches(x, y)
+    model.fit(batches, epochs=1, callbacks=[training.callback], verbose=0)

@@ -153,8 +153,19 @@ def _patched():
     return layer
 
 
+def _vectorized_texts(**given):
+    return lambda: layers.TextVectorization(vocabulary=["a", "b"], **given)
+
+
 def _of_others(texts):
     return tf.gather(texts, tf.range(tf.shape(texts)[0])[::-1])
+
+
+def _split_others(texts):
+    return tf.strings.split(_of_others(texts))
+
+
+IN_TWOS = {"output_sequence_length": 2}
 
 
 @pytest.mark.parametrize(
@@ -164,22 +175,8 @@ def _of_others(texts):
         (lambda: CentredWithin(num_tokens=5, output_mode="one_hot"), IDS),
         (_patched, IDS),
         (lambda: lambda x: Crossed(5)((x, x)), IDS),
-        (
-            lambda: layers.TextVectorization(
-                vocabulary=["a", "b"],
-                output_sequence_length=2,
-                standardize=_of_others,
-            ),
-            TEXTS,
-        ),
-        (
-            lambda: layers.TextVectorization(
-                vocabulary=["a", "b"],
-                output_sequence_length=2,
-                split=lambda texts: tf.strings.split(_of_others(texts)),
-            ),
-            TEXTS,
-        ),
+        (_vectorized_texts(**IN_TWOS, standardize=_of_others), TEXTS),
+        (_vectorized_texts(**IN_TWOS, split=_split_others), TEXTS),
     ],
 )
 def test_a_changed_layer_of_keras_is_refused(layer, x):
@@ -193,18 +190,8 @@ def test_a_changed_layer_of_keras_is_refused(layer, x):
         (Renamed, IDS),
         (lambda: lambda x: layers.HashedCrossing(5)((x, x)), IDS),
         (lambda: layers.CategoryEncoding(5, output_mode="one_hot"), IDS),
-        (
-            lambda: layers.TextVectorization(
-                vocabulary=["a", "b"], output_sequence_length=2
-            ),
-            TEXTS,
-        ),
-        (
-            lambda: layers.TextVectorization(
-                vocabulary=["a", "b"], output_mode="multi_hot"
-            ),
-            TEXTS,
-        ),
+        (_vectorized_texts(**IN_TWOS), TEXTS),
+        (_vectorized_texts(output_mode="multi_hot"), TEXTS),
     ],
 )
 def test_what_computes_as_keras_does_is_served(layer, x):
@@ -213,7 +200,7 @@ def test_what_computes_as_keras_does_is_served(layer, x):
 
 @pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
 def test_texts_as_long_as_the_longest_of_the_batch(mode):
-    text = _error(layers.TextVectorization(vocabulary=["a", "b"]), TEXTS, mode)
+    text = _error(_vectorized_texts()(), TEXTS, mode)
     assert "pads each text to the longest one of the batch" in text
     assert "output_sequence_length" in text
 

@@ -6,35 +6,26 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.uses import TracedStep, refusals
+from tests.models.making import compiled, net
+from tests.proof.mixing_cases import Apply
 
 layers = keras.layers
 
 
-class Odd(layers.Layer):
-    """A layer of one function that keeps the shape."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def call(self, x):
-        return tf.ensure_shape(self.function(x), x.shape)
-
-    def compute_output_shape(self, shape):
-        return shape
-
-
 def _refusals(function, *sizes):
     """Why a layer in a model for any number of samples is refused, texts."""
-    inputs = hidden = keras.Input((*sizes, 2))
-    hidden = Odd(function)(layers.Dense(3)(hidden))
+
+    def same_shape(x):
+        return tf.ensure_shape(function(x), x.shape)
+
+    parts = [layers.Dense(3), Apply(same_shape)]
     if sizes:
-        hidden = getattr(layers, f"GlobalAveragePooling{len(sizes)}D")()(hidden)
-    model = kpg.PerGradModel(inputs, layers.Dense(1)(hidden))
-    model.compile("sgd", "mse")
+        parts.append(getattr(layers, f"GlobalAveragePooling{len(sizes)}D")())
+    model = net(*parts, shape=(*sizes, 2), units=1, cls=kpg.PerGradModel)
     x = tf.TensorSpec([None, *sizes, 2], tf.float32)
     y = tf.TensorSpec([None, 1], tf.float32)
-    return [str(e) for e in refusals(TracedStep(model, (x, y, None)))]
+    step = TracedStep(compiled(model), (x, y, None))
+    return [str(e) for e in refusals(step)]
 
 
 def _count(x):
@@ -225,7 +216,7 @@ def _windows(*sizes):
 
     def function(x):
         shape = tf.unstack(tf.shape(x))
-        given = [s(*shape) if callable(s) else s for s in sizes]
+        given = [s(shape) if callable(s) else s for s in sizes]
         windows = tf.reshape(x, given)
         windows *= tf.reduce_mean(windows, 1, keepdims=True)
         return tf.reshape(windows, shape)
@@ -233,78 +224,67 @@ def _windows(*sizes):
     return function
 
 
+def _samples(shape):
+    return shape[0]
+
+
+def _length(shape):
+    return shape[1]
+
+
+def _sixteenths(shape):
+    return shape[0] * shape[1] // 16
+
+
 def _own_steps(x):
     """The step with the largest first entry, among those of each sample."""
-    n, length = tf.shape(x)[0], tf.shape(x)[1]
+    n = _count(x)
     best = tf.argmax(x[..., 0], 1, tf.int32) + tf.range(n) * 64
     blocks = tf.reshape(tf.tile(x[:, :1], [1, 64, 1]), [n * 64, 3])
-    del length
     return x * tf.gather(blocks, best)[:, None]
 
 
 def _halves(x):
     """Down and up again, beside what was there: lengths are even."""
-    n = tf.shape(x)[0]
     half = tf.nn.avg_pool1d(x, 2, 2, "VALID")
-    return x * tf.reshape(tf.stack([half, half], 2), [n, -1, 3])
+    return x * tf.reshape(tf.stack([half, half], 2), [_count(x), -1, 3])
 
 
-def _halves_and(function):
-    return lambda x: function(_halves(x))
+def _halves_in_windows(*sizes):
+    windows = _windows(*sizes)
+    return lambda x: windows(_halves(x))
 
 
+#: Functions, and the sizes between the samples and the features.
 ONE_LENGTH = {
     "windows": (_windows(-1, 16, 3), None),
-    "windows of a quotient": (
-        _windows(-1, lambda n, t, d: t // 40, 3),
-        None,
-    ),
-    "windows by their number": (
-        _windows(lambda n, t, d: n * t // 16, 16, 3),
-        None,
-    ),
+    "windows of a quotient": (_windows(-1, lambda s: s[1] // 40, 3), None),
+    "windows by their number": (_windows(_sixteenths, 16, 3), None),
     "windows of a given length": (_windows(-1, 64, 3), None),
-    "halves that are even": (_windows(-1, lambda n, t, d: t // 2 * 2, 3), None),
-    "windows of halves": (_halves_and(_windows(-1, 16, 3)), None),
-    "windows of halves by their number": (
-        _halves_and(_windows(lambda n, t, d: n * t // 16, 16, 3)),
-        None,
-    ),
+    "halves that are even": (_windows(-1, lambda s: s[1] // 2 * 2, 3), None),
+    "windows of halves": (_halves_in_windows(-1, 16, 3), None),
+    "halves by their number": (_halves_in_windows(_sixteenths, 16, 3), None),
     "places": (_own_steps, None),
-    "height for width": (
-        _windows(-1, lambda n, h, w, d: h, lambda n, h, w, d: h, 3),
-        None,
-        None,
-    ),
+    "height for width": (_windows(-1, _length, _length, 3), None, None),
 }
 EVERY_LENGTH = {
-    "windows": (_windows(lambda n, t, d: n, -1, 16, 3), None),
+    "windows": (_windows(_samples, -1, 16, 3), None),
     "windows of a quotient": (
-        _windows(lambda n, t, d: n, lambda n, t, d: t // 16, 16, 3),
+        _windows(_samples, lambda s: s[1] // 16, 16, 3),
         None,
     ),
     "steps": (_windows(-1, 3), None),
-    "whole samples": (_windows(-1, lambda n, t, d: t, 3), None),
-    "flat": (_windows(-1, lambda n, t, d: t * d), None),
+    "whole samples": (_windows(-1, _length, 3), None),
+    "flat": (_windows(-1, lambda s: s[1] * s[2]), None),
     "halves": (_halves, None),
-    "windows of halves": (
-        _halves_and(_windows(lambda n, t, d: n, -1, 3)),
-        None,
-    ),
+    "windows of halves": (_halves_in_windows(_samples, -1, 3), None),
     "a layer for each step": (
         lambda x: layers.TimeDistributed(layers.Activation("tanh"))(x),
         None,
     ),
-    "whole samples of halves": (
-        _halves_and(_windows(-1, lambda n, t, d: t, 3)),
-        None,
-    ),
+    "whole samples of halves": (_halves_in_windows(-1, _length, 3), None),
     "a known length": (_windows(-1, 16, 3), 32),
-    "rows of images": (
-        _windows(-1, lambda n, h, w, d: w, 3),
-        None,
-        None,
-    ),
+    "rows of images": (_windows(-1, lambda s: s[2], 3), None, None),
 }
 
 

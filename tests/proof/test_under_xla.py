@@ -174,50 +174,29 @@ def _rows(x):
     return tf.shape(x)[0]
 
 
-#: name → (function, the place of samples or a type).
+def _twice_as_many(x):
+    return tf.zeros([2 * _rows(x), 4], x.dtype)
+
+
+#: name → (what `slice_update` is given, the place of samples or a type).
 UPDATES = {
-    "features": (lambda x: ops.slice_update(x, (0, 2), x[:, :2]), (0, 1, 1)),
-    "into_constants": (
-        lambda x: ops.slice_update(MATRIX, (0, 1), x[:, :2]),
-        None,
-    ),
-    "of_constants": (
-        lambda x: ops.slice_update(x, (0, 1), 0 * x[:, :2] + 3.0),
-        (0, 1, 1),
-    ),
-    "behind": (
-        lambda x: ops.slice_update(
-            tf.zeros([2 * _rows(x), 4], x.dtype), (_rows(x), 0), x
-        ),
-        (0, 1, 2),
-    ),
-    "beyond_the_end": (
-        lambda x: ops.slice_update(x, (5, 9), x[:, :2]),
-        (0, 1, 1),
-    ),
-    "among_others": (
-        lambda x: ops.slice_update(
-            tf.zeros([2 * _rows(x), 4], x.dtype), (1, 0), x
-        ),
-        Mixed,
-    ),
-    "one_sample": (lambda x: ops.slice_update(x, (1, 0), MATRIX[:1]), Mixed),
+    "features": (lambda x: (x, (0, 2), x[:, :2]), (0, 1, 1)),
+    "into_constants": (lambda x: (MATRIX, (0, 1), x[:, :2]), None),
+    "of_constants": (lambda x: (x, (0, 1), 0 * x[:, :2] + 3.0), (0, 1, 1)),
+    "behind": (lambda x: (_twice_as_many(x), (_rows(x), 0), x), (0, 1, 2)),
+    "beyond_the_end": (lambda x: (x, (5, 9), x[:, :2]), (0, 1, 1)),
+    "among_others": (lambda x: (_twice_as_many(x), (1, 0), x), Mixed),
+    "one_sample": (lambda x: (x, (1, 0), MATRIX[:1]), Mixed),
     "by_values": (
-        lambda x: ops.slice_update(
-            x, (0, tf.cast(x[0, 0] > 0, "int32")), x[:, :2]
-        ),
+        lambda x: (x, (0, tf.cast(x[0, 0] > 0, "int32")), x[:, :2]),
         Mixed,
     ),
     "sums": (
-        lambda x: ops.slice_update(
-            tf.zeros([4], x.dtype), (1,), tf.reduce_sum(x[:, :2], 0)
-        ),
+        lambda x: (tf.zeros([4], x.dtype), (1,), tf.reduce_sum(x[:, :2], 0)),
         Total,
     ),
     "sums_among_samples": (
-        lambda x: ops.slice_update(
-            x[:, None], (0, 0, 0), tf.reduce_sum(x, 0)[None, None]
-        ),
+        lambda x: (x[:, None], (0, 0, 0), tf.reduce_sum(x, 0)[None, None]),
         Mixed,
     ),
 }
@@ -225,8 +204,11 @@ UPDATES = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_types_of_updated_slices_agree_with_motion(name):
-    function, expected = UPDATES[name]
-    witness(function, _rng.normal(size=(6, 4))).assert_right(expected)
+    given, expected = UPDATES[name]
+    found = witness(
+        lambda x: ops.slice_update(*given(x)), _rng.normal(size=(6, 4))
+    )
+    found.assert_right(expected)
 
 
 @pytest.mark.parametrize("xla", [False, True])
