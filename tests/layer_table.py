@@ -66,63 +66,49 @@ def _case(make, *inputs):
     return Case(make, inputs)
 
 
-def _named(inputs, **arguments):
+def _each(inputs, names, *arguments, **named):
     """Cases of classes of these names, made with these arguments."""
-    names = arguments.pop("names").split()
     return {
         name: Case(
-            lambda name=name: getattr(L, name)(**arguments), tuple(inputs)
+            lambda name=name: getattr(L, name)(*arguments, **named),
+            tuple(inputs),
         )
-        for name in names
+        for name in names.split()
     }
 
 
 CASES = {
-    **_named(
+    **_each(
         [ROW],
-        names="ActivityRegularization ELU Flatten Identity "
-        "LayerNormalization LeakyReLU Masking PReLU RMSNormalization ReLU "
-        "Softmax UnitNormalization BatchNormalization",
+        "ActivityRegularization ELU Flatten Identity LayerNormalization "
+        "LeakyReLU Masking PReLU RMSNormalization ReLU Softmax "
+        "UnitNormalization BatchNormalization",
     ),
-    **_named([ROW], names="AlphaDropout Dropout GaussianDropout", rate=0.5),
-    **_named(
+    **_each([ROW], "AlphaDropout Dropout GaussianDropout GaussianNoise", 0.5),
+    **_each(
         [ROW, ROW],
-        names="Add Average Concatenate Maximum Minimum Multiply Subtract",
+        "Add Average Concatenate Maximum Minimum Multiply Subtract",
     ),
-    "GaussianNoise": _case(lambda: L.GaussianNoise(0.5), ROW),
-    "Activation": _case(lambda: L.Activation("tanh"), ROW),
-    "Dot": _case(lambda: L.Dot(1), ROW, ROW),
-    "Dense": _case(lambda: L.Dense(3, "tanh"), ROW),
-    "EinsumDense": _case(
-        lambda: L.EinsumDense("abc,cd->abd", (5, 3), bias_axes="d"), SEQUENCE
-    ),
-    "Embedding": _case(lambda: L.Embedding(4, 3), IDS),
-    "ReversibleEmbedding": _case(lambda: L.ReversibleEmbedding(4, 3), IDS),
-    "GroupNormalization": _case(lambda: L.GroupNormalization(2), ROW),
+    **_each([ROW, ROW], "Dot", 1),
+    **_each([ROW], "Activation", "tanh"),
+    **_each([ROW], "Dense", 3, "tanh"),
+    **_each([SEQUENCE], "EinsumDense", "abc,cd->abd", (5, 3), bias_axes="d"),
+    **_each([IDS], "Embedding ReversibleEmbedding", 4, 3),
+    **_each([ROW], "GroupNormalization RepeatVector", 2),
     "SpectralNormalization": _case(
         lambda: L.SpectralNormalization(L.Dense(3)), ROW
     ),
-    "Lambda": _case(lambda: L.Lambda(lambda x: x * 2), ROW),
-    "Normalization": _case(
-        lambda: L.Normalization(mean=1.0, variance=2.0), ROW
-    ),
-    "Rescaling": _case(lambda: L.Rescaling(2.0, 1.0), ROW),
-    "RepeatVector": _case(lambda: L.RepeatVector(2), ROW),
-    "Reshape": _case(lambda: L.Reshape((2, 2)), ROW),
-    "Permute": _case(lambda: L.Permute((2, 1)), SEQUENCE),
+    **_each([ROW], "Lambda", lambda x: x * 2),
+    **_each([ROW], "Normalization", mean=1.0, variance=2.0),
+    **_each([ROW], "Rescaling", 2.0, 1.0),
+    **_each([ROW], "Reshape", (2, 2)),
+    **_each([SEQUENCE], "Permute", (2, 1)),
     # Sequences
-    **_named(
-        [SEQUENCE, SEQUENCE],
-        names="AdditiveAttention",
-    ),
-    "Attention": _case(lambda: L.Attention(use_scale=True), SEQUENCE, SEQUENCE),
-    "MultiHeadAttention": _case(
-        lambda: L.MultiHeadAttention(2, 3), SEQUENCE, SEQUENCE
-    ),
-    "GroupQueryAttention": _case(
-        lambda: L.GroupQueryAttention(3, 4, 2), SEQUENCE, SEQUENCE
-    ),
-    **_named([SEQUENCE], names="SimpleRNN LSTM GRU", units=3),
+    **_each([SEQUENCE, SEQUENCE], "AdditiveAttention"),
+    **_each([SEQUENCE, SEQUENCE], "Attention", use_scale=True),
+    **_each([SEQUENCE, SEQUENCE], "MultiHeadAttention", 2, 3),
+    **_each([SEQUENCE, SEQUENCE], "GroupQueryAttention", 3, 4, 2),
+    **_each([SEQUENCE], "SimpleRNN LSTM GRU", units=3),
     **{
         name: _case(lambda n=name: L.RNN(getattr(L, n)(3)), SEQUENCE)
         for name in ("SimpleRNNCell", "LSTMCell", "GRUCell")
@@ -136,102 +122,68 @@ CASES = {
     ),
     "Bidirectional": _case(lambda: L.Bidirectional(L.LSTM(3)), SEQUENCE),
     "TimeDistributed": _case(lambda: L.TimeDistributed(L.Dense(3)), SEQUENCE),
-    "ConvLSTM1D": _case(lambda: L.ConvLSTM1D(2, 2), In((3, 4, 2))),
-    "ConvLSTM2D": _case(lambda: L.ConvLSTM2D(2, 2), In((3, 4, 4, 2))),
-    "ConvLSTM3D": _case(lambda: L.ConvLSTM3D(2, 2), In((2, 3, 3, 3, 1))),
+    **_each([In((3, 4, 2))], "ConvLSTM1D", 2, 2),
+    **_each([In((3, 4, 4, 2))], "ConvLSTM2D", 2, 2),
+    **_each([In((2, 3, 3, 3, 1))], "ConvLSTM3D", 2, 2),
     # Convolutions
-    **{
-        f"{kind}{rank}D{end}": _case(
-            lambda k=f"{kind}{rank}D{end}": getattr(L, k)(2, 2), shape
-        )
-        for rank, shape in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME))
-        for kind, end in (
-            ("Conv", ""),
-            ("Conv", "Transpose"),
-            ("SeparableConv", ""),
-        )
-        if hasattr(L, f"{kind}{rank}D{end}")
-    },
-    "DepthwiseConv1D": _case(lambda: L.DepthwiseConv1D(2), SEQUENCE),
-    "DepthwiseConv2D": _case(lambda: L.DepthwiseConv2D(2), IMAGE),
-    # Pooling and shapes
-    **{
-        f"{kind}{rank}D": _case(
-            lambda k=f"{kind}{rank}D", a=arguments: getattr(L, k)(*a), shape
-        )
-        for rank, shape in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME))
-        for kind, arguments in (
-            ("AveragePooling", (2,)),
-            ("MaxPooling", (2,)),
-            ("GlobalAveragePooling", ()),
-            ("GlobalMaxPooling", ()),
-            ("AdaptiveAveragePooling", (2,)),
-            ("AdaptiveMaxPooling", (2,)),
-            ("Cropping", (1,)),
-            ("UpSampling", ()),
-            ("ZeroPadding", ()),
-            ("SpatialDropout", (0.5,)),
-        )
-    },
+    **_each([SEQUENCE], "DepthwiseConv1D", 2),
+    **_each([IMAGE], "DepthwiseConv2D", 2),
     # Features
-    "CategoryEncoding": _case(
-        lambda: L.CategoryEncoding(4, output_mode="count"), IDS
+    **_each([IDS], "CategoryEncoding", 4, output_mode="count"),
+    **_each([ROW], "Discretization", [0.0, 1.0], output_mode="one_hot"),
+    **_each([IDS], "Hashing", 4),
+    **_each([In((1,), "int32"), In((1,), "int32")], "HashedCrossing", 4),
+    **_each([IDS], "IntegerLookup", vocabulary=[1, 2]),
+    **_each([TEXT], "StringLookup", vocabulary=["a", "b"]),
+    **_each(
+        [TEXT],
+        "TextVectorization",
+        vocabulary=["a", "b"],
+        output_sequence_length=2,
     ),
-    "Discretization": _case(
-        lambda: L.Discretization([0.0, 1.0], output_mode="one_hot"), ROW
+    **_each(
+        [In((32,))], "MelSpectrogram", 8, 4, num_mel_bins=3, sampling_rate=200
     ),
-    "Hashing": _case(lambda: L.Hashing(4), IDS),
-    "HashedCrossing": _case(
-        lambda: L.HashedCrossing(4), In((1,), "int32"), In((1,), "int32")
-    ),
-    "IntegerLookup": _case(lambda: L.IntegerLookup(vocabulary=[1, 2]), IDS),
-    "StringLookup": _case(lambda: L.StringLookup(vocabulary=["a", "b"]), TEXT),
-    "TextVectorization": _case(
-        lambda: L.TextVectorization(
-            vocabulary=["a", "b"], output_sequence_length=2
-        ),
-        TEXT,
-    ),
-    "MelSpectrogram": _case(
-        lambda: L.MelSpectrogram(8, 4, num_mel_bins=3, sampling_rate=200),
-        In((32,)),
-    ),
-    "STFTSpectrogram": _case(
-        lambda: L.STFTSpectrogram("magnitude", 8, trainable=True), In((32, 1))
-    ),
+    **_each([In((32, 1))], "STFTSpectrogram", "magnitude", 8, trainable=True),
     # Images
-    **_named(
+    **_each(
         [IMAGE],
-        names="AugMix AutoContrast CutMix Equalization MixUp RandAugment "
-        "RandomElasticTransform RandomErasing RandomGaussianBlur "
-        "RandomInvert RandomPerspective",
+        "AugMix AutoContrast CutMix Equalization MixUp RandAugment "
+        "RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur "
+        "RandomGrayscale RandomInvert RandomPerspective",
     ),
-    **_named([IMAGE], names="CenterCrop RandomCrop", height=4, width=4),
-    "Resizing": _case(lambda: L.Resizing(4, 4), IMAGE),
-    "ContrastLimitedAdaptiveHistogramEqualization": _case(
-        lambda: L.ContrastLimitedAdaptiveHistogramEqualization(
-            tile_grid_size=(2, 2)
-        ),
-        IMAGE,
+    **_each([IMAGE], "CenterCrop RandomCrop Resizing", 4, 4),
+    **_each(
+        [IMAGE],
+        "ContrastLimitedAdaptiveHistogramEqualization",
+        tile_grid_size=(2, 2),
     ),
     "Pipeline": _case(lambda: L.Pipeline([L.RandomFlip()]), IMAGE),
-    "RandomColorJitter": _case(
-        lambda: L.RandomColorJitter((0, 255), 0.5, 0.5, 0.5, 0.5), IMAGE
-    ),
-    "RandomFlip": _case(lambda: L.RandomFlip(), IMAGE),
-    "RandomGrayscale": _case(lambda: L.RandomGrayscale(), IMAGE),
-    "RandomPosterization": _case(lambda: L.RandomPosterization(4), IMAGE),
-    "RandomTranslation": _case(lambda: L.RandomTranslation(0.3, 0.3), IMAGE),
-    "RandomShear": _case(lambda: L.RandomShear(0.3, 0.3), IMAGE),
-    "RandomZoom": _case(lambda: L.RandomZoom(0.3), IMAGE),
-    "Solarization": _case(lambda: L.Solarization(0.5), IMAGE),
-    **_named(
+    **_each([IMAGE], "RandomColorJitter", (0, 255), 0.5, 0.5, 0.5, 0.5),
+    **_each([IMAGE], "RandomPosterization", 4),
+    **_each([IMAGE], "RandomTranslation RandomShear", 0.3, 0.3),
+    **_each([IMAGE], "RandomZoom", 0.3),
+    **_each([IMAGE], "Solarization", 0.5),
+    **_each(
         [IMAGE],
-        names="RandomBrightness RandomColorDegeneration RandomContrast "
-        "RandomHue RandomRotation RandomSaturation RandomSharpness",
+        "RandomBrightness RandomColorDegeneration RandomContrast RandomHue "
+        "RandomRotation RandomSaturation RandomSharpness",
         factor=0.5,
     ),
 }
+#: Of one, two and three dimensions: names, and arguments.
+RANKED = (
+    ("Conv{0}D Conv{0}DTranspose SeparableConv{0}D", (2, 2)),
+    ("AveragePooling{0}D MaxPooling{0}D", (2,)),
+    ("AdaptiveAveragePooling{0}D AdaptiveMaxPooling{0}D", (2,)),
+    ("GlobalAveragePooling{0}D GlobalMaxPooling{0}D", ()),
+    ("UpSampling{0}D ZeroPadding{0}D", ()),
+    ("Cropping{0}D", (1,)),
+    ("SpatialDropout{0}D", (0.5,)),
+)
+for _rank, _input in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME)):
+    for _names, _arguments in RANKED:
+        CASES.update(_each([_input], _names.format(_rank), *_arguments))
 
 # TensorFlow or Keras has these in single precision only.
 SINGLE = {
@@ -436,11 +388,9 @@ def assert_images_apart(make, seeds=5):
         np.testing.assert_allclose(*outputs, **limits)
 
 
-NOTES = {
-    **dict.fromkeys(
-        ("GRUCell", "LSTMCell", "SimpleRNNCell"), "in an RNN layer"
-    ),
-}
+NOTES = dict.fromkeys(
+    ("GRUCell", "LSTMCell", "SimpleRNNCell"), "in an RNN layer"
+)
 
 
 def _row(name, uses):

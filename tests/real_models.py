@@ -56,7 +56,7 @@ def loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def _encoder(s):
+def encoder(s):
     return {
         "vocabulary_size": s.vocabulary,
         "num_layers": s.layers,
@@ -67,30 +67,30 @@ def _encoder(s):
     }
 
 
-def _placed(s):
+def placed(s):
     """An encoder with learned positions, more of them than a sample has."""
-    return {**_encoder(s), "max_sequence_length": 4 * s.positions}
+    return {**encoder(s), "max_sequence_length": 4 * s.positions}
 
 
 def _electra(s):
-    settings = _placed(s)
+    settings = placed(s)
     vocabulary = settings.pop("vocabulary_size")
     return {**settings, "vocab_size": vocabulary, "embedding_dim": s.width // 2}
 
 
 def _albert(s):
-    return {**_placed(s), "embedding_dim": s.width // 2}
+    return {**placed(s), "embedding_dim": s.width // 2}
 
 
 def _fnet(s):
-    settings = _placed(s)
+    settings = placed(s)
     del settings["num_heads"]
     return settings
 
 
 def _whisper(s):
     return {
-        **_encoder(s),
+        **encoder(s),
         "num_mels": s.mels,
         "max_encoder_sequence_length": 2 * s.positions,
         "max_decoder_sequence_length": s.positions,
@@ -98,18 +98,18 @@ def _whisper(s):
 
 
 def _deberta(s):
-    return {**_placed(s), "bucket_size": 4 * s.positions}
+    return {**placed(s), "bucket_size": 4 * s.positions}
 
 
-def _decoder(s):
+def decoder(s):
     """One head for keys and values, as grouped queries have it."""
-    settings = _encoder(s)
+    settings = encoder(s)
     heads = settings.pop("num_heads")
     return {**settings, "num_query_heads": heads, "num_key_value_heads": 1}
 
 
-def _decoder_with_head_size(s):
-    return {**_decoder(s), "head_dim": s.width // s.heads}
+def decoder_with_head_size(s):
+    return {**decoder(s), "head_dim": s.width // s.heads}
 
 
 def _vision(s, patch=4):
@@ -151,36 +151,42 @@ def _swin(s):
 
 #: Name: the class of keras_hub.models, and its settings by size.
 HUB = {
-    "gemma": ("GemmaBackbone", _decoder_with_head_size),
-    "llama": ("LlamaBackbone", _decoder),
-    "mistral": ("MistralBackbone", _decoder),
-    "qwen3": ("Qwen3Backbone", _decoder_with_head_size),
-    "opt": ("OPTBackbone", _placed),
-    "bloom": ("BloomBackbone", _encoder),
-    "phi3": ("Phi3Backbone", _decoder),
-    "bert": ("BertBackbone", _placed),
-    "gpt2": ("GPT2Backbone", _placed),
-    "roberta": ("RobertaBackbone", _placed),
-    "distilbert": ("DistilBertBackbone", _placed),
-    "electra": ("ElectraBackbone", _electra),
-    "albert": ("AlbertBackbone", _albert),
-    "fnet": ("FNetBackbone", _fnet),
-    "t5": ("T5Backbone", _encoder),
-    "whisper": ("WhisperBackbone", _whisper),
-    "deberta": ("DebertaV3Backbone", _deberta),
-    "xlnet": ("XLNetBackbone", _encoder),
-    "vit": ("ViTBackbone", _vit),
-    "deit": ("DeiTBackbone", _deit),
-    "dinov2": ("DINOV2Backbone", _dino),
-    "swin": ("SwinTransformerBackbone", _swin),
+    "gemma": ("Gemma", decoder_with_head_size),
+    "llama": ("Llama", decoder),
+    "mistral": ("Mistral", decoder),
+    "qwen3": ("Qwen3", decoder_with_head_size),
+    "opt": ("OPT", placed),
+    "bloom": ("Bloom", encoder),
+    "phi3": ("Phi3", decoder),
+    "bert": ("Bert", placed),
+    "gpt2": ("GPT2", placed),
+    "roberta": ("Roberta", placed),
+    "distilbert": ("DistilBert", placed),
+    "electra": ("Electra", _electra),
+    "albert": ("Albert", _albert),
+    "fnet": ("FNet", _fnet),
+    "t5": ("T5", encoder),
+    "whisper": ("Whisper", _whisper),
+    "deberta": ("DebertaV3", _deberta),
+    "xlnet": ("XLNet", encoder),
+    "vit": ("ViT", _vit),
+    "deit": ("DeiT", _deit),
+    "dinov2": ("DINOV2", _dino),
+    "swin": ("SwinTransformer", _swin),
 }
 
 
-def _backbone(name, s):
+def hub_backbone(cls, *arguments, **settings):
+    """A backbone of keras-hub; settings that are functions are called."""
     import keras_hub
 
+    settings = {k: v() if callable(v) else v for k, v in settings.items()}
+    return getattr(keras_hub.models, cls + "Backbone")(*arguments, **settings)
+
+
+def _backbone(name, s):
     cls, settings = HUB[name]
-    return getattr(keras_hub.models, cls)(**settings(s))
+    return hub_backbone(cls, **settings(s))
 
 
 #: Classified by their first token, as published.
@@ -201,28 +207,30 @@ def _classifier(name, backbone):
     return keras.Model(backbone.input, logits)
 
 
-def _values(name, tensor, s, rng):
+def _values(name, tensor, s, rng, length):
     """A batch for one input, by its name."""
+    places = s.batch, s.positions
     if name.endswith("token_ids"):
-        return rng.integers(1, s.vocabulary, (s.batch, s.positions), "int32")
-    if name.endswith("segment_ids"):
-        return rng.integers(0, 2, (s.batch, s.positions), "int32")
+        return rng.integers(1, s.vocabulary, places, "int32")
+    if name.endswith(("segment_ids", "token_types")):
+        return rng.integers(0, 2, places, "int32")
+    if name == "position_ids":
+        return np.tile(np.arange(s.positions, dtype="int32"), (s.batch, 1))
     if name.endswith("padding_mask"):
-        mask = np.ones((s.batch, s.positions), "int32")
+        mask = np.ones(places, tensor.dtype)
         mask[0, -(s.positions // 4) :] = 0
         return mask
-    if name == "encoder_features":
-        shape = (s.batch, 2 * s.positions, s.mels)
-        return rng.normal(size=shape).astype(keras.config.floatx())
-    shape = (s.batch, *tensor.shape[1:])
-    return rng.uniform(size=shape).astype(keras.config.floatx())
+    draw = rng.uniform if name == "images" else rng.normal
+    shape = (s.batch, *(size or length for size in tensor.shape[1:]))
+    return draw(size=shape).astype(keras.config.floatx())
 
 
-def _batch(model, s, rng):
-    inputs = model.input
+def batch(inputs, s, rng, length=None):
+    """Values for a model's inputs; `length`: of an axis of any length."""
+    length = length or 2 * s.positions
     if isinstance(inputs, dict):
-        return {k: _values(k, t, s, rng) for k, t in inputs.items()}
-    return _values("images", inputs, s, rng)
+        return {k: _values(k, t, s, rng, length) for k, t in inputs.items()}
+    return _values("images", inputs, s, rng, length)
 
 
 def _perturb(model, size):
@@ -236,7 +244,7 @@ def _perturb(model, size):
 
 def _finish(model, s):
     rng = np.random.default_rng(0)
-    x = _batch(model, s, rng)
+    x = batch(model.input, s, rng)
     return model, x, rng.integers(0, CLASSES, s.batch, "int32")
 
 

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests import oracle, type_table
+from tests import oracle
 from tests.further import oracle as single
-from tests.further import refused
-from tests.further.all_kinds import KINDS, SLOW, listed
-from tests.further.kinds import N
+from tests.further.all_kinds import KINDS, SLOW
 from tests.further.refused import REFUSED
+from tests.further.tasks import N
 from tests.marks import few
 
 pytestmark = [
@@ -79,22 +78,13 @@ def test_other_modes_serve_them(name, mode):
     model.fit(x, y, verbose=0)
 
 
-@pytest.mark.parametrize(
-    "case", REFUSED, ids=[r.make.__name__ for r in REFUSED]
-)
+@pytest.mark.parametrize("case", REFUSED, ids=[r.name for r in REFUSED])
 def test_other_parts_are_refused(case):
     if case.hub:
         pytest.importorskip("keras_hub")
     model, x, y = case.make()
     with pytest.raises(ValueError, match=case.message):
         kpg.per_sample_gradients(model, x, y)
-
-
-def test_the_page_lists_them():
-    """`python docs/make_type_table.py` writes it."""
-    text = type_table.PAGE.read_text(encoding="utf-8")
-    assert listed() in text
-    assert refused.table() in text
 
 
 def test_there_are_many_kinds():

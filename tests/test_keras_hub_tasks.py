@@ -6,7 +6,8 @@ import pytest
 
 import keras_pergrad as kpg
 
-hub = pytest.importorskip("keras_hub").models
+keras_hub = pytest.importorskip("keras_hub")
+hub = keras_hub.models
 pytestmark = [
     # Of keras-hub, which gives `fit` a data set that it does not shuffle.
     pytest.mark.filterwarnings("ignore:.*shuffle=True"),
@@ -42,7 +43,9 @@ def language_model():
 
 def classifier(scale=1 / 255):
     keras.utils.set_random_seed(0)
-    converter = kh_converter(image_size=(16, 16), scale=scale, offset=-0.5)
+    converter = keras_hub.layers.ViTImageConverter(
+        image_size=(16, 16), scale=scale, offset=-0.5
+    )
     backbone = hub.ViTBackbone(
         image_shape=(16, 16, 3),
         patch_size=8,
@@ -58,10 +61,11 @@ def classifier(scale=1 / 255):
     )
 
 
-def kh_converter(**arguments):
-    return pytest.importorskip("keras_hub").layers.ViTImageConverter(
-        **arguments
-    )
+def tokens(task):
+    """What the task's preprocessor makes of the texts, as arrays."""
+    x, y, weights = task.preprocessor(TEXTS)
+    x = {name: np.array(part) for name, part in x.items()}
+    return x, np.array(y), np.array(weights, "float32")
 
 
 def compared(task, *data, **arguments):
@@ -156,9 +160,8 @@ def test_it_is_saved_with_lora_sampler_and_tokenizer(tmp_path):
         jit_compile=False,
     )
     # Tokens are taken as well.
-    x, y, weights = model.preprocessor(TEXTS)
-    x = {name: np.array(part) for name, part in x.items()}
-    model.fit(x, np.array(y), 2, np.array(weights, "float32"), verbose=0)
+    x, y, weights = tokens(model)
+    model.fit(x, y, 2, weights, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded) is type(model)
@@ -172,8 +175,6 @@ def test_it_is_saved_with_lora_sampler_and_tokenizer(tmp_path):
 
 def test_without_a_preprocessor_private_batches_are_taken():
     task = language_model()
-    x, y, weights = task.preprocessor(TEXTS)
-    x = {name: np.array(part) for name, part in x.items()}
     private = kpg.PrivateTraining(
         noise_multiplier=1.0,
         delta=1e-3,
@@ -189,7 +190,7 @@ def test_without_a_preprocessor_private_batches_are_taken():
         weighted_metrics=None,
         jit_compile=False,
     )
-    data = private.batches(x, np.array(y), np.array(weights, "float32"))
+    data = private.batches(*tokens(task))
     with pytest.raises(ValueError, match=r"set model\.preprocessor = None"):
         model.fit(data, callbacks=[private.callback])
     model.preprocessor = None

@@ -35,7 +35,7 @@ def _made(name):
     """The tiny model of this name, and a batch."""
     if name in NEED_KERAS_HUB:
         hub = pytest.importorskip("keras_hub")
-        cls = HUB.get(name, ("Backbone",))[0]
+        cls = HUB.get(name, ("",))[0] + "Backbone"
         if not hasattr(hub.models, cls):
             pytest.skip(f"keras-hub {hub.__version__} has no {cls}")
     return MODELS[name]("tiny")

@@ -44,6 +44,16 @@ def rows(*shape):
     return factors.Rows(tf.constant(ids), drawn(*shape, 3), (5, 3))
 
 
+def _outer(inputs, outputs, *layout):
+    """Of two positions."""
+    return factors.Outer(drawn(2, inputs), drawn(2, outputs), *layout)
+
+
+def _blocks(positions, *layout):
+    x, dz = drawn(2, positions, 3), drawn(2, positions, 4)
+    return factors.Blocks(x, dz, *layout)
+
+
 def patches():
     windows = factors.Windows.of((8,), (3,), (1,), (1,), "valid")
     return factors.Patches(drawn(8, 2), drawn(6, 4), windows, (3, 2, 4))
@@ -61,9 +71,7 @@ def _patches(groups=1, dilation=1, strides=1):
 
 
 def _several_axes():
-    table = FACTORS["Rows"]()
-    dz = drawn(6, 6)
-    return factors.Rows(table.ids, dz, (5, 6), whole=(5, 3, 2))
+    return factors.Rows(rows(6).ids, drawn(6, 6), (5, 6), whole=(5, 3, 2))
 
 
 #: One of each class, whose tensors nothing else has held before.
@@ -72,14 +80,14 @@ FACTORS = {
     "Sum": lambda: factors.Sum(drawn(7, 3)),
     "Product": lambda: factors.Product(drawn(7, 3), drawn(7, 3)),
     "Outer": lambda: factors.Outer(drawn(4), drawn(6)),
-    "Outer of positions": lambda: factors.Outer(drawn(2, 4), drawn(2, 6)),
+    "Outer of positions": lambda: _outer(4, 6),
     "Outer of few positions": lambda: factors.Outer(
         drawn(2, 3, 40), drawn(2, 3, 60)
     ),
     "Outer turned": lambda: factors.Outer(
         drawn(9, 4), drawn(9, 6), [6, 4], [1, 0], [4, 6]
     ),
-    "Blocks": lambda: factors.Blocks(drawn(2, 5, 3), drawn(2, 5, 4)),
+    "Blocks": lambda: _blocks(5),
     "Rows": lambda: rows(6),
     "Patches": patches,
     "Columns": lambda: factors.Columns(
@@ -90,7 +98,7 @@ FACTORS = {
     ),
     "join of look-ups": lambda: factors.join([rows(6), rows(2)]),
     "join of a table and a matrix": lambda: factors.join(
-        [rows(6), factors.Outer(drawn(2, 5), drawn(2, 3))]
+        [rows(6), _outer(5, 3)]
     ),
     "Adapted": lambda: Turned(factors.Outer(drawn(4), drawn(6))),
     "Adapted table": lambda: Turned(rows(6)),
@@ -99,20 +107,14 @@ FACTORS = {
 #: The same classes in other layouts.
 LAYOUTS = {
     "many positions": lambda: factors.Outer(drawn(300, 4), drawn(300, 3)),
-    "heads behind": lambda: factors.Outer(drawn(2, 5), drawn(2, 6), [5, 3, 2]),
-    "heads before": lambda: factors.Outer(drawn(2, 6), drawn(2, 5), [3, 2, 5]),
-    "heads around": lambda: factors.Outer(
-        drawn(2, 5), drawn(2, 6), [3, 5, 2], [1, 0, 2], [5, 3, 2]
-    ),
-    "heads turned": lambda: factors.Outer(
-        drawn(2, 6), drawn(2, 5), [2, 5, 3], [1, 2, 0], [3, 2, 5]
-    ),
-    "an axis on both sides": lambda: factors.Outer(
-        drawn(2, 4), drawn(2, 3), [2, 6]
-    ),
-    "a vector": lambda: factors.Outer(drawn(2, 6), drawn(2, 1), [6]),
+    "heads behind": lambda: _outer(5, 6, [5, 3, 2]),
+    "heads before": lambda: _outer(6, 5, [3, 2, 5]),
+    "heads around": lambda: _outer(5, 6, [3, 5, 2], [1, 0, 2], [5, 3, 2]),
+    "heads turned": lambda: _outer(6, 5, [2, 5, 3], [1, 2, 0], [3, 2, 5]),
+    "an axis on both sides": lambda: _outer(4, 3, [2, 6]),
+    "a vector": lambda: _outer(6, 1, [6]),
     "a number": lambda: factors.Sum(drawn(7), []),
-    "a row": lambda: factors.Outer(drawn(2, 1), drawn(2, 9), [9]),
+    "a row": lambda: _outer(1, 9, [9]),
     "a table of several axes": _several_axes,
     "columns of vectors": lambda: factors.Columns(
         [factors.Sum(drawn(3)), factors.Sum(drawn(4))]
@@ -128,48 +130,32 @@ LAYOUTS = {
     "strides": lambda: _patches(strides=2),
     "groups": lambda: _patches(groups=2),
     "depthwise": lambda: _patches(groups=4),
-    "blocks of many positions": lambda: factors.Blocks(
-        drawn(2, 90, 3), drawn(2, 90, 4)
-    ),
-    "blocks of one position": lambda: factors.Blocks(
-        drawn(2, 1, 3), drawn(2, 1, 4)
-    ),
+    "blocks of many positions": lambda: _blocks(90),
+    "blocks of one position": lambda: _blocks(1),
     "tripled": lambda: Tripled(factors.Outer(drawn(4), drawn(6))),
     "a tripled table": lambda: Tripled(rows(6)),
-    "blocks turned": lambda: factors.Blocks(
-        drawn(2, 5, 3), drawn(2, 5, 4), [3, 2, 4], [1, 0, 2], [2, 3, 4]
-    ),
+    "blocks turned": lambda: _blocks(5, [3, 2, 4], [1, 0, 2], [2, 3, 4]),
     "joined matrices": lambda: factors.join(
         [FACTORS["Outer of positions"](), FACTORS["Outer"]()]
     ),
     "tied and turned": lambda: factors.join(
-        [
-            FACTORS["Rows"](),
-            factors.Outer(drawn(2, 3), drawn(2, 5), [5, 3], [1, 0], [3, 5]),
-        ]
+        [rows(6), _outer(3, 5, [5, 3], [1, 0], [3, 5])]
     ),
 }
 ALL = {**FACTORS, **LAYOUTS}
 #: Which axes are on the left of those that have two sides.
 SIDES = {
-    "Outer": (0,),
-    "Outer of positions": (0,),
-    "Outer of few positions": (0,),
-    "Outer turned": (1,),
-    "Rows": (0,),
-    "Patches": (0, 1),
-    "join of look-ups": (0,),
-    "many positions": (0,),
-    "heads behind": (0,),
-    "heads before": (0, 1),
-    "heads around": (1,),
+    **dict.fromkeys(
+        ("Outer", "Outer of positions", "Outer of few positions", "Rows"), (0,)
+    ),
+    **dict.fromkeys(("many positions", "heads behind", "a vector"), (0,)),
+    **dict.fromkeys(
+        ("join of look-ups", "joined matrices", "a table of several axes"), (0,)
+    ),
+    **dict.fromkeys(("Patches", "dilated", "strides", "heads before"), (0, 1)),
+    **dict.fromkeys(("Outer turned", "heads around"), (1,)),
     "heads turned": (0, 2),
     "a row": (),
-    "a vector": (0,),
-    "a table of several axes": (0,),
-    "dilated": (0, 1),
-    "strides": (0, 1),
-    "joined matrices": (0,),
 }
 
 
@@ -179,24 +165,16 @@ def gradients(name):
     return ALL[name]().materialize().numpy()
 
 
-def _with_norms(make):
+#: What a factor holds before it is asked, by the method that leaves it there.
+HELD = {"nothing": None, "norms": "squared_norms", "gradients": "materialize"}
+
+
+def holding(hold, make):
+    """Return a factor that holds so much."""
     factor = make()
-    factor.squared_norms()
+    if HELD[hold] is not None:
+        getattr(factor, HELD[hold])()
     return factor
-
-
-def _with_gradients(make):
-    factor = make()
-    factor.materialize()
-    return factor
-
-
-#: What a factor holds before it is asked.
-HELD = {
-    "nothing": lambda make: make(),
-    "norms": _with_norms,
-    "gradients": _with_gradients,
-}
 
 
 def blanked(name, value, norms):

@@ -14,12 +14,12 @@ from keras_pergrad.factors import base, outer
 from keras_pergrad.factors import projection as side
 from tests.factors.cases import (
     ALL,
-    HELD,
     SIDES,
     WEIGHTS,
     N,
     dense,
     gradients,
+    holding,
     without_first,
 )
 
@@ -306,7 +306,7 @@ def of_pairs(name, hold):
     full = factors.Full(tf.constant(each))
     others = {
         "new": without_first(make(), 1),
-        f"holding {hold}": without_first(HELD[hold](make), 1),
+        f"holding {hold}": without_first(holding(hold, make), 1),
         "written out": factors.Full(tf.constant(each[1:])),
     }
     right = _pairs(each, each[1:])

@@ -20,22 +20,15 @@ def _rows(positions, dtype="int32"):
     return Rows(ids, tf.constant(RNG.normal(size=(3, positions, 4))), (5, 4))
 
 
-def _outer(positions, **kwargs):
+def _outer(*positions, sides=(5, 4), layout=(), kind=Outer):
     x, dz = (
-        tf.constant(RNG.normal(size=(3, *positions, size))) for size in (5, 4)
+        tf.constant(RNG.normal(size=(3, *positions, size))) for size in sides
     )
-    return Outer(x, dz, **kwargs)
+    return kind(x, dz, *layout)
 
 
 def _full():
     return Full(tf.constant(RNG.normal(size=(3, 5, 4))))
-
-
-def _turned(positions):
-    x, dz = (
-        tf.constant(RNG.normal(size=(3, *positions, size))) for size in (4, 5)
-    )
-    return Outer(x, dz, [5, 4], [1, 0], [4, 5])
 
 
 class Upper(Outer):
@@ -51,20 +44,16 @@ class Upper(Outer):
         return tf.linalg.band_part(super().weighted_sum(weights), 0, -1)
 
 
-def _upper():
-    one = _outer((3,))
-    return Upper(one.x, one.dz)
-
-
-TURNED = {"shape": [5, 4], "perm": [0, 1], "unpermuted": [5, 4]}
+SAME = {"layout": ([5, 4], [0, 1], [5, 4])}
+TURNED = {"sides": (4, 5), "layout": ([5, 4], [1, 0], [4, 5])}
 USES = {
     "tables": (lambda: [_rows(2), _rows(1), _rows(3, "int64")], Rows),
-    "matrices": (lambda: [_outer(()), _outer((2, 3))], Outer),
-    "other layouts": (lambda: [_outer(()), _outer((), **TURNED)], Joined),
+    "matrices": (lambda: [_outer(), _outer(2, 3)], Outer),
+    "other layouts": (lambda: [_outer(), _outer(**SAME)], Joined),
     "other kinds": (lambda: [_rows(2), _full(), _rows(1)], Joined),
-    "tied": (lambda: [_rows(2), _outer((3,)), _rows(4, "int64")], Tied),
-    "tied, turned": (lambda: [_turned((3,)), _rows(2)], Tied),
-    "tied to a subclass": (lambda: [_rows(2), _upper()], Joined),
+    "tied": (lambda: [_rows(2), _outer(3), _rows(4, "int64")], Tied),
+    "tied, turned": (lambda: [_outer(3, **TURNED), _rows(2)], Tied),
+    "tied to a subclass": (lambda: [_rows(2), _outer(3, kind=Upper)], Joined),
     "one": (lambda: [_full()], Full),
 }
 

@@ -13,6 +13,12 @@ def _factor(n, positions, method, rows=4):
     return Rows(ids, dz, (rows, 3), method)
 
 
+def _traced(norms, *sizes, dtype=tf.int32):
+    """A graph, for ids of these sizes, of which None is unknown."""
+    ids = tf.TensorSpec(sizes, dtype)
+    return tf.function(norms, [ids, tf.TensorSpec([*sizes, 3], tf.float64)])
+
+
 @pytest.mark.parametrize("method", [*METHODS, None])
 # Of 40 rows most positions meet one that no other meets.
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (3, 7, 40)])
@@ -30,16 +36,11 @@ def test_keys_of_all_samples_are_wide_enough(rows, known, dtype):
     factor = _factor(3, 7, None, rows)
     expected = _factor(3, 7, "sort", rows).squared_norms()
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([known, 7], dtype),
-            tf.TensorSpec([known, 7, 3], tf.float64),
-        ]
-    )
     def norms(ids, dz):
         return Rows(ids, dz, factor.shape).squared_norms()
 
-    found = norms(tf.cast(factor.ids, dtype), factor.dz)
+    graph = _traced(norms, known, 7, dtype=dtype)
+    found = graph(tf.cast(factor.ids, dtype), factor.dz)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -48,24 +49,17 @@ def test_keys_of_all_samples_are_wide_enough(rows, known, dtype):
 # Some samples' ids are mostly new, those of others mostly not.
 def test_samples_of_several_hash_tables(shape, known):
     factor = _factor(*shape, "unique", 4000)
-    ids = (
-        factor.ids
-        // tf.where(tf.range(shape[0]) < shape[0] // 2, 1, 2000)[:, None]
-    )
+    divisors = tf.where(tf.range(shape[0]) < shape[0] // 2, 1, 2000)
+    ids = factor.ids // divisors[:, None]
     expected = Rows(ids, factor.dz, factor.shape, "sort").squared_norms()
-    sizes = shape if known else (None, None)
-    given = [
-        tf.TensorSpec(sizes, tf.int32),
-        tf.TensorSpec([*sizes, 3], tf.float64),
-    ]
 
-    @tf.function(input_signature=given)
     def norms(ids, dz):
         squares = squares_by_hash(ids, dz, 4000)
         assert squares.shape == ids.shape[:1]
         return squares
 
-    np.testing.assert_allclose(norms(ids, factor.dz), expected, rtol=1e-12)
+    graph = _traced(norms, *(shape if known else (None, None)))
+    np.testing.assert_allclose(graph(ids, factor.dz), expected, rtol=1e-12)
 
 
 def test_no_samples_have_no_norms():
@@ -147,18 +141,14 @@ def test_a_card_without_xla_launches_few_ops(
     expected = factor.squared_norms()
     monkeypatch.setattr(rates, "device", lambda: "cuda")
     assert factor.chosen_method() == method
-    signature = [
-        tf.TensorSpec([None, positions], tf.int32),
-        tf.TensorSpec([None, positions, 3], tf.float64),
-    ]
 
-    @tf.function(input_signature=signature)
     def norms(ids, dz):
         return Rows(ids, dz, factor.shape).squared_norms()
 
-    found = norms(factor.ids, factor.dz)
+    graph = _traced(norms, None, positions)
+    found = graph(factor.ids, factor.dz)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    ops = norms.get_concrete_function().graph.get_operations()
+    ops = graph.get_concrete_function().graph.get_operations()
     names = {op.type for op in ops}
     loops = {"UniqueWithCounts", "While", "StatelessWhile", "If", "StatelessIf"}
     assert bool(names & loops) == (method == "unique")

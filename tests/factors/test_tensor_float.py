@@ -66,13 +66,8 @@ def _convolution(method, groups=1):
         windows = kpg.factors.Windows.of((400,), (3,), (1,), (1,), "same")
         x, dz = draw(400, 4 * groups, 6)
         with convolution_method(method):
-            return kpg.factors.Patches(
-                _single(x, 400, 4 * groups),
-                _single(dz, 400, 6),
-                windows,
-                (3, 4, 6),
-                groups,
-            )
+            x, dz = _single(x, 400, 4 * groups), _single(dz, 400, 6)
+            return kpg.factors.Patches(x, dz, windows, (3, 4, 6), groups)
 
     return make
 
@@ -91,14 +86,8 @@ def _tied(draw):
     x, dz = draw(400, 5, 6)
     _, at_ids = draw(400, 5, 6)
     table = kpg.extending.Rows(ids, _single(-at_ids, 400, 6), (5, 6))
-    return join(
-        [
-            table,
-            kpg.extending.Outer(
-                _single(x, 400, 5), _single(dz, 400, 6), method="gram"
-            ),
-        ]
-    )
+    x, dz = _single(x, 400, 5), _single(dz, 400, 6)
+    return join([table, kpg.extending.Outer(x, dz, method="gram")])
 
 
 FACTORS = {

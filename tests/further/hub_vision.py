@@ -1,183 +1,207 @@
 """Vision models of keras-hub with random weights, batch norms frozen."""
 
+import functools
+
 import tensorflow as tf
 
-from tests.further.kinds import classified, kind, normal
+from tests.further import tasks
+from tests.further.kinds import added, classified
+from tests.real_models import hub_backbone
 
 SIDE = 32
+IMAGE, LARGE = (SIDE, SIDE, 3), (64, 64, 3)
+#: Of a vision transformer.
+BLOCKS = {
+    "patch_size": 8,
+    "hidden_dim": 8,
+    "num_layers": 2,
+    "num_heads": 2,
+    "intermediate_dim": 12,
+}
+RESNET = functools.partial(
+    hub_backbone,
+    "ResNet",
+    input_conv_filters=[64],
+    input_conv_kernel_sizes=[3],
+    stackwise_num_filters=[64, 8, 8, 8],
+    stackwise_num_blocks=[1, 1, 1, 1],
+    stackwise_num_strides=[1, 2, 2, 2],
+    block_type="basic_block",
+)
+MIT = {
+    "layerwise_depths": [1, 1],
+    "num_layers": 2,
+    "layerwise_num_heads": [1, 2],
+    "layerwise_sr_ratios": [2, 1],
+    "max_drop_path_rate": 0.0,
+    "layerwise_patch_sizes": [7, 3],
+    "layerwise_strides": [4, 2],
+    "hidden_dims": [4, 8],
+    "image_shape": IMAGE,
+}
+#: A transformer with windows.
+VITDET = {
+    "hidden_size": 8,
+    "num_layers": 2,
+    "intermediate_dim": 12,
+    "num_heads": 2,
+    "global_attention_layer_indices": [1],
+    "patch_size": 8,
+    "window_size": 2,
+    "image_shape": IMAGE,
+}
 
 
-def _built(cls, **settings):
-    import keras_hub
+def _hub(name, cls, about, dtype="float64", draws=False, **settings):
+    """A classifier by the last output of a backbone.
 
-    return getattr(keras_hub.models, cls)(**settings)
+    In float32 are those with such parts; `draws` says of those with dropout
+    that nothing switches off.
+    """
 
-
-def _resnet(**settings):
-    return _built(
-        "ResNetBackbone",
-        input_conv_filters=[64],
-        input_conv_kernel_sizes=[3],
-        stackwise_num_filters=[64, 8, 8, 8],
-        stackwise_num_blocks=[1, 1, 1, 1],
-        stackwise_num_strides=[1, 2, 2, 2],
-        block_type="basic_block",
-        **settings,
-    )
-
-
-def _mit(side=SIDE):
-    return _built(
-        "MiTBackbone",
-        layerwise_depths=[1, 1],
-        num_layers=2,
-        layerwise_num_heads=[1, 2],
-        layerwise_sr_ratios=[2, 1],
-        max_drop_path_rate=0.0,
-        layerwise_patch_sizes=[7, 3],
-        layerwise_strides=[4, 2],
-        hidden_dims=[4, 8],
-        image_shape=(side, side, 3),
-    )
+    @added(name, about, __name__, dtype=dtype, draws=draws)
+    def make():
+        backbone = hub_backbone(cls, **settings)
+        output = backbone.output
+        if isinstance(output, dict):
+            output = list(output.values())[-1]
+        if isinstance(output, (list, tuple)):
+            output = output[0]
+        x = tf.nest.map_structure(
+            lambda t: tasks.normals(
+                *[size or SIDE for size in t.shape[1:]]
+            ).batch(0),
+            backbone.input,
+        )
+        return classified(backbone.input, output, x)
 
 
-def _cspnet():
-    return _built(
-        "CSPNetBackbone",
-        stem_filters=4,
-        stem_kernel_size=3,
-        stem_strides=1,
-        stackwise_depth=[1, 1],
-        stackwise_strides=[2, 2],
-        stackwise_num_filters=[8, 12],
-        block_type="dark_block",
-        stage_type="dark",
-        bottle_ratio=[0.5],
-        block_ratio=[1.0],
-        expand_ratio=[1.0],
-        output_strides=8,
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _efficientnet():
-    return _built(
-        "EfficientNetBackbone",
-        stackwise_width_coefficients=[1.0] * 3,
-        stackwise_depth_coefficients=[1.0] * 3,
-        stackwise_kernel_sizes=[3, 3, 5],
-        stackwise_num_repeats=[1, 1, 1],
-        stackwise_input_filters=[8, 8, 8],
-        stackwise_output_filters=[8, 8, 8],
-        stackwise_expansion_ratios=[1, 2, 2],
-        stackwise_strides=[1, 2, 2],
-        stackwise_squeeze_and_excite_ratios=[0.25] * 3,
-        stackwise_block_types=["v1", "unfused", "fused"],
-        stackwise_force_input_filters=[0] * 3,
-        stackwise_nores_option=[False] * 3,
-        dropout=0.0,
-        num_features=16,
-        input_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _hgnet():
-    return _built(
-        "HGNetV2Backbone",
-        depths=[1, 1],
-        embedding_size=8,
-        hidden_sizes=[8, 12],
-        stem_channels=[3, 4, 8],
-        hidden_act="relu",
-        use_learnable_affine_block=True,
-        stackwise_stage_filters=[[8, 4, 8, 1, 2, 3], [8, 4, 12, 1, 2, 5]],
-        apply_downsample=[False, True],
-        use_lightweight_conv_block=[False, True],
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def vitdet(width=6):
-    """A transformer with windows; `width`: channels of its output."""
-    return _built(
-        "ViTDetBackbone",
-        hidden_size=8,
-        num_layers=2,
-        intermediate_dim=12,
-        num_heads=2,
-        global_attention_layer_indices=[1],
-        patch_size=8,
-        num_output_channels=width,
-        window_size=2,
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _dinov3():
-    return _built(
-        "DINOV3Backbone",
-        patch_size=8,
-        num_layers=2,
-        hidden_dim=8,
-        num_heads=2,
-        intermediate_dim=12,
-        num_register_tokens=2,
-        use_mask_token=False,
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _vgg():
-    return _built(
-        "VGGBackbone",
-        stackwise_num_repeats=[1, 2],
-        stackwise_num_filters=[4, 6],
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _xception():
-    return _built(
-        "XceptionBackbone",
-        stackwise_conv_filters=[[4, 6], [8, 8], [8, 12]],
-        stackwise_pooling=[False, True, False],
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _deeplab():
-    return _built(
-        "DeepLabV3Backbone",
-        image_encoder=_resnet(image_shape=(SIDE, SIDE, 3)),
-        spatial_pyramid_pooling_key="P4",
-        upsampling_size=4,
-        dilation_rates=[2, 3],
-        low_level_feature_key="P2",
-        projection_filters=4,
-        image_shape=(SIDE, SIDE, 3),
-    )
-
-
-def _segformer():
-    return _built(
-        "SegFormerBackbone", image_encoder=_mit(), projection_filters=6
-    )
-
-
-def _retinanet():
-    return _built(
-        "RetinaNetBackbone",
-        image_encoder=_resnet(image_shape=(64, 64, 3)),
-        min_level=3,
-        max_level=5,
-        use_p5=False,
-        image_shape=(64, 64, 3),
-    )
-
-
-def _d_fine():
-    net = _built(
-        "HGNetV2Backbone",
+_hub(
+    "cspnet",
+    "CSPNet",
+    "cross stage partial net",
+    stem_filters=4,
+    stem_kernel_size=3,
+    stem_strides=1,
+    stackwise_depth=[1, 1],
+    stackwise_strides=[2, 2],
+    stackwise_num_filters=[8, 12],
+    block_type="dark_block",
+    stage_type="dark",
+    bottle_ratio=[0.5],
+    block_ratio=[1.0],
+    expand_ratio=[1.0],
+    output_strides=8,
+    image_shape=IMAGE,
+)
+_hub(
+    "efficientnet",
+    "EfficientNet",
+    "inverted bottlenecks",
+    stackwise_width_coefficients=[1.0] * 3,
+    stackwise_depth_coefficients=[1.0] * 3,
+    stackwise_kernel_sizes=[3, 3, 5],
+    stackwise_num_repeats=[1, 1, 1],
+    stackwise_input_filters=[8, 8, 8],
+    stackwise_output_filters=[8, 8, 8],
+    stackwise_expansion_ratios=[1, 2, 2],
+    stackwise_strides=[1, 2, 2],
+    stackwise_squeeze_and_excite_ratios=[0.25] * 3,
+    stackwise_block_types=["v1", "unfused", "fused"],
+    stackwise_force_input_filters=[0] * 3,
+    stackwise_nores_option=[False] * 3,
+    dropout=0.0,
+    num_features=16,
+    input_shape=IMAGE,
+)
+_hub(
+    "hgnet",
+    "HGNetV2",
+    "lightweight net",
+    depths=[1, 1],
+    embedding_size=8,
+    hidden_sizes=[8, 12],
+    stem_channels=[3, 4, 8],
+    hidden_act="relu",
+    use_learnable_affine_block=True,
+    stackwise_stage_filters=[[8, 4, 8, 1, 2, 3], [8, 4, 12, 1, 2, 5]],
+    apply_downsample=[False, True],
+    use_lightweight_conv_block=[False, True],
+    image_shape=IMAGE,
+)
+_hub("mit", "MiT", "mix transformer", draws=True, **MIT)
+_hub(
+    "vgg",
+    "VGG",
+    "plain net",
+    stackwise_num_repeats=[1, 2],
+    stackwise_num_filters=[4, 6],
+    image_shape=IMAGE,
+)
+_hub(
+    "xception",
+    "Xception",
+    "separable convolutions",
+    stackwise_conv_filters=[[4, 6], [8, 8], [8, 12]],
+    stackwise_pooling=[False, True, False],
+    image_shape=IMAGE,
+)
+_hub(
+    "vitdet",
+    "ViTDet",
+    "windows, relative positions",
+    num_output_channels=6,
+    **VITDET,
+)
+_hub(
+    "dinov3",
+    "DINOV3",
+    "vision transformer with registers",
+    num_register_tokens=2,
+    use_mask_token=False,
+    image_shape=IMAGE,
+    **BLOCKS,
+)
+_hub(
+    "deeplab",
+    "DeepLabV3",
+    "segmentation by dilated convolutions",
+    "float32",
+    image_encoder=functools.partial(RESNET, image_shape=IMAGE),
+    spatial_pyramid_pooling_key="P4",
+    upsampling_size=4,
+    dilation_rates=[2, 3],
+    low_level_feature_key="P2",
+    projection_filters=4,
+    image_shape=IMAGE,
+)
+_hub(
+    "segformer",
+    "SegFormer",
+    "segmentation by a transformer",
+    "float32",
+    draws=True,
+    image_encoder=functools.partial(hub_backbone, "MiT", **MIT),
+    projection_filters=6,
+)
+_hub(
+    "retinanet",
+    "RetinaNet",
+    "feature pyramid for detection",
+    image_encoder=functools.partial(RESNET, image_shape=LARGE),
+    min_level=3,
+    max_level=5,
+    use_p5=False,
+    image_shape=LARGE,
+)
+_hub(
+    "d_fine",
+    "DFine",
+    "detection by deformable attention",
+    "float32",
+    backbone=functools.partial(
+        hub_backbone,
+        "HGNetV2",
         stem_channels=[3, 4, 4],
         stackwise_stage_filters=[
             [4, 4, 8, 1, 3, 3],
@@ -192,119 +216,67 @@ def _d_fine():
         embedding_size=4,
         use_learnable_affine_block=True,
         hidden_act="relu",
-        image_shape=(64, 64, 3),
+        image_shape=LARGE,
         out_features=["stage3", "stage4"],
-    )
-    return _built(
-        "DFineBackbone",
-        backbone=net,
-        decoder_in_channels=[16, 16],
-        encoder_hidden_dim=16,
-        num_denoising=0,
-        num_labels=5,
-        hidden_dim=16,
-        learn_initial_query=False,
-        num_queries=6,
-        anchor_image_size=(64, 64),
-        feat_strides=[16, 32],
-        num_feature_levels=2,
-        encoder_in_channels=[32, 64],
-        encode_proj_layers=[1],
-        num_attention_heads=2,
-        encoder_ffn_dim=32,
-        num_encoder_layers=1,
-        hidden_expansion=0.34,
-        depth_multiplier=0.5,
-        eval_idx=-1,
-        num_decoder_layers=2,
-        decoder_attention_heads=2,
-        decoder_ffn_dim=32,
-        decoder_n_points=[2, 2],
-        lqe_hidden_dim=8,
-        num_lqe_layers=2,
-        out_features=["stage3", "stage4"],
-        image_shape=(64, 64, 3),
-        seed=0,
-    )
-
-
-def _videoprism():
-    return _built(
-        "VideoPrismBackbone",
-        num_frames=2,
-        patch_size=8,
-        hidden_dim=8,
-        intermediate_dim=12,
-        num_heads=2,
-        num_spatial_layers=1,
-        num_temporal_layers=1,
-        num_auxiliary_layers=0,
-        image_shape=(16, 16, 3),
-    )
-
-
-def _depth_anything():
-    encoder = _built(
-        "DINOV2Backbone",
-        patch_size=8,
-        num_layers=4,
-        hidden_dim=8,
-        num_heads=2,
-        intermediate_dim=12,
-        image_shape=(64, 64, 3),
-    )
-    return _built(
-        "DepthAnythingBackbone",
-        image_encoder=encoder,
-        reassemble_factors=[4, 2, 1, 0.5],
-        neck_hidden_dims=[4, 4, 6, 6],
-        fusion_hidden_dim=4,
-        head_hidden_dim=4,
-        head_in_index=-1,
-        feature_keys=["stage1", "stage2", "stage3", "stage4"],
-    )
-
-
-BACKBONES = {
-    "cspnet": (_cspnet, "cross stage partial net"),
-    "efficientnet": (_efficientnet, "inverted bottlenecks"),
-    "hgnet": (_hgnet, "lightweight net"),
-    "mit": (_mit, "mix transformer"),
-    "vgg": (_vgg, "plain net"),
-    "xception": (_xception, "separable convolutions"),
-    "vitdet": (vitdet, "windows, relative positions"),
-    "dinov3": (_dinov3, "vision transformer with registers"),
-    "deeplab": (_deeplab, "segmentation by dilated convolutions"),
-    "segformer": (_segformer, "segmentation by a transformer"),
-    "retinanet": (_retinanet, "feature pyramid for detection"),
-    "d_fine": (_d_fine, "detection by deformable attention"),
-    "videoprism": (_videoprism, "video transformer"),
-    "depth_anything": (_depth_anything, "depth from one image"),
-}
-
-
-def _builder(make_backbone):
-    def make():
-        backbone = make_backbone()
-        output = backbone.output
-        if isinstance(output, dict):
-            output = list(output.values())[-1]
-        if isinstance(output, (list, tuple)):
-            output = output[0]
-        x = tf.nest.map_structure(
-            lambda t: normal(*[size or SIDE for size in t.shape[1:]]),
-            backbone.input,
-        )
-        return classified(backbone.input, output, x)
-
-    make.__module__ = __name__
-    return make
-
-
-#: Those with parts in float32, and with dropout that nothing switches off.
-SINGLE = ("d_fine", "videoprism", "depth_anything", "segformer", "deeplab")
-DRAWN = ("mit", "segformer")
-
-for _name, (_make, _about) in BACKBONES.items():
-    _float = "float32" if _name in SINGLE else "float64"
-    kind(_name, _about, dtype=_float, draws=_name in DRAWN)(_builder(_make))
+    ),
+    decoder_in_channels=[16, 16],
+    encoder_hidden_dim=16,
+    num_denoising=0,
+    num_labels=5,
+    hidden_dim=16,
+    learn_initial_query=False,
+    num_queries=6,
+    anchor_image_size=(64, 64),
+    feat_strides=[16, 32],
+    num_feature_levels=2,
+    encoder_in_channels=[32, 64],
+    encode_proj_layers=[1],
+    num_attention_heads=2,
+    encoder_ffn_dim=32,
+    num_encoder_layers=1,
+    hidden_expansion=0.34,
+    depth_multiplier=0.5,
+    eval_idx=-1,
+    num_decoder_layers=2,
+    decoder_attention_heads=2,
+    decoder_ffn_dim=32,
+    decoder_n_points=[2, 2],
+    lqe_hidden_dim=8,
+    num_lqe_layers=2,
+    out_features=["stage3", "stage4"],
+    image_shape=LARGE,
+    seed=0,
+)
+_hub(
+    "videoprism",
+    "VideoPrism",
+    "video transformer",
+    "float32",
+    num_frames=2,
+    patch_size=8,
+    hidden_dim=8,
+    intermediate_dim=12,
+    num_heads=2,
+    num_spatial_layers=1,
+    num_temporal_layers=1,
+    num_auxiliary_layers=0,
+    image_shape=(16, 16, 3),
+)
+_hub(
+    "depth_anything",
+    "DepthAnything",
+    "depth from one image",
+    "float32",
+    image_encoder=functools.partial(
+        hub_backbone,
+        "DINOV2",
+        image_shape=LARGE,
+        **{**BLOCKS, "num_layers": 4},
+    ),
+    reassemble_factors=[4, 2, 1, 0.5],
+    neck_hidden_dims=[4, 4, 6, 6],
+    fusion_hidden_dim=4,
+    head_hidden_dim=4,
+    head_in_index=-1,
+    feature_keys=["stage1", "stage2", "stage3", "stage4"],
+)

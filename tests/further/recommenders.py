@@ -1,116 +1,93 @@
 """Recommenders, as in keras-rs and in keras.io's examples."""
 
+import functools
+
 import keras
 import numpy as np
 
-from tests.further.kinds import (
-    N,
-    integers,
-    kind,
-    layers,
-    normal,
-    ops,
-    perturbed,
-)
+from tests.further import tasks
+from tests.further.kinds import attended, kind, layers, normed, ops
 
 ITEMS, WIDTH = 12, 4
-_LOGITS = {"from_logits": True}
+ID, LIST = tasks.integers(ITEMS), tasks.integers(ITEMS, 6)
 
 
-def _clicks(model, x):
-    """Compiled for a label of 0 or 1 a sample."""
-    loss = keras.losses.BinaryCrossentropy(**_LOGITS)
-    perturbed(model).compile("sgd", loss)
-    return model, x, np.arange(N)[:, None] % 2.0
+def clicks(*inputs, **settings):
+    """Decorate a builder of features for a label of 0 or 1 a sample."""
+
+    def register(build):
+        @kind(*inputs, y=tasks.CLICKS, **settings)
+        @functools.wraps(build)
+        def clicked(*tensors):
+            return layers.Dense(1)(build(*tensors)), tasks.BINARY()
+
+        return clicked
+
+    return register
 
 
-def _fields(count):
-    """Inputs of one id each, their embeddings, and values."""
-    inputs = [keras.Input((), dtype="int32") for _ in range(count)]
-    embedded = [layers.Embedding(ITEMS, WIDTH)(one) for one in inputs]
-    return inputs, embedded, [integers(ITEMS, seed=k) for k in range(count)]
+def _embedded(ids):
+    return [layers.Embedding(ITEMS, WIDTH)(one) for one in ids]
 
 
-@kind("dlrm", "dense and sparse features, dot products of pairs")
-def dlrm():
-    inputs, embedded, ids = _fields(3)
-    numbers = keras.Input((5,))
+@clicks((5,), ID, ID, ID)
+def dlrm(numbers, *ids):
+    """Dense and sparse features, dot products of pairs."""
     bottom = layers.Dense(WIDTH, "relu")(numbers)
-    rows = ops.stack([bottom, *embedded], 1)
+    rows = ops.stack([bottom, *_embedded(ids)], 1)
     pairs = ops.matmul(rows, ops.transpose(rows, (0, 2, 1)))
-    lower = np.tril_indices(4, -1)
-    places = np.ravel_multi_index(lower, (4, 4))
+    places = np.ravel_multi_index(np.tril_indices(4, -1), (4, 4))
     pairs = ops.take(ops.reshape(pairs, (-1, 16)), places, axis=1)
-    top = layers.Dense(6, "relu")(ops.concatenate([bottom, pairs], 1))
-    model = keras.Model([numbers, *inputs], layers.Dense(1)(top))
-    return _clicks(model, [normal(5), *ids])
+    return layers.Dense(6, "relu")(ops.concatenate([bottom, pairs], 1))
 
 
-class _Cross(layers.Layer):
-    def build(self, shape):
-        self.dense = layers.Dense(shape[0][-1])
-        self.dense.build(shape[0])
-
-    def call(self, pair):
-        first, x = pair
-        return first * self.dense(x) + x
-
-
-@kind("dcn", "cross layers")
-def dcn():
-    inputs, embedded, ids = _fields(3)
-    first = x = ops.concatenate(embedded, 1)
+@clicks(ID, ID, ID)
+def dcn(*ids):
+    """Cross layers."""
+    first = x = ops.concatenate(_embedded(ids), 1)
     for _ in range(2):
-        x = _Cross()([first, x])
-    return _clicks(keras.Model(inputs, layers.Dense(1)(x)), ids)
+        x = first * layers.Dense(3 * WIDTH)(x) + x
+    return x
 
 
-@kind("deepfm", "factorisation machine and a deep part")
-def deepfm():
-    inputs, embedded, ids = _fields(3)
-    rows = ops.stack(embedded, 1)
+@kind(ID, ID, ID, y=tasks.CLICKS)
+def deepfm(*ids):
+    """Factorisation machine and a deep part."""
+    rows = ops.stack(_embedded(ids), 1)
     square = ops.square(ops.sum(rows, 1)) - ops.sum(ops.square(rows), 1)
-    wide = ops.add(*[layers.Embedding(ITEMS, 1)(i) for i in inputs[:2]])
+    wide = ops.add(*[layers.Embedding(ITEMS, 1)(one) for one in ids[:2]])
     deep = layers.Dense(5, "relu")(layers.Flatten()(rows))
     logits = wide + layers.Dense(1)(deep)
-    logits += 0.5 * ops.sum(square, 1, keepdims=True)
-    return _clicks(keras.Model(inputs, logits), ids)
+    return logits + 0.5 * ops.sum(square, 1, keepdims=True), tasks.BINARY()
 
 
-@kind("autoint", "attention between fields")
-def autoint():
-    inputs, embedded, ids = _fields(3)
-    rows = ops.stack(embedded, 1)
-    rows = layers.ReLU()(rows + layers.MultiHeadAttention(2, 3)(rows, rows))
-    return _clicks(
-        keras.Model(inputs, layers.Dense(1)(layers.Flatten()(rows))), ids
-    )
+@clicks(ID, ID, ID)
+def autoint(*ids):
+    """Attention between fields."""
+    rows = ops.stack(_embedded(ids), 1)
+    return layers.Flatten()(layers.ReLU()(rows + attended(rows)))
 
 
-@kind("neural_matrix_factorisation", "products and a deep part")
-def ncf():
-    inputs, (user, item), ids = _fields(2)
+@clicks(ID, ID)
+def neural_matrix_factorisation(*ids):
+    """Products and a deep part."""
+    user, item = _embedded(ids)
     deep = layers.Dense(4, "relu")(ops.concatenate([user, item], 1))
-    both = ops.concatenate([user * item, deep], 1)
-    return _clicks(keras.Model(inputs, layers.Dense(1)(both)), ids)
+    return ops.concatenate([user * item, deep], 1)
 
 
-@kind("two_tower_negatives", "retrieval; negatives of each sample")
-def two_tower():
-    user, items = (
-        keras.Input((), dtype="int32"),
-        keras.Input((5,), dtype="int32"),
-    )
-    query = layers.Dense(3)(layers.Embedding(ITEMS, WIDTH)(user))
-    candidates = layers.Dense(3)(layers.Embedding(ITEMS, WIDTH)(items))
-    logits = ops.einsum("nd,nkd->nk", query, candidates) / 0.5
-    model = perturbed(keras.Model([user, items], logits))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(**_LOGITS))
-    x = [integers(ITEMS), integers(ITEMS, 5, seed=1)]
-    return model, x, np.zeros((N, 1), "int32")
+@kind(
+    ID, tasks.integers(ITEMS, 5), y=tasks.given(np.zeros((tasks.N, 1)), "int32")
+)
+def two_tower_negatives(*ids):
+    """Retrieval; negatives of each sample."""
+    query, candidates = (layers.Dense(3)(rows) for rows in _embedded(ids))
+    return ops.einsum(
+        "nd,nkd->nk", query, candidates
+    ) / 0.5, tasks.CROSSENTROPY()
 
 
-class _Catalogue(layers.Layer):
+class Catalogue(layers.Layer):
     """Scores of all items by the table that embeds them."""
 
     def __init__(self, table):
@@ -121,120 +98,98 @@ class _Catalogue(layers.Layer):
         return ops.matmul(x, ops.transpose(self.table.embeddings))
 
 
-@kind("sasrec", "next item by causal attention, one table")
-def sasrec():
-    ids = keras.Input((6,), dtype="int32")
+@kind(LIST, y=LIST)
+def sasrec(ids):
+    """Next item by causal attention, one table."""
     table = layers.Embedding(ITEMS, WIDTH)
-    places = layers.Embedding(6, WIDTH)(ops.arange(6))
-    x = table(ids) + places
+    x = table(ids) + layers.Embedding(6, WIDTH)(ops.arange(6))
     for _ in range(2):
-        normed = layers.LayerNormalization()(x)
-        x += layers.MultiHeadAttention(1, WIDTH)(
-            normed, normed, use_causal_mask=True
-        )
+        x += attended(normed(x), None, 1, WIDTH, use_causal_mask=True)
         x += layers.Dense(WIDTH)(layers.Dense(6, "relu")(x))
-    model = perturbed(keras.Model(ids, _Catalogue(table)(x)))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(**_LOGITS))
-    return model, integers(ITEMS, 6), integers(ITEMS, 6, seed=1)
+    return Catalogue(table)(x), tasks.CROSSENTROPY()
 
 
-@kind("gru4rec", "next item by a recurrent net")
-def gru4rec():
-    ids = keras.Input((6,), dtype="int32")
+@kind(LIST, y=ID)
+def gru4rec(ids):
+    """Next item by a recurrent net."""
     x = layers.GRU(5)(layers.Embedding(ITEMS, WIDTH)(ids))
-    model = perturbed(keras.Model(ids, layers.Dense(ITEMS)(x)))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(**_LOGITS))
-    return model, integers(ITEMS, 6), integers(ITEMS, seed=1)
+    return layers.Dense(ITEMS)(x), tasks.CROSSENTROPY()
 
 
-@kind("deep_interest", "attention of a candidate to a history with gaps")
-def deep_interest():
-    past, item = (
-        keras.Input((6,), dtype="int32"),
-        keras.Input((), dtype="int32"),
-    )
+@clicks(
+    tasks.given(
+        [[1, 3, 5, 0, 7, 0], [1, 0, 2, 11, 4, 0], [1, 8, 8, 6, 9, 0]], "int32"
+    ),
+    ID,
+)
+def deep_interest(past, item):
+    """Attention of a candidate to a history with gaps."""
     table = layers.Embedding(ITEMS, WIDTH)
-    history, candidate = table(past), table(item)[:, None]
-    candidate = ops.repeat(candidate, 6, 1)
+    history = table(past)
+    candidate = ops.repeat(table(item)[:, None], 6, 1)
     pair = ops.concatenate(
         [history, candidate, history * candidate, history - candidate], -1
     )
     scores = layers.Dense(1)(layers.Dense(4, "sigmoid")(pair))
     scores = ops.where(ops.equal(past, 0)[..., None], -1e9, scores)
     found = ops.sum(ops.softmax(scores, 1) * history, 1)
-    logits = layers.Dense(1)(ops.concatenate([found, table(item)], -1))
-    ids = integers(ITEMS, 6)
-    ids[:, -1], ids[:, 0] = 0, 1
-    return _clicks(keras.Model([past, item], logits), [ids, integers(ITEMS)])
+    return ops.concatenate([found, table(item)], -1)
 
 
-@kind("wide_and_deep", "crossed, hashed, looked up strings", known=True)
-def wide_and_deep():
-    city, colour = (
-        keras.Input((), dtype="string"),
-        keras.Input((), dtype="string"),
-    )
-    numbers = keras.Input((3,))
+def _strings(*values):
+    return tasks.given(values, "string")
+
+
+@clicks(
+    _strings("oslo", "rome", "bern"),
+    _strings("red", "blue", "red"),
+    (3,),
+    known=True,
+)
+def wide_and_deep(city, colour, numbers):
+    """Crossed, hashed, looked up strings."""
     look = layers.StringLookup(
         vocabulary=["rome", "oslo"], output_mode="one_hot"
     )
-    hashed = layers.Hashing(7)(colour)
     crossed = layers.HashedCrossing(9, output_mode="one_hot")((city, colour))
-    deep = layers.Embedding(7, WIDTH)(hashed)
+    deep = layers.Embedding(7, WIDTH)(layers.Hashing(7)(colour))
     deep = layers.Dense(5, "relu")(ops.concatenate([deep, numbers], 1))
-    wide = ops.concatenate(
-        [ops.cast(t, deep.dtype) for t in (look(city), crossed)], 1
-    )
-    logits = layers.Dense(1)(ops.concatenate([wide, deep], 1))
-    x = [
-        np.array(["oslo", "rome", "bern"]),
-        np.array(["red", "blue", "red"]),
-        normal(3),
-    ]
-    return _clicks(keras.Model([city, colour, numbers], logits), x)
+    wide = [ops.cast(t, deep.dtype) for t in (look(city), crossed)]
+    return ops.concatenate([*wide, deep], 1)
 
 
-@kind("multi_task_experts", "gates of tasks over shared experts")
-def mmoe():
-    inputs, embedded, ids = _fields(3)
-    x = ops.concatenate(embedded, 1)
+@kind(ID, ID, ID, y=[tasks.CLICKS, (1,)])
+def multi_task_experts(*ids):
+    """Gates of tasks over shared experts."""
+    x = ops.concatenate(_embedded(ids), 1)
     experts = ops.stack([layers.Dense(4, "relu")(x) for _ in range(3)], 1)
     outputs = []
     for _ in range(2):
         gate = layers.Dense(3, "softmax")(x)
         mixed = ops.einsum("ne,ned->nd", gate, experts)
         outputs.append(layers.Dense(1)(mixed))
-    model = perturbed(keras.Model(inputs, outputs))
-    binary = keras.losses.BinaryCrossentropy(**_LOGITS)
-    model.compile("sgd", [binary, "mse"], loss_weights=[1.0, 0.3])
-    return model, ids, [np.arange(N)[:, None] % 2.0, normal(1)]
+    return outputs, [tasks.BINARY(), "mse"], [1.0, 0.3]
 
 
-class _Pairwise(keras.losses.Loss):
+def _pairwise(y_true, y_pred):
     """Each relevant item above each other item of the same sample."""
-
-    def call(self, y_true, y_pred):
-        above = y_true[:, :, None] > y_true[:, None]
-        gap = y_pred[:, :, None] - y_pred[:, None]
-        return ops.sum(ops.softplus(-gap) * ops.cast(above, gap.dtype), (1, 2))
+    above = y_true[:, :, None] > y_true[:, None]
+    gap = y_pred[:, :, None] - y_pred[:, None]
+    return ops.sum(ops.softplus(-gap) * ops.cast(above, gap.dtype), (1, 2))
 
 
-def _ranked(loss, y):
-    """Scores of a list of items a sample."""
-    inputs = keras.Input((5, 3))
-    scores = layers.Dense(1)(layers.Dense(6, "tanh")(inputs))[..., 0]
-    model = perturbed(keras.Model(inputs, scores))
-    model.compile("sgd", loss)
-    return model, normal(5, 3), y
+def _scores(items):
+    return layers.Dense(1)(layers.Dense(6, "tanh")(items))[..., 0]
 
 
-@kind("pairwise_ranking", "a list of items a sample")
-def ranking():
-    return _ranked(_Pairwise(), integers(3, 5).astype("float32"))
+@kind((5, 3), y=tasks.integers(3, 5, dtype=None))
+def pairwise_ranking(items):
+    """A list of items a sample."""
+    return _scores(items), _pairwise
 
 
-@kind("listwise_ranking", "a list of items a sample")
-def listwise():
-    y = abs(normal(5))
-    loss = keras.losses.CategoricalCrossentropy(**_LOGITS)
-    return _ranked(loss, y / y.sum(1, keepdims=True))
+@kind((5, 3), y=tasks.shares(5))
+def listwise_ranking(items):
+    """A list of items a sample."""
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    return _scores(items), loss

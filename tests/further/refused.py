@@ -1,24 +1,18 @@
 """Parts of published models that are refused, with the reason and a way out."""
 
 import dataclasses
+import functools
 import typing
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.further.hub_mixed import encoders
-from tests.further.hub_text import DECODERS, VOCABULARY
-from tests.further.kinds import (
-    N,
-    classified,
-    integers,
-    labels,
-    layers,
-    normal,
-    ops,
-    perturbed,
-)
+from tests.further import tasks
+from tests.further.hub_mixed import IMAGE, WORDS, encoders
+from tests.further.hub_text import MIXTRAL
+from tests.further.kinds import Own, layers, made, ops
+from tests.further.sequences import mel_bands
+from tests.real_models import hub_backbone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +23,8 @@ class Refused:
         part: what it is.
         reason: why, as the page says.
         way_out: what to do instead.
-        make: a builder of a model with it.
+        name: of the builder of a model with it.
+        make: returns the model, x and y.
         message: what the error says.
         hub: whether it is of keras-hub.
     """
@@ -37,6 +32,7 @@ class Refused:
     part: str
     reason: str
     way_out: str
+    name: str
     make: typing.Callable
     message: str
     hub: bool = False
@@ -45,12 +41,16 @@ class Refused:
 REFUSED = []
 
 
-def refused(part, reason, way_out, message, hub=False):
-    """Decorate a builder as that of a model that is refused."""
+def refused(part, reason, way_out, message, *inputs, y=tasks.LABELS, hub=False):
+    """Decorate a builder, as one of `kind`, of a model that is refused."""
 
-    def register(make):
-        REFUSED.append(Refused(part, reason, way_out, make, message, hub))
-        return make
+    def register(build):
+        make = functools.partial(made, build, inputs, y)
+        case = Refused(
+            part, reason, way_out, build.__name__, make, message, hub
+        )
+        REFUSED.append(case)
+        return build
 
     return register
 
@@ -61,17 +61,15 @@ def refused(part, reason, way_out, message, hub=False):
     "a label for each pair, or negatives of each sample's own "
     "(`clip_pairs`, `two_tower_negatives`)",
     "multiplies all pairs of samples",
+    IMAGE,
+    WORDS,
+    y=(tasks.N,),
     hub=True,
 )
-def contrastive():
-    from keras_hub.models import CLIPBackbone
-
-    backbone = CLIPBackbone(*encoders("CLIP"), projection_dim=6)
-    logits = backbone.output["vision_logits"]
-    model = keras.Model(backbone.input, logits)
-    model.compile("sgd", "mse")
-    x = {"images": normal(16, 16, 3), "token_ids": integers(9, 6)}
-    return model, x, normal(N)
+def contrastive(images, text):
+    backbone = hub_backbone("CLIP", *encoders("CLIP"), projection_dim=6)
+    found = backbone({"images": images, "token_ids": text})
+    return found["vision_logits"], "mse"
 
 
 @refused(
@@ -80,17 +78,13 @@ def contrastive():
     "call the backbone with `training=False` in a layer of your own "
     "(`mixtral`, `qwen_moe`)",
     "SparseMoeBlock.* mixes the samples",
+    WORDS,
+    tasks.given(np.ones((tasks.N, 6)), "int32"),
     hub=True,
 )
-def balanced():
-    from keras_hub.models import MixtralBackbone
-
-    backbone = MixtralBackbone(**DECODERS["mixtral"])
-    x = {
-        "token_ids": integers(VOCABULARY, 6),
-        "padding_mask": np.ones((N, 6), "int32"),
-    }
-    return classified(backbone.input, backbone.output, x)
+def balanced(text, mask):
+    backbone = hub_backbone("Mixtral", **MIXTRAL)
+    return backbone({"token_ids": text, "padding_mask": mask})
 
 
 @refused(
@@ -98,19 +92,10 @@ def balanced():
     "they are cut off relative to the loudest of all samples: `Max`",
     "`power_to_db=False` and a logarithm behind it (`spectrogram_net`)",
     "MelSpectrogram.* mixes the samples .*op Max",
+    (64,),
 )
-def decibels():
-    inputs = keras.Input((64,))
-    x = layers.MelSpectrogram(
-        fft_length=16,
-        sequence_stride=8,
-        sequence_length=16,
-        sampling_rate=64,
-        num_mel_bins=6,
-        min_freq=1,
-        max_freq=30,
-    )(inputs)
-    return classified(inputs, x[..., None], normal(64))
+def decibels(inputs):
+    return mel_bands(inputs)
 
 
 @refused(
@@ -118,26 +103,22 @@ def decibels():
     "it divides by the statistics of the batch",
     "`replace_batch_norm`, or freeze it",
     "BatchNormalization",
+    (5,),
+    y=(2,),
 )
-def batch_norm():
-    inputs = keras.Input((5,))
+def batch_norm(inputs):
     x = layers.BatchNormalization()(layers.Dense(4)(inputs))
-    model = keras.Model(inputs, layers.Dense(2)(x))
-    model.compile("sgd", "mse")
-    return model, normal(5), normal(2)
+    return layers.Dense(2)(x), "mse"
 
 
-class _Numbered(layers.Layer):
+def _numbered(text, rows, places):
     """Puts rows into places of a text that are given by numbers."""
-
-    def call(self, given):
-        text, rows, places = given
-        n, length = ops.shape(text)[0], text.shape[1]
-        flat = ops.reshape(text, (-1, text.shape[2]))
-        places = ops.reshape(places + ops.arange(n)[:, None] * length, (-1, 1))
-        rows = ops.reshape(rows, (-1, text.shape[2]))
-        found = tf.tensor_scatter_nd_update(flat, places, rows)
-        return ops.reshape(found, ops.shape(text))
+    n, length = ops.shape(text)[0], text.shape[1]
+    flat = ops.reshape(text, (-1, text.shape[2]))
+    places = ops.reshape(places + ops.arange(n)[:, None] * length, (-1, 1))
+    rows = ops.reshape(rows, (-1, text.shape[2]))
+    found = tf.tensor_scatter_nd_update(flat, places, rows)
+    return ops.reshape(found, ops.shape(text))
 
 
 @refused(
@@ -148,17 +129,12 @@ class _Numbered(layers.Layer):
     "`vouched=[...]` names the layer, if all numbers are right; or `where` "
     "by a mask",
     "puts entries of all samples together, by their values",
+    (6, 4),
+    (2, 4),
+    tasks.given([[1, 4]] * tasks.N, "int32"),
 )
-def interleaved():
-    text, rows = keras.Input((6, 4)), keras.Input((2, 4))
-    places = keras.Input((2,), dtype="int32")
-    x = _Numbered(name="interleave")([layers.Dense(4)(text), rows, places])
-    model, x, y = classified(
-        [text, rows, places],
-        x,
-        [normal(6, 4), normal(2, 4), np.tile([[1, 4]], (N, 1))],
-    )
-    return model, x, y
+def interleaved(text, rows, places):
+    return Own(_numbered)([layers.Dense(4)(text), rows, places])
 
 
 @refused(
@@ -167,17 +143,22 @@ def interleaved():
     "targets of other samples divide the loss of each: `RealDiv`",
     "divide by the number of objects of each sample (`detection_head`)",
     "depend on the whole batch|mixes the samples|compares the samples",
+    (4,),
+    y=(3,),
 )
-def counted():
-    inputs = keras.Input((4,))
-    model = perturbed(keras.Model(inputs, layers.Dense(3)(inputs)))
-
+def counted(inputs):
     def loss(y, p):
         there = ops.cast(y > 0, p.dtype)
         return ops.sum(there * (y - p) ** 2, -1) / ops.sum(abs(y) * there)
 
-    model.compile("sgd", loss)
-    return model, normal(4), normal(3)
+    return layers.Dense(3)(inputs), loss
+
+
+def _positive(t):
+    twice = tf.concat([t, t], 1)
+    first = tf.boolean_mask(twice, [True] * 4 + [False] * 4, 1)
+    total = tf.reduce_sum(tf.boolean_mask(t, t > 0))
+    return tf.reshape(first * total, (-1, 4))
 
 
 @refused(
@@ -185,20 +166,14 @@ def counted():
     "they give as many entries as the values say: `Where`",
     "multiply by a mask, or `where` of three arguments",
     "gives as many entries as all samples together have",
+    (4,),
 )
-def selected():
-    inputs = keras.Input((4,))
-    x = layers.Lambda(
-        lambda t: tf.reshape(
-            tf.boolean_mask(tf.concat([t, t], 1), [True] * 4 + [False] * 4, 1)
-            * tf.reduce_sum(tf.boolean_mask(t, t > 0)),
-            (-1, 4),
-        ),
-        output_shape=(4,),
-    )(layers.Dense(4)(inputs))
-    model = keras.Model(inputs, layers.Dense(2)(x))
-    model.compile("sgd", "mse")
-    return model, normal(4), normal(2)
+def selected(inputs):
+    return Own(_positive)(layers.Dense(4)(inputs))
+
+
+def _running_mean(t):
+    return tf.scan(lambda mean, row: 0.9 * mean + 0.1 * row, t)
 
 
 @refused(
@@ -206,14 +181,17 @@ def selected():
     "each sample's turn begins with what the one before has left",
     "`tf.map_fn`, or a scan along the steps of each sample",
     "samples",
+    (4,),
 )
-def scanned():
-    inputs = keras.Input((4,))
-    x = layers.Lambda(
-        lambda t: tf.scan(lambda mean, row: 0.9 * mean + 0.1 * row, t),
-        output_shape=(4,),
-    )(layers.Dense(4)(inputs))
-    return classified(inputs, x, normal(4))
+def scanned(inputs):
+    return Own(_running_mean)(layers.Dense(4)(inputs))
+
+
+def _sorted(t):
+    found = tf.numpy_function(
+        lambda a: np.sort(a, -1), [tf.stop_gradient(t)], t.dtype
+    )
+    return t + tf.ensure_shape(found, t.shape)
 
 
 @refused(
@@ -221,27 +199,17 @@ def scanned():
     "nothing is known of what they do: `PyFunc`",
     "ops of Keras or TensorFlow, `register_type_rule`, or `vouched=[...]`",
     "has no type rule",
+    (4,),
 )
-def python():
-    inputs = keras.Input((4,))
-
-    def sort(t):
-        found = tf.numpy_function(
-            lambda a: np.sort(a, -1), [tf.stop_gradient(t)], t.dtype
-        )
-        return t + tf.ensure_shape(found, t.shape)
-
-    x = layers.Lambda(sort, output_shape=(4,))(layers.Dense(4)(inputs))
-    return classified(inputs, x, normal(4))
+def python(inputs):
+    return Own(_sorted)(layers.Dense(4)(inputs))
 
 
-class _Centre(keras.losses.Loss):
+def _centre(y_true, y_pred):
     """How far the outputs of a class are from each other."""
-
-    def call(self, y_true, y_pred):
-        same = ops.equal(y_true[:, None], y_true[None])
-        far = ops.sum((y_pred[:, None] - y_pred[None]) ** 2, -1)
-        return ops.sum(far * ops.cast(same, far.dtype), 1)
+    same = ops.equal(y_true[:, None], y_true[None])
+    far = ops.sum((y_pred[:, None] - y_pred[None]) ** 2, -1)
+    return ops.sum(far * ops.cast(same, far.dtype), 1)
 
 
 @refused(
@@ -249,12 +217,10 @@ class _Centre(keras.losses.Loss):
     "samples are compared with each other",
     "pairs or triplets as samples (`siamese_pairs`, `siamese_triplet`)",
     "compares the samples|mixes the samples",
+    (4,),
 )
-def metric_learning():
-    inputs = keras.Input((4,))
-    model = perturbed(keras.Model(inputs, layers.Dense(3)(inputs)))
-    model.compile("sgd", _Centre())
-    return model, normal(4), labels()
+def metric_learning(inputs):
+    return layers.Dense(3)(inputs), _centre
 
 
 def table():

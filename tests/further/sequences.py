@@ -2,153 +2,133 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from tests.further.kinds import (
-    classified,
-    crossentropy,
-    integers,
-    kind,
-    layers,
-    normal,
-    ops,
-    perturbed,
-)
+from tests.further import tasks
+from tests.further.kinds import Own, attended, kind, layers, normed, ops
 
 WORDS, LENGTH, WIDTH = 11, 8, 6
+TEXT = tasks.integers(WORDS, LENGTH)
 
 
-def _text():
-    ids = keras.Input((LENGTH,), dtype="int32")
-    return ids, layers.Embedding(WORDS, WIDTH)(ids), integers(WORDS, LENGTH)
+def _words(ids):
+    return layers.Embedding(WORDS, WIDTH)(ids)
 
 
-def _language_model(inputs, x, ids):
-    model = perturbed(keras.Model(inputs, layers.Dense(WORDS)(x)))
-    model.compile("sgd", crossentropy())
-    return model, ids, integers(WORDS, LENGTH, seed=1)
+def _next(x, words=WORDS):
+    """For a language model."""
+    return layers.Dense(words)(x), tasks.CROSSENTROPY()
 
 
-@kind("lstm_language_model", "two recurrent layers with dropout", draws=True)
-def lstm_language_model():
-    inputs, x, ids = _text()
-    x = layers.Dropout(0.3, seed=1)(x)
+@kind(TEXT, y=TEXT, draws=True)
+def lstm_language_model(ids):
+    """Two recurrent layers with dropout."""
+    x = layers.Dropout(0.3, seed=1)(_words(ids))
     for _ in range(2):
         x = layers.LSTM(5, return_sequences=True)(x)
-    return _language_model(inputs, x, ids)
+    return _next(x)
 
 
-@kind("feedforward_language_model", "a few words before each word")
-def feedforward():
-    inputs, x, ids = _text()
-    x = layers.Conv1D(6, 3, padding="causal", activation="tanh")(x)
-    return _language_model(inputs, x, ids)
+def _causal(x, filters, size, activation=None, rate=1):
+    return layers.Conv1D(
+        filters,
+        size,
+        padding="causal",
+        dilation_rate=rate,
+        activation=activation,
+    )(x)
 
 
-@kind("translation", "recurrent encoder and decoder with attention")
-def translation():
-    source, target = (keras.Input((LENGTH,), dtype="int32") for _ in range(2))
-    x = layers.Bidirectional(layers.GRU(3, return_sequences=True))(
-        layers.Embedding(WORDS, WIDTH)(source)
-    )
-    y = layers.GRU(6, return_sequences=True)(
-        layers.Embedding(WORDS, WIDTH)(target), initial_state=x[:, -1]
-    )
+@kind(TEXT, y=TEXT)
+def feedforward_language_model(ids):
+    """A few words before each word."""
+    return _next(_causal(_words(ids), 6, 3, "tanh"))
+
+
+@kind(TEXT, TEXT, y=TEXT)
+def translation(source, target):
+    """Recurrent encoder and decoder with attention."""
+    encoder = layers.Bidirectional(layers.GRU(3, return_sequences=True))
+    x = encoder(_words(source))
+    decoder = layers.GRU(6, return_sequences=True)
+    y = decoder(_words(target), initial_state=x[:, -1])
     y = layers.Concatenate()([y, layers.AdditiveAttention()([y, x])])
-    ids = [integers(WORDS, LENGTH), integers(WORDS, LENGTH, seed=2)]
-    return _language_model([source, target], y, ids)
+    return _next(y)
 
 
-def _feed(x, factor=0.5):
-    y = layers.Dense(8, "swish")(layers.LayerNormalization()(x))
-    return x + factor * layers.Dense(x.shape[-1])(y)
+def _feed(x):
+    y = layers.Dense(8, "swish")(normed(x))
+    return x + 0.5 * layers.Dense(x.shape[-1])(y)
 
 
 def _conformer(x):
     x = _feed(x)
-    y = layers.LayerNormalization()(x)
-    x += layers.MultiHeadAttention(2, 3)(y, y)
-    y = layers.LayerNormalization()(x)
-    y = ops.glu(layers.Conv1D(2 * x.shape[-1], 1)(y))
+    x += attended(normed(x))
+    y = ops.glu(layers.Conv1D(2 * x.shape[-1], 1)(normed(x)))
     y = layers.DepthwiseConv1D(3, padding="same")(y)
     y = ops.silu(layers.GroupNormalization(2)(y))
     x += layers.Conv1D(x.shape[-1], 1)(y)
-    return layers.LayerNormalization()(_feed(x))
+    return normed(_feed(x))
 
 
-@kind("conformer_ctc", "speech to text by CTC", dtype="float32")
-def conformer():
-    inputs = keras.Input((12, 4))
+@kind(
+    (12, 4),
+    y=tasks.given([[1, 2, 0], [3, 0, 0], [4, 4, 1]], "int32"),
+    dtype="float32",
+)
+def conformer_ctc(inputs):
+    """Speech to text by CTC."""
     x = layers.Conv1D(WIDTH, 3, 2, "same", activation="relu")(inputs)
-    logits = layers.Dense(5)(_conformer(x))
-    model = perturbed(keras.Model(inputs, logits))
-    model.compile("sgd", keras.losses.CTC())
-    y = np.array([[1, 2, 0], [3, 0, 0], [4, 4, 1]], "int32")
-    return model, normal(12, 4), y
+    return layers.Dense(5)(_conformer(x)), keras.losses.CTC()
 
 
-@kind("handwriting_ctc", "images by an LSTM and CTC", dtype="float32")
-def handwriting():
-    inputs = keras.Input((8, 16, 1))
+@kind(
+    (8, 16, 1),
+    y=tasks.given([[1, 2, 5], [3, 0, 0], [4, 1, 0]], "int32"),
+    dtype="float32",
+)
+def handwriting_ctc(inputs):
+    """Images by an LSTM and CTC."""
     x = layers.Conv2D(3, 3, padding="same", activation="relu")(inputs)
-    x = layers.MaxPooling2D()(x)
-    x = layers.Permute((2, 1, 3))(x)
+    x = layers.Permute((2, 1, 3))(layers.MaxPooling2D()(x))
     x = layers.Reshape((8, 12))(x)
     x = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(x)
-    model = perturbed(keras.Model(inputs, layers.Dense(6)(x)))
-    model.compile("sgd", keras.losses.CTC())
-    y = np.array([[1, 2, 5], [3, 0, 0], [4, 1, 0]], "int32")
-    return model, normal(8, 16, 1), y
+    return layers.Dense(6)(x), keras.losses.CTC()
 
 
-@kind("gmlp", "gates along the positions")
-def gmlp():
-    inputs, x, ids = _text()
-    y = layers.Dense(8, "gelu")(layers.LayerNormalization()(x))
-    u, v = ops.split(y, 2, -1)
-    v = layers.Permute((2, 1))(layers.LayerNormalization()(v))
+@kind(TEXT)
+def gmlp(ids):
+    """Gates along the positions."""
+    x = _words(ids)
+    u, v = ops.split(layers.Dense(8, "gelu")(normed(x)), 2, -1)
+    v = layers.Permute((2, 1))(normed(v))
     v = layers.Permute((2, 1))(layers.Dense(LENGTH, bias_initializer="ones")(v))
-    x += layers.Dense(WIDTH)(u * v)
-    return classified(inputs, x, ids)
+    return x + layers.Dense(WIDTH)(u * v)
 
 
-@kind("tcn", "dilated causal convolutions")
-def tcn():
-    inputs = keras.Input((LENGTH, 3))
+@kind((LENGTH, 3), y=(LENGTH, 1))
+def tcn(inputs):
+    """Dilated causal convolutions."""
     x = layers.Conv1D(4, 1)(inputs)
     for rate in (1, 2, 4):
-        y = layers.Conv1D(
-            4, 2, padding="causal", dilation_rate=rate, activation="relu"
-        )(x)
-        x += layers.LayerNormalization()(y)
-    model = perturbed(keras.Model(inputs, layers.Dense(1)(x)))
-    model.compile("sgd", keras.losses.Huber())
-    return model, normal(LENGTH, 3), normal(LENGTH, 1)
+        x += normed(_causal(x, 4, 2, "relu", rate))
+    return layers.Dense(1)(x), keras.losses.Huber()
 
 
-@kind("wavenet", "gated convolutions of samples of sound")
-def wavenet():
-    inputs = keras.Input((16, 1))
-    x, skips = layers.Conv1D(4, 2, padding="causal")(inputs), []
+@kind((16, 1), y=tasks.integers(8, 16))
+def wavenet(inputs):
+    """Gated convolutions of samples of sound."""
+    x, skips = _causal(inputs, 4, 2), []
     for rate in (1, 2, 4):
-        both = [
-            layers.Conv1D(
-                4, 2, padding="causal", dilation_rate=rate, activation=a
-            )(x)
-            for a in ("tanh", "sigmoid")
-        ]
-        y = layers.Conv1D(4, 1)(both[0] * both[1])
+        values, gates = (_causal(x, 4, 2, a, rate) for a in ("tanh", "sigmoid"))
+        y = layers.Conv1D(4, 1)(values * gates)
         skips.append(y)
         x += y
-    logits = layers.Conv1D(8, 1)(ops.relu(sum(skips)))
-    model = perturbed(keras.Model(inputs, logits))
-    model.compile("sgd", crossentropy())
-    return model, normal(16, 1), integers(8, 16)
+    return layers.Conv1D(8, 1)(ops.relu(sum(skips))), tasks.CROSSENTROPY()
 
 
-@kind("speaker_recognition", "a Fourier transform of sound", dtype="float32")
-def speaker():
-    inputs = keras.Input((32,))
+@kind((32,), dtype="float32")
+def speaker_recognition(inputs):
+    """A Fourier transform of sound."""
     real, imaginary = ops.rfft(inputs)
     x = ops.sqrt(real**2 + imaginary**2 + 1e-6)[..., None]
     for width in (3, 4):
@@ -156,13 +136,12 @@ def speaker():
         x = layers.Conv1D(width, 3, padding="same", activation="relu")(x)
         x = layers.Conv1D(width, 3, padding="same")(x) + skip
         x = layers.MaxPooling1D()(ops.relu(x))
-    return classified(inputs, x, normal(32))
+    return x
 
 
-@kind("spectrogram_net", "a transform in mel bands", dtype="float32")
-def spectrogram():
-    inputs = keras.Input((64,))
-    x = layers.MelSpectrogram(
+def mel_bands(inputs, **settings):
+    """Power in mel bands, with an axis of one channel."""
+    layer = layers.MelSpectrogram(
         fft_length=16,
         sequence_stride=8,
         sequence_length=16,
@@ -170,129 +149,113 @@ def spectrogram():
         num_mel_bins=6,
         min_freq=1,
         max_freq=30,
-        # Decibels are told by the loudest of all samples.
-        power_to_db=False,
-    )(inputs)
-    x = ops.log(x[..., None] + 1e-3)
-    x = layers.Conv2D(3, 3, activation="relu")(x)
-    return classified(inputs, x, normal(64))
+        **settings,
+    )
+    return layer(inputs)[..., None]
 
 
-@kind("stft_spectrogram", "a short-time transform as a trained layer")
-def stft():
-    inputs = keras.Input((32, 1))
+@kind((64,), dtype="float32")
+def spectrogram_net(inputs):
+    # Decibels are told by the loudest of all samples.
+    """A transform in mel bands."""
+    x = ops.log(mel_bands(inputs, power_to_db=False) + 1e-3)
+    return layers.Conv2D(3, 3, activation="relu")(x)
+
+
+@kind((32, 1))
+def stft_spectrogram(inputs):
+    """A short-time transform as a trained layer."""
     x = layers.STFTSpectrogram(
         mode="log", frame_length=8, frame_step=4, trainable=True
     )(inputs)
-    return classified(inputs, layers.Conv1D(4, 3)(x), normal(32, 1))
+    return layers.Conv1D(4, 3)(x)
 
 
-@kind("memory_net", "questions to a story, in hops")
-def memory():
-    story, question = (keras.Input((k,), dtype="int32") for k in (LENGTH, 3))
-    tables = [layers.Embedding(WORDS, WIDTH)(story) for _ in range(2)]
-    u = ops.sum(layers.Embedding(WORDS, WIDTH)(question), 1)
+@kind(TEXT, tasks.integers(WORDS, 3))
+def memory_net(story, question):
+    """Questions to a story, in hops."""
+    tables = [_words(story), _words(story)]
+    u = ops.sum(_words(question), 1)
     for _ in range(2):
         shares = ops.softmax(ops.einsum("ntd,nd->nt", tables[0], u))
         u += layers.Dense(WIDTH)(ops.einsum("nt,ntd->nd", shares, tables[1]))
-    x = [integers(WORDS, LENGTH), integers(WORDS, 3)]
-    return classified([story, question], u, x)
+    return u
 
 
-class StateSpace(layers.Layer):
+def _scanned(x, size, reads, log_decay):
     """A diagonal state space whose steps follow the input (Mamba)."""
+    into, out = ops.split(reads[:, :, None], 2, -1)
+    decay = ops.exp(-size[..., None] * ops.exp(log_decay))
+    found = size[..., None] * into * x[..., None]
 
-    def build(self, shape):
-        width = shape[-1]
-        self.log_decay = self.add_weight((width, 3), name="log_decay")
-        self.sizes = layers.Dense(width, "softplus")
-        self.reads = layers.Dense(6)
-        self.sizes.build(shape)
-        self.reads.build(shape)
-
-    def call(self, x):
-        size = self.sizes(x)[..., None]
-        into, out = ops.split(self.reads(x)[:, :, None], 2, -1)
-        decay = ops.exp(-size * ops.exp(self.log_decay))
-        given = size * into * x[..., None]
-
-        # All positions at once, over twice as many steps each time.
-        for step in (1, 2, 4):
-            room = [[0, 0], [step, 0], [0, 0], [0, 0]]
-            given += decay * ops.pad(given[:, :-step], room)
-            decay *= ops.pad(decay[:, :-step], room)
-        return ops.sum(given * out, -1)
+    # All positions at once, over twice as many steps each time.
+    for step in (1, 2, 4):
+        room = [[0, 0], [step, 0], [0, 0], [0, 0]]
+        found += decay * ops.pad(found[:, :-step], room)
+        decay *= ops.pad(decay[:, :-step], room)
+    return ops.sum(found * out, -1)
 
 
-@kind("state_space", "selective scan over positions")
-def state_space():
-    inputs, x, ids = _text()
-    y = layers.Conv1D(WIDTH, 3, padding="causal", activation="silu")(x)
-    y = StateSpace()(y) * ops.silu(layers.Dense(WIDTH)(x))
-    return _language_model(inputs, x + layers.Dense(WIDTH)(y), ids)
+@kind(TEXT, y=TEXT)
+def state_space(ids):
+    """Selective scan over positions."""
+    x = _words(ids)
+    y = _causal(x, WIDTH, 3, "silu")
+    size, reads = layers.Dense(WIDTH, "softplus")(y), layers.Dense(6)(y)
+    y = Own(_scanned, (WIDTH, 3))([y, size, reads])
+    y *= ops.silu(layers.Dense(WIDTH)(x))
+    return _next(x + layers.Dense(WIDTH)(y))
 
 
-class Retention(layers.Layer):
+def _retained(x):
     """Linear attention as a recurrence: by `ops.scan` over positions."""
+    rows = ops.transpose(x, (1, 0, 2))
 
-    def build(self, shape):
-        self.dense = layers.Dense(12)
-        self.dense.build(shape)
+    def step(state, row):
+        q, k, v = ops.split(row, 3, -1)
+        state = 0.9 * state + k[:, :, None] * v[:, None]
+        return state, state * q[:, :, None]
 
-    def call(self, x):
-        given = ops.transpose(self.dense(x), (1, 0, 2))
-
-        def step(state, row):
-            q, k, v = ops.split(row, 3, -1)
-            state = 0.9 * state + k[:, :, None] * v[:, None]
-            return state, state * q[:, :, None]
-
-        start = ops.zeros_like(given[0, :, :4, None] * given[0, :, None, :4])
-        _, found = ops.scan(step, start, given)
-        return ops.transpose(ops.sum(found, 2), (1, 0, 2))
-
-    def compute_output_shape(self, shape):
-        return (*shape[:-1], 4)
+    start = ops.zeros_like(rows[0, :, :4, None] * rows[0, :, None, :4])
+    _, found = ops.scan(step, start, rows)
+    return ops.transpose(ops.sum(found, 2), (1, 0, 2))
 
 
-@kind("linear_attention", "a recurrence by a scan over positions")
-def linear_attention():
-    inputs, x, ids = _text()
-    return _language_model(inputs, Retention()(x), ids)
+@kind(TEXT, y=TEXT)
+def linear_attention(ids):
+    """A recurrence by a scan over positions."""
+    return _next(Own(_retained)(layers.Dense(12)(_words(ids))))
 
 
-@kind("reversible", "two streams of a transformer")
-def reversible():
-    inputs, x, ids = _text()
-    a, b = ops.split(x, 2, -1)
+@kind(TEXT, y=TEXT)
+def reversible(ids):
+    """Two streams of a transformer."""
+    a, b = ops.split(_words(ids), 2, -1)
     for _ in range(2):
-        y = layers.LayerNormalization()(b)
-        a += layers.MultiHeadAttention(1, 3)(y, y, use_causal_mask=True)
-        b += layers.Dense(3, "gelu")(layers.LayerNormalization()(a))
-    return _language_model(inputs, layers.Concatenate()([a, b]), ids)
+        a += attended(normed(b), None, 1, 3, use_causal_mask=True)
+        b += layers.Dense(3, "gelu")(normed(a))
+    return _next(layers.Concatenate()([a, b]))
 
 
-@kind("text_convolutions", "raw strings; several kernels", known=True)
-def text_convolutions():
-    inputs = keras.Input((), dtype="string")
+@kind(
+    tasks.given(["a cat sat", "on a mat", "the cat on mat"], "string"),
+    known=True,
+)
+def text_convolutions(text):
+    """Raw strings; several kernels."""
     split = layers.TextVectorization(
         vocabulary=["a", "cat", "sat", "on", "mat"], output_sequence_length=6
     )
-    x = layers.Embedding(7, WIDTH)(split(inputs))
-    found = [
-        layers.GlobalMaxPooling1D()(layers.Conv1D(4, k, activation="relu")(x))
-        for k in (2, 3)
-    ]
-    text = tf.constant(["a cat sat", "on a mat", "the cat on mat"])
-    return classified(inputs, layers.Concatenate()(found), text)
+    x = layers.Embedding(7, WIDTH)(split(text))
+    found = [layers.Conv1D(4, k, activation="relu")(x) for k in (2, 3)]
+    return ops.concatenate([layers.GlobalMaxPooling1D()(y) for y in found], 1)
 
 
 class Crf(keras.losses.Loss):
     """All paths of tags against the right one, with fixed transitions."""
 
     def call(self, y_true, y_pred):
-        steps = np.eye(4) - 0.3
-        steps = ops.cast(steps, y_pred.dtype)
+        steps = ops.cast(np.eye(4) - 0.3, y_pred.dtype)
         tags = ops.one_hot(ops.cast(y_true, "int32"), 4, dtype=y_pred.dtype)
         right = ops.sum(tags * y_pred, (1, 2))
         right += ops.einsum("nti,ntj,ij->n", tags[:, :-1], tags[:, 1:], steps)
@@ -302,35 +265,28 @@ class Crf(keras.losses.Loss):
         return ops.logsumexp(alpha, 1) - right
 
 
-@kind("tagger_crf", "tags by all paths of a chain")
-def tagger():
-    inputs, x, ids = _text()
-    x = layers.Bidirectional(layers.LSTM(3, return_sequences=True))(x)
-    model = perturbed(keras.Model(inputs, layers.Dense(4)(x)))
-    model.compile("sgd", Crf())
-    return model, ids, integers(4, LENGTH)
+@kind(TEXT, y=tasks.integers(4, LENGTH))
+def tagger_crf(ids):
+    """Tags by all paths of a chain."""
+    x = layers.Bidirectional(layers.LSTM(3, return_sequences=True))(_words(ids))
+    return layers.Dense(4)(x), Crf()
 
 
-@kind("pointer_net", "positions of the input as classes")
-def pointer():
-    inputs = keras.Input((LENGTH, 2))
+@kind((LENGTH, 2), y=tasks.integers(LENGTH, LENGTH))
+def pointer_net(inputs):
+    """Positions of the input as classes."""
     x = layers.GRU(5, return_sequences=True)(inputs)
     keys, queries = layers.Dense(5)(x), layers.Dense(5)(x)
     pairs = ops.tanh(keys[:, None] + queries[:, :, None])
-    scores = layers.Dense(1)(pairs)[..., 0]
-    model = perturbed(keras.Model(inputs, scores))
-    model.compile("sgd", crossentropy())
-    return model, normal(LENGTH, 2), integers(LENGTH, LENGTH)
+    return layers.Dense(1)(pairs)[..., 0], tasks.CROSSENTROPY()
 
 
-@kind("question_answering", "the first and the last word of a span")
-def spans():
-    inputs, x, ids = _text()
-    x = _conformer(x)
+@kind(TEXT, y=[tasks.integers(LENGTH), tasks.integers(LENGTH)])
+def question_answering(ids):
+    """The first and the last word of a span."""
+    x = _conformer(_words(ids))
     ends = [layers.Flatten()(layers.Dense(1)(x)) for _ in range(2)]
-    model = perturbed(keras.Model(inputs, ends))
-    model.compile("sgd", [crossentropy(), crossentropy()])
-    return model, ids, [integers(LENGTH), integers(LENGTH, seed=1)]
+    return ends, [tasks.CROSSENTROPY(), tasks.CROSSENTROPY()]
 
 
 class Legendre(layers.Layer):
@@ -347,23 +303,21 @@ class Legendre(layers.Layer):
 
     def call(self, x, states):
         memory, hidden = states
-        memory = 0.8 * memory + ops.matmul(
-            ops.concatenate([x, hidden], -1), self.w
-        )
+        both = ops.concatenate([x, hidden], -1)
+        memory = 0.8 * memory + ops.matmul(both, self.w)
         hidden = ops.tanh(ops.matmul(memory, self.u))
         return hidden, [memory, hidden]
 
 
-@kind("own_recurrent_cell", "a cell written by hand")
-def own_cell():
-    inputs = keras.Input((LENGTH, 3))
-    x = layers.RNN(Legendre(), return_sequences=True)(inputs)
-    return classified(inputs, x, normal(LENGTH, 3))
+@kind((LENGTH, 3))
+def own_recurrent_cell(inputs):
+    """A cell written by hand."""
+    return layers.RNN(Legendre(), return_sequences=True)(inputs)
 
 
-@kind("autocorrelation", "decomposed series; delays by Fourier transforms")
-def autoformer():
-    inputs = keras.Input((LENGTH, 2))
+@kind((LENGTH, 2), y=(LENGTH, 1))
+def autocorrelation(inputs):
+    """Decomposed series; delays by Fourier transforms."""
     x = layers.Dense(4)(inputs)
     trend = layers.AveragePooling1D(3, 1, "same")(x)
     season = ops.transpose(x - trend, (0, 2, 1))
@@ -372,12 +326,9 @@ def autoformer():
     lags = ops.irfft((power, ops.zeros_like(power)))
     value, index = ops.top_k(ops.mean(lags, 1), 2)
     share = ops.softmax(value)
-    rows = ops.arange(LENGTH)
-    found = 0.0
+    found = trend
     for k in range(2):
-        places = (rows + index[:, k : k + 1]) % LENGTH
+        places = (ops.arange(LENGTH) + index[:, k : k + 1]) % LENGTH
         rolled = ops.take_along_axis(x, places[..., None], 1)
         found += rolled * share[:, k : k + 1, None]
-    model = perturbed(keras.Model(inputs, layers.Dense(1)(found + trend)))
-    model.compile("sgd", "mse")
-    return model, normal(LENGTH, 2), normal(LENGTH, 1)
+    return layers.Dense(1)(found), "mse"

@@ -4,51 +4,28 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.further.kinds import (
-    CLASSES,
-    classified,
-    crossentropy,
-    integers,
-    kind,
-    labels,
-    layers,
-    normal,
-    ops,
-    perturbed,
-)
+from tests.further import tasks
+from tests.further.kinds import Own, attended, kind, layers, mlp, normed, ops
 
 NODES = 5
-ADJACENCY = np.array(
-    [
-        [0, 1, 0, 0, 1],
-        [1, 0, 1, 0, 0],
-        [0, 1, 0, 1, 0],
-        [0, 0, 1, 0, 1],
-        [1, 0, 0, 1, 0],
-    ]
-)
-SOURCES, TARGETS = np.nonzero(ADJACENCY)
+#: The edges of a ring.
+SOURCES = np.repeat(np.arange(NODES), 2)
+TARGETS = (SOURCES + np.tile([1, -1], NODES)) % NODES
 
 
-class GraphConvolution(layers.Layer):
+def _sent(x):
     """Sends rows along the edges of a graph that is the same for all."""
-
-    def build(self, shape):
-        self.dense = layers.Dense(6)
-        self.dense.build(shape)
-
-    def call(self, x):
-        sent = ops.take(self.dense(x), SOURCES, axis=1)
-        sent = ops.transpose(sent, (1, 0, 2))
-        found = ops.segment_sum(sent, TARGETS, NODES)
-        return ops.relu(ops.transpose(found, (1, 0, 2)))
+    sent = ops.transpose(ops.take(x, SOURCES, axis=1), (1, 0, 2))
+    found = ops.segment_sum(sent, TARGETS, NODES)
+    return ops.relu(ops.transpose(found, (1, 0, 2)))
 
 
-@kind("graph_convolution", "messages along fixed edges")
-def graph_convolution():
-    inputs = keras.Input((NODES, 3))
-    x = GraphConvolution()(GraphConvolution()(inputs))
-    return classified(inputs, x, normal(NODES, 3))
+@kind((NODES, 3))
+def graph_convolution(x):
+    """Messages along fixed edges."""
+    for _ in range(2):
+        x = Own(_sent)(layers.Dense(6)(x))
+    return x
 
 
 class GraphAttention(layers.Layer):
@@ -74,171 +51,122 @@ class GraphAttention(layers.Layer):
         return (*shape[:-1], 4)
 
 
-@kind("graph_attention", "attention along fixed edges")
-def graph_attention():
-    inputs = keras.Input((NODES, 3))
-    return classified(inputs, GraphAttention()(inputs), normal(NODES, 3))
+@kind((NODES, 3))
+def graph_attention(inputs):
+    """Attention along fixed edges."""
+    return GraphAttention()(inputs)
 
 
-@kind("molecules", "a graph of its own for each sample, as matrices")
-def molecules():
-    nodes, edges = keras.Input((NODES, 3)), keras.Input((NODES, NODES))
+@kind((NODES, 3), tasks.integers(2, NODES, NODES, dtype=None))
+def molecules(nodes, edges):
+    """A graph of its own for each sample, as matrices."""
     x = layers.Dense(4)(nodes)
+    degree = ops.sum(edges, -1, keepdims=True) + 1
     for _ in range(2):
-        degree = ops.sum(edges, -1, keepdims=True) + 1
         x = layers.Dense(4, "relu")((ops.matmul(edges, x) + x) / degree)
-    adjacency = integers(2, NODES, NODES).astype("float64")
-    return classified([nodes, edges], x, [normal(NODES, 3), adjacency])
+    return x
 
 
-class EdgeMessages(layers.Layer):
-    """Messages along edges that each sample lists itself."""
-
-    def build(self, shapes):
-        self.dense = layers.Dense(4, "tanh")
-        self.dense.build((*shapes[0][:-1], 2 * shapes[0][-1]))
-
-    def call(self, pair):
-        x, edges = pair
-        source = ops.take_along_axis(x, edges[:, :, :1], 1)
-        target = ops.take_along_axis(x, edges[:, :, 1:], 1)
-        sent = self.dense(ops.concatenate([source, target], -1))
-        to = ops.one_hot(edges[:, :, 1], NODES, dtype=sent.dtype)
-        return ops.einsum("nek,ned->nkd", to, sent)
+@kind((NODES, 3), tasks.integers(NODES, 7, 2))
+def listed_edges(x, edges):
+    """A graph of its own for each sample, as edges."""
+    source = ops.take_along_axis(x, edges[:, :, :1], 1)
+    target = ops.take_along_axis(x, edges[:, :, 1:], 1)
+    sent = layers.Dense(4, "tanh")(ops.concatenate([source, target], -1))
+    to = ops.one_hot(edges[:, :, 1], NODES, dtype=sent.dtype)
+    return ops.einsum("nek,ned->nkd", to, sent)
 
 
-@kind("listed_edges", "a graph of its own for each sample, as edges")
-def listed_edges():
-    nodes, edges = keras.Input((NODES, 3)), keras.Input((7, 2), dtype="int32")
-    x = EdgeMessages()([nodes, edges])
-    return classified(
-        [nodes, edges], x, [normal(NODES, 3), integers(NODES, 7, 2)]
-    )
-
-
-@kind("deep_sets", "sums over sets with gaps")
-def deep_sets():
-    inputs, there = keras.Input((6, 3)), keras.Input((6, 1))
+@kind((6, 3), tasks.integers(2, 6, 1, dtype=None))
+def deep_sets(inputs, there):
+    """Sums over sets with gaps."""
     x = layers.Dense(5, "relu")(layers.Dense(5, "tanh")(inputs)) * there
-    x = ops.sum(x, 1) / ops.maximum(ops.sum(there, 1), 1.0)
-    mask = integers(2, 6, 1).astype("float64")
-    return classified([inputs, there], x, [normal(6, 3), mask])
+    return ops.sum(x, 1) / ops.maximum(ops.sum(there, 1), 1.0)
 
 
-@kind("set_transformer", "induced points, pooling by attention")
-def set_transformer():
-    inputs = keras.Input((6, 3))
+@kind((6, 3))
+def set_transformer(inputs):
+    """Induced points, pooling by attention."""
     x = layers.Dense(4)(inputs)
     seeds = layers.Dense(4)(ops.eye(2, dtype=x.dtype))[None]
     seeds = seeds + ops.zeros_like(x[:, :1, :1])
-    induced = layers.MultiHeadAttention(2, 2)(seeds, x)
-    x += layers.MultiHeadAttention(2, 2)(x, induced)
-    return classified(inputs, x, normal(6, 3))
+    induced = attended(seeds, x, 2, 2)
+    return x + attended(x, induced, 2, 2)
 
 
 def _gated(x, width=5):
-    y = layers.Dense(width, "elu")(x)
-    y = layers.Dense(width)(y)
+    y = layers.Dense(width)(layers.Dense(width, "elu")(x))
     y = layers.Dense(width)(y) * layers.Dense(width, "sigmoid")(y)
     if x.shape[-1] != width:
         x = layers.Dense(width)(x)
-    return layers.LayerNormalization()(x + y)
+    return normed(x + y)
 
 
-@kind("variable_selection", "gated residual nets, softmax over features")
-def variable_selection():
-    inputs = [keras.Input((1,)) for _ in range(4)]
+@kind(*[(1,)] * 4)
+def variable_selection(*inputs):
+    """Gated residual nets, softmax over features."""
     rows = [_gated(layers.Dense(5)(one)) for one in inputs]
-    shares = layers.Dense(4, "softmax")(_gated(layers.Concatenate()(rows)))
-    x = ops.sum(ops.stack(rows, 1) * shares[..., None], 1)
-    return classified(inputs, x, [normal(1, seed=k) for k in range(4)])
+    weights = layers.Dense(4, "softmax")(_gated(layers.Concatenate()(rows)))
+    return ops.sum(ops.stack(rows, 1) * weights[..., None], 1)
 
 
-@kind("tab_transformer", "attention between categories")
-def tab_transformer():
-    ids, numbers = keras.Input((4,), dtype="int32"), keras.Input((3,))
+@kind(tasks.integers(9, 4), (3,))
+def tab_transformer(ids, numbers):
+    """Attention between categories."""
     x = layers.Embedding(9, 6)(ids) + layers.Embedding(4, 6)(ops.arange(4))
-    y = layers.MultiHeadAttention(2, 3)(x, x)
-    x = layers.LayerNormalization()(x + y)
-    numbers_in = layers.LayerNormalization()(numbers)
-    x = layers.Concatenate()([layers.Flatten()(x), numbers_in])
-    return classified([ids, numbers], x, [integers(9, 4), normal(3)])
+    x = layers.Flatten()(normed(x + attended(x)))
+    return layers.Concatenate()([x, normed(numbers)])
 
 
-class Trees(layers.Layer):
+def _leaves(right, leaves):
     """Soft decision trees: the odds of each leaf."""
-
-    def build(self, shape):
-        self.leaves = self.add_weight((2, 8, CLASSES), name="leaves")
-        self.dense = layers.Dense(2 * 8, "sigmoid")
-        self.dense.build(shape)
-
-    def call(self, x):
-        right = ops.reshape(self.dense(x), (-1, 2, 8))
-        odds = ops.ones_like(right[..., :1])
-        for depth in range(3):
-            begin = 2**depth
-            part = right[..., begin : 2 * begin]
-            both = ops.stack([1 - part, part], -1) * odds[..., None]
-            odds = ops.reshape(both, (-1, 2, 2 * begin))
-        return ops.einsum("ntl,tlc->nc", odds, ops.softmax(self.leaves)) / 2
+    odds = ops.ones_like(right[..., :1])
+    for depth in range(3):
+        begin = 2**depth
+        part = right[..., begin : 2 * begin]
+        both = ops.stack([1 - part, part], -1) * odds[..., None]
+        odds = ops.reshape(both, (-1, 2, 2 * begin))
+    return ops.einsum("ntl,tlc->nc", odds, ops.softmax(leaves)) / 2
 
 
-@kind("decision_forest", "soft trees; drawn features are fixed")
-def forest():
-    inputs = keras.Input((6,))
-    model = perturbed(keras.Model(inputs, Trees()(inputs[:, 1:5])))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
-    return model, normal(6), labels()
+@kind((6,), y=tasks.LABELS)
+def decision_forest(inputs):
+    """Soft trees; drawn features are fixed."""
+    right = layers.Dense(2 * 8, "sigmoid")(inputs[:, 1:5])
+    odds = Own(_leaves, (2, 8, tasks.CLASSES))(layers.Reshape((2, 8))(right))
+    return odds, "sparse_categorical_crossentropy"
 
 
-class Experts(layers.Layer):
+def _chosen_experts(x, scores, w):
     """The best experts of each token, with the noise-free gate."""
-
-    def build(self, shape):
-        self.gate = layers.Dense(3)
-        self.gate.build(shape)
-        self.w = self.add_weight((3, shape[-1], 4), name="w")
-
-    def call(self, x):
-        scores = self.gate(x)
-        value, index = ops.top_k(scores, 2)
-        hot = ops.one_hot(index, 3, dtype=x.dtype)
-        share = ops.sum(hot * ops.softmax(value)[..., None], -2)
-        found = ops.gelu(ops.einsum("ntd,edk->ntek", x, self.w))
-        return ops.einsum("ntek,nte->ntk", found, share)
+    value, index = ops.top_k(scores, 2)
+    hot = ops.one_hot(index, 3, dtype=x.dtype)
+    share = ops.sum(hot * ops.softmax(value)[..., None], -2)
+    found = ops.gelu(ops.einsum("ntd,edk->ntek", x, w))
+    return ops.einsum("ntek,nte->ntk", found, share)
 
 
-@kind("mixture_of_experts", "the two best experts of each token")
-def experts():
-    inputs = keras.Input((4, 3))
-    return classified(inputs, Experts()(inputs), normal(4, 3))
+@kind((4, 3))
+def mixture_of_experts(x):
+    """The two best experts of each token."""
+    return Own(_chosen_experts, (3, 3, 4))([x, layers.Dense(3)(x)])
 
 
-class LookedUp(layers.Layer):
-    """The kernel of an expert is looked up for each sample."""
-
-    def build(self, shape):
-        self.w = self.add_weight((3, shape[0][-1], 4), name="w")
-
-    def call(self, pair):
-        x, expert = pair
-        kernels = ops.take(self.w, expert, axis=0)
-        return ops.einsum("nd,ndk->nk", x, kernels)
+def _looked_up(x, expert, w):
+    return ops.einsum("nd,ndk->nk", x, ops.take(w, expert, axis=0))
 
 
-@kind("kernels_by_ids", "a kernel of its own for each kind of sample")
-def kernels_by_ids():
-    x, ids = keras.Input((3,)), keras.Input((), dtype="int32")
-    return classified([x, ids], LookedUp()([x, ids]), [normal(3), integers(3)])
+@kind((3,), tasks.integers(3))
+def kernels_by_ids(*inputs):
+    """A kernel of its own for each kind of sample."""
+    return Own(_looked_up, (3, 3, 4))(list(inputs))
 
 
-@kind("hypernetwork", "weights made for each sample")
-def hypernetwork():
-    inputs, context = keras.Input((4, 3)), keras.Input((2,))
+@kind((4, 3), (2,))
+def hypernetwork(inputs, context):
+    """Weights made for each sample."""
     kernel = layers.Reshape((3, 5))(layers.Dense(15, "tanh")(context))
-    x = ops.tanh(ops.matmul(inputs, kernel))
-    return classified([inputs, context], x, [normal(4, 3), normal(2)])
+    return ops.tanh(ops.matmul(inputs, kernel))
 
 
 class Triplet(keras.losses.Loss):
@@ -251,137 +179,106 @@ class Triplet(keras.losses.Loss):
         return ops.relu(near - far + 2.0) + 0 * y_true[:, 0]
 
 
-@kind("siamese_triplet", "three images a sample")
-def triplet():
-    inputs = keras.Input((3, 6, 6, 1))
+@kind((3, 6, 6, 1), y=(1,))
+def siamese_triplet(inputs):
+    """Three images a sample."""
     encoder = keras.Sequential(
         [
-            keras.Input((6, 6, 1)),
             layers.Conv2D(3, 3, activation="relu"),
             layers.Flatten(),
             layers.Dense(4),
             layers.UnitNormalization(),
         ]
     )
-    x = ops.stack([encoder(inputs[:, k]) for k in range(3)], 1)
-    model = perturbed(keras.Model(inputs, x))
-    model.compile("sgd", Triplet())
-    return model, normal(3, 6, 6, 1), np.zeros((3, 1))
+    return ops.stack([encoder(inputs[:, k]) for k in range(3)], 1), Triplet()
 
 
-@kind("siamese_pairs", "two images a sample, contrastive")
-def pairs():
-    inputs = keras.Input((2, 5))
+@kind((2, 5), y=tasks.given([[1], [0], [1]]))
+def siamese_pairs(inputs):
+    """Two images a sample, contrastive."""
     x = layers.TimeDistributed(layers.Dense(4, "tanh"))(inputs)
     far = ops.norm(x[:, 0] - x[:, 1] + 1e-6, axis=-1, keepdims=True)
-    model = perturbed(keras.Model(inputs, far))
 
     def contrastive(y, d):
         return ops.mean(y * d**2 + (1 - y) * ops.relu(1 - d) ** 2, -1)
 
-    model.compile("sgd", contrastive)
-    return model, normal(2, 5), np.array([[1.0], [0.0], [1.0]])
+    return far, contrastive
 
 
 class Mixture(keras.losses.Loss):
     """The likelihood of a mixture of normal distributions."""
 
     def call(self, y_true, y_pred):
-        shares, means, logs = ops.split(y_pred, 3, -1)
+        weights, means, logs = ops.split(y_pred, 3, -1)
         z = (y_true - means) * ops.exp(-logs)
-        parts = ops.log_softmax(shares) - 0.5 * z**2 - logs
+        parts = ops.log_softmax(weights) - 0.5 * z**2 - logs
         return -ops.logsumexp(parts, -1)
 
 
-@kind("mixture_density", "a mixture of normal distributions")
-def mixture():
-    inputs = keras.Input((2,))
-    x = layers.Dense(9)(layers.Dense(6, "tanh")(inputs))
-    model = perturbed(keras.Model(inputs, x))
-    model.compile("sgd", Mixture())
-    return model, normal(2), normal(1)
+@kind((2,), y=(1,))
+def mixture_density(inputs):
+    """A mixture of normal distributions."""
+    return mlp(2, 6, 9)(inputs), Mixture()
 
 
-@kind("quantiles", "several quantiles, by the pinball loss")
-def quantiles():
-    inputs = keras.Input((4,))
+@kind((4,), y=(1,))
+def quantiles(inputs):
+    """Several quantiles, by the pinball loss."""
     steps = layers.Dense(3, "softplus")(layers.Dense(5, "relu")(inputs))
-    model = perturbed(keras.Model(inputs, ops.cumsum(steps, -1)))
 
     def pinball(y, p):
         gap = y - p
         rates = np.array([0.1, 0.5, 0.9])
         return ops.mean(ops.maximum(rates * gap, (rates - 1) * gap), -1)
 
-    model.compile("sgd", pinball)
-    return model, normal(4), normal(1)
+    return ops.cumsum(steps, -1), pinball
 
 
-class Kan(layers.Layer):
+def _curves(x, w):
     """A curve of its own for each connection (Kolmogorov–Arnold)."""
-
-    def build(self, shape):
-        self.centres = np.linspace(-2, 2, 5)
-        self.w = self.add_weight((shape[-1], 5, 4), name="w")
-
-    def call(self, x):
-        bumps = ops.exp(-((x[..., None] - self.centres) ** 2))
-        return ops.einsum("nik,ikj->nj", bumps, self.w)
+    bumps = ops.exp(-((x[..., None] - np.linspace(-2, 2, 5)) ** 2))
+    return ops.einsum("nik,ikj->nj", bumps, w)
 
 
-@kind("kolmogorov_arnold", "curves as connections")
-def kan():
-    inputs = keras.Input((3,))
-    return classified(inputs, Kan()(Kan()(inputs)), normal(3))
+@kind((3,))
+def kolmogorov_arnold(inputs):
+    """Curves as connections."""
+    return Own(_curves, (4, 5, 4))(Own(_curves, (3, 5, 4))(inputs))
 
 
-class KernelRegression(layers.Layer):
+def _regressed(x, y, new, log_scale):
     """A Gaussian process through the points of each sample."""
 
-    def build(self, shapes):
-        self.scale = self.add_weight((), initializer="ones", name="scale")
-
-    def _kernel(self, a, b):
+    def kernel(a, b):
         far = ops.sum((a[:, :, None] - b[:, None]) ** 2, -1)
-        return ops.exp(-far * self.scale)
+        return ops.exp(-far * ops.exp(log_scale))
 
-    def call(self, given):
-        x, y, new = given
-        k = self._kernel(x, x) + 0.1 * ops.eye(x.shape[1], dtype=x.dtype)
-        root = ops.cholesky(k)
-        z = ops.solve_triangular(root, y, lower=True)
-        half = ops.solve_triangular(root, self._kernel(x, new), lower=True)
-        return ops.matmul(ops.transpose(half, (0, 2, 1)), z)
+    root = ops.cholesky(kernel(x, x) + 0.1 * ops.eye(5, dtype=x.dtype))
+    z = ops.solve_triangular(root, y, lower=True)
+    half = ops.solve_triangular(root, kernel(x, new), lower=True)
+    return ops.matmul(ops.transpose(half, (0, 2, 1)), z)
 
 
-@kind("gaussian_process", "a process through each sample's points")
-def process():
-    x, y, new = keras.Input((5, 2)), keras.Input((5, 1)), keras.Input((3, 2))
+@kind((5, 2), (5, 1), (3, 2), y=(3, 1))
+def gaussian_process(x, y, new):
+    """A process through each sample's points."""
     encode = layers.Dense(3, "tanh")
-    found = KernelRegression()([encode(x), y, encode(new)])
-    model = perturbed(keras.Model([x, y, new], found))
-    model.compile("sgd", "mse")
-    return model, [normal(5, 2), normal(5, 1), normal(3, 2)], normal(3, 1)
+    return Own(_regressed, (1,))([encode(x), y, encode(new)]), "mse"
 
 
-@kind("ordinal_bins", "discretised numbers, hashed and crossed")
-def bins():
-    inputs = keras.Input((2,))
+@kind((2,))
+def ordinal_bins(inputs):
+    """Discretised numbers, hashed and crossed."""
     found = layers.Discretization(bin_boundaries=[-0.5, 0.0, 0.7])(inputs)
     x = layers.Flatten()(layers.Embedding(4, 3)(found))
-    x = layers.Concatenate()(
-        [x, layers.Normalization(mean=0.1, variance=2)(inputs)]
-    )
-    return classified(inputs, layers.Dense(4, "relu")(x), normal(2))
+    numbers = layers.Normalization(mean=0.1, variance=2)(inputs)
+    return layers.Dense(4, "relu")(layers.Concatenate()([x, numbers]))
 
 
-@kind("twice_the_outputs", "losses of two outputs; weights shared")
-def shared():
-    inputs = keras.Input((4,))
+@kind((4,), y=[tasks.LABELS, (2,)])
+def twice_the_outputs(inputs):
+    """Losses of two outputs; weights shared."""
     hidden = layers.Dense(4, "tanh")
     a = hidden(hidden(inputs))
-    model = keras.Model(inputs, [layers.Dense(CLASSES)(a), layers.Dense(2)(a)])
-    perturbed(model).compile(
-        "sgd", [crossentropy(), "cosine_similarity"], loss_weights=[1.0, 0.5]
-    )
-    return model, normal(4), [labels(), normal(2)]
+    outputs = [layers.Dense(tasks.CLASSES)(a), layers.Dense(2)(a)]
+    return outputs, [tasks.CROSSENTROPY(), "cosine_similarity"], [1.0, 0.5]
