@@ -7,11 +7,11 @@ import tensorflow as tf
 class Own(keras.layers.Layer):
     """A layer with weights of its own; `form` says which of its kinds.
 
-    A subclass names its weights with their shapes, in which d is the width
-    of the inputs and t the number of their positions: `k="d d", b="d"`, or a
-    dict of shapes by the form. The
-    last thing that its `forms` does is to return a table of its kinds. Those
-    of `WIDE` have kinks or numbers that half precision cannot stand.
+    A subclass names its weights with their shapes, in which d is the width of
+    the inputs and t the number of their positions: `k="d d", b="d"`, or a dict
+    of shapes by the form. The last thing that its `forms` does is to return a
+    table of its kinds. Those of `WIDE` have kinks or numbers that half
+    precision cannot stand.
     """
 
     WIDE = ""
