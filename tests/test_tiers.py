@@ -31,7 +31,7 @@ def test_each_file_is_in_the_quick_tier_and_the_budget_is_kept():
     for item in items:
         by_tier.setdefault(found[item], set()).add(item.name)
     assert by_tier == {
-        # b.py's only test, though it is dear; then by price, up to 480 s.
+        # b.py's only test, though it is dear; then by price, up to 420 s.
         "quick": {"test_cheap", "test_x", "test_only", "test_y"},
         "rest": {"test_dear"},
         "weekly": {"test_z", "test_marked"},
