@@ -1,6 +1,7 @@
 """Tests chosen by their measured price: `--tier quick`, `rest` or `weekly`.
 
-The quick tier takes what fits into its processor seconds: first the cheapest
+The quick tier takes what fits into its processor seconds: first the tests
+marked quick, without which mutants survive (see `mutants.py`), and the cheapest
 test of every file and of every public name, then the others by price. The rest
 takes the cheapest of what that leaves out, and weekly is all that both leave
 out, with the tests marked slow. They are the same on every machine.
@@ -71,7 +72,7 @@ def tier_of(items, prices):
     by_cost = sorted(fast, key=lambda item: (costs[item], item.nodeid))
     tiers, covered = dict.fromkeys(items, "weekly"), set()
     for item in by_cost:
-        if tags(item) - covered:
+        if tags(item) - covered or item.get_closest_marker("quick"):
             covered |= tags(item)
             tiers[item] = "quick"
     left = dict(BUDGETS)

@@ -37,6 +37,7 @@ def test_there_is_a_case_of_every_class():
     assert classes <= {type(make()) for make in FACTORS.values()}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ALL)
 def test_answers(name):
     make, each = ALL[name], gradients(name)

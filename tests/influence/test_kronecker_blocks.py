@@ -1,5 +1,7 @@
 """Blocks of K-FAC and EK-FAC: each bias in one, and closed forms."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -73,9 +75,13 @@ def test_a_bias_is_in_one_block(float64, name):
         np.testing.assert_allclose(found, found.T, 0, 1e-10 * found.max())
 
 
-@pytest.mark.parametrize("l2", [0.25, 0.0], ids=["decayed", "free"])
-@pytest.mark.parametrize("features", [1, 4])
-@pytest.mark.parametrize("kind", ["dense", "convolution"])
+UNITS = [*itertools.product(["dense", "convolution"], [4, 1], [0.25, 0.0])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "l2"),
+    [pytest.param(*UNITS[0], marks=pytest.mark.quick), *UNITS[1:]],
+)
 def test_one_unit_is_exact(float64, kind, features, l2):
     # One target a sample: the Gauss-Newton matrix of the mean square is
     # 2 / n Σ [x, 1] [x, 1]ᵀ, which is what K-FAC has of it.
