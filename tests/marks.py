@@ -5,7 +5,7 @@ import fnmatch
 import pytest
 
 
-def few(values, quick, slow=None):
+def few(values, quick, slow=None, killers=()):
     """Return parameters of which all but a few are slow tests.
 
     Args:
@@ -13,15 +13,19 @@ def few(values, quick, slow=None):
         quick: those that are tried with every change.
         slow: those of the others that CI tries, too: all if None. What is
             left is exhaustive.
+        killers: those of `quick` without which mutants survive.
     """
     slow = values if slow is None else slow
     left = (set(quick) | set(slow)) - set(values)
     assert not left, f"{left} are no parameters"
 
     def marked(value):
-        if value in quick:
+        if value in killers:
+            mark = pytest.mark.quick
+        elif value in quick:
             return value
-        mark = pytest.mark.slow if value in slow else pytest.mark.exhaustive
+        else:
+            mark = pytest.mark.slow if value in slow else pytest.mark.exhaustive
         arguments = value if isinstance(value, tuple) else (value,)
         return pytest.param(*arguments, marks=mark)
 

@@ -71,6 +71,7 @@ PHASES = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", PHASES)
 def test_epsilon_is_that_of_the_library(name):
     phases, events = PHASES[name]

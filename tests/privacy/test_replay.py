@@ -162,7 +162,9 @@ PRODUCT = {
 ALL = SETTINGS | OTHERS | PRODUCT
 
 
-@pytest.mark.parametrize("name", few([*ALL], [*SETTINGS]))
+@pytest.mark.parametrize(
+    "name", few([*ALL], [*SETTINGS], killers=["adaptive, microbatches"])
+)
 def test_a_unit_moves_no_more_than_is_accounted_for(name):
     check(ALL[name])
 
