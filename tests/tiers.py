@@ -1,10 +1,11 @@
 """Tests chosen by their measured price: `--tier quick`, `rest` or `weekly`.
 
 The quick tier takes what fits into its processor seconds: first the tests
-marked quick, without which mutants survive (see `mutants.py`), and the cheapest
-test of every file and of every public name, then the others by price. The rest
-takes the cheapest of what that leaves out, and weekly is all that both leave
-out, with the tests marked slow. They are the same on every machine.
+marked quick, without which mutants survive (see `mutants.py`) or parts of the
+package do not run, and the cheapest test of every file and of every public
+name, then the others by price. The rest takes the cheapest of what that leaves
+out, and weekly is all that both leave out, with the tests marked slow. They
+are the same on every machine.
 
 The prices stand in `prices.json`, in processor seconds for each function,
 the mean over its parameters; `make prices` measures them. A function with no

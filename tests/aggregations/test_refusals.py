@@ -58,6 +58,7 @@ def test_parts_of_an_update_are_refused(make):
         make()
 
 
+@pytest.mark.quick
 def test_replicas_are_refused_before_a_weight_changes():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -248,6 +248,7 @@ def test_layers_stay_exchanged_when_loaded(make, by, tmp_path):
     np.testing.assert_allclose(more(x), new(x), rtol=1e-6)
 
 
+@pytest.mark.quick
 def test_only_those_exchanged_are_exchanged_when_loaded(tmp_path):
     graph = Graph()
     graph.get_layer("first").trainable = False

@@ -207,6 +207,7 @@ def test_every_precision_has_a_tolerance_of_its_own(policy, error, least, most):
     assert found.reference.endswith("float64")
 
 
+@pytest.mark.quick
 def test_without_a_gradient_of_the_batch_a_mode_is_refused():
     noisy = kpg.ClippedMean(1.0, noise_multiplier=1.0)
     modes = [
@@ -276,6 +277,7 @@ def test_a_gradient_that_is_not_finite_names_the_sample():
         kpg.check_gradients(model, x, y, **QUICK)
 
 
+@pytest.mark.quick
 def test_an_error_inside_leaves_the_model_as_it_was(monkeypatch):
     model, x, y = made(layers.Dropout(0.5), layers.BatchNormalization())
     before = numbers(model)
@@ -291,6 +293,7 @@ def test_an_error_inside_leaves_the_model_as_it_was(monkeypatch):
     assert keras.config.floatx() == "float32"
 
 
+@pytest.mark.quick
 def test_it_shows_as_text_html_and_data(capsys):
     model, x, y = made()
     found = kpg.check_gradients(model, x, y, gradient_modes="batch", **QUICK)
@@ -348,6 +351,7 @@ def test_refusals_name_what_came():
         kpg.check_gradients(keras.Sequential([layers.Dense(1)]), x, y)
 
 
+@pytest.mark.quick
 def test_half_precision_cannot_tell():
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -197,6 +197,7 @@ def test_the_compiled_mode_is_measured(counter, mode, found):
     assert counter == [8]
 
 
+@pytest.mark.quick
 def test_a_train_step_of_its_own_is_measured(counter):
     inputs = keras.Input((4,))
     own = OwnStep(inputs, keras.layers.Dense(1)(inputs))
@@ -263,6 +264,7 @@ def test_unknown_lengths_are_refused():
         kpg.explain(net, 7).memory  # noqa: B018
 
 
+@pytest.mark.quick
 def test_a_model_that_the_mode_refuses(counter):
     mixing = _net(keras.layers.BatchNormalization())
     with pytest.raises(ValueError, match="batch_normalization"):

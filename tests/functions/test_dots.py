@@ -118,6 +118,7 @@ def test_half_precision_is_widened(policy, method):
     np.testing.assert_allclose(found, right.sum(0), rtol=0, atol=limit)
 
 
+@pytest.mark.quick
 def test_another_direction_is_not_traced_again():
     model, x, y = _small()
     for seed in range(4):

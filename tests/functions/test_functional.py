@@ -289,6 +289,7 @@ def made_for_four(model_class):
     return model_class(inputs, outputs)
 
 
+@pytest.mark.quick
 def test_a_model_whose_ops_hold_one_batch_size_is_refused_by_name():
     x, y = np.ones((4, 3, 2)), np.ones((4, 2))
     model = compiled(made_for_four(kpg.PerGradModel), "per_sample")

@@ -29,6 +29,7 @@ def _data(n=8):
     return x, [x[:, :2], -x[:, :2]]
 
 
+@pytest.mark.quick
 def test_cosines_are_those_of_a_tape_for_each_loss():
     x, y = _data()
     model = _model()

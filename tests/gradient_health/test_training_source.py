@@ -256,6 +256,7 @@ def test_models_are_refused_before_training(maker, message):
     fit(model)  # as before
 
 
+@pytest.mark.quick
 def test_trackers_have_the_readings(tmp_path):
     page = tmp_path / "page.html"
     watch = watch_of(trackers=kpg.trackers.Page(page), histograms=True)

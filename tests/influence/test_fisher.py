@@ -197,6 +197,7 @@ def test_batches_and_weights_count_samples(kind):
         _assert_close(weighted.parts, repeated.parts)
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("float64")
 def test_kronecker_products():
     model, x, y = _two_layers()

@@ -79,6 +79,7 @@ def test_a_picture_is_that_of_the_array():
         np.testing.assert_array_equal(read, array)
 
 
+@pytest.mark.quick
 def test_texts_and_numbers_are_rows(tmp_path):
     x, y = np.arange(24.0).reshape(8, 3), np.arange(8) % 2
     influence = _influence(x, y, keras.layers.Dense(4))

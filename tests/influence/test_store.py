@@ -78,6 +78,7 @@ def test_four_processes_build_what_one_builds_to_the_bit(tmp_path):
     assert _files(tmp_path / "one") == _files(tmp_path / "four")
 
 
+@pytest.mark.quick
 def test_a_loaded_store_answers_as_the_data_do(tmp_path):
     model, x, y = made()
     influence = influence_of(model, x, y)

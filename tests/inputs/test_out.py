@@ -142,6 +142,7 @@ INPUTS = (
 )
 
 
+@pytest.mark.quick
 def test_arguments_and_inputs_that_do_not_fit_are_refused():
     model, x = _model(), normal(10, 4)
     calls = [(x, how, message) for how, message in ARGUMENTS]

@@ -212,6 +212,7 @@ def test_what_has_no_such_gradient_is_refused():
         gradients(model, dataset, y=LABELS)
 
 
+@pytest.mark.quick
 def test_a_loss_that_mixes_samples_is_refused():
     class Centred(losses.Loss):
         def call(self, y, predicted):

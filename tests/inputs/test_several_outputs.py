@@ -112,6 +112,7 @@ def test_in_a_loop_over_many_outputs_and_for_several_inputs():
     assert_close(np.concatenate(ours, -1), expected)
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("float64")
 def test_the_laplacian_of_a_known_function():
     class Known(keras.Model):

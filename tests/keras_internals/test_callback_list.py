@@ -89,6 +89,7 @@ def test_a_list_of_the_users_ends_as_it_was(fails):
     assert fails or reads.best == 7.5
 
 
+@pytest.mark.quick
 def test_text_comes_below_the_bar_without_what_is_hidden(capsys):
     one, other = Writes("one"), Writes("other")
     history = make(keras.Model).fit(X, Y, verbose=2, callbacks=[one, other])

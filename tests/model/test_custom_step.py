@@ -305,6 +305,7 @@ def test_data_around_the_loss_function_are_named(kind, eager):
     assert_equal(before, model.get_weights())
 
 
+@pytest.mark.quick
 def test_a_users_own_tf_function_converts_the_loss_and_nothing_else(caplog):
     """AutoGraph takes the `if` of a tensor, and leaves the package alone."""
     model = kpg.PerGradModel(

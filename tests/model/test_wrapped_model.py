@@ -118,6 +118,7 @@ def test_a_functional_model_of_another_class_stays_built(tmp_path):
     assert int(loaded.optimizer.iterations) == 1
 
 
+@pytest.mark.quick
 def test_a_built_model_without_inputs_stays_built(tmp_path):
     plain = Tripled()
     plain(X)

@@ -178,6 +178,7 @@ def test_check_gradients_cannot_tell_in_float8():
     assert "and 5 more are overwritten" in found.notes[0]
 
 
+@pytest.mark.quick
 def test_online_updates_see_batches_of_one():
     found = trained(kpg.PerSample(updates="sample"))
     assert found["seen"] == np.abs(X[-1]).max()

@@ -230,6 +230,7 @@ def shapeless(x):
     return x + 0.0 * tf.stop_gradient(tf.reshape(total, []))
 
 
+@pytest.mark.quick
 def test_ops_without_shape_are_read_like_any_other():
     parts = keras.layers.Dense(3), keras.layers.Lambda(shapeless)
     model = compiled(net(*parts, shape=(4,), units=1), jit_compile=False)

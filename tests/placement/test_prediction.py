@@ -117,6 +117,7 @@ def test_fallbacks_say_what_to_change():
     assert "Dense layers and matmul run on Metal" in rows["Einsum"][1]
 
 
+@pytest.mark.quick
 def test_an_op_without_kernel_on_a_variable_is_an_error():
     model, x, y = models.make("embedding", optimizer="sgd")
     table = {"MatMul": ["float32"]}

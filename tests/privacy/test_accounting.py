@@ -37,6 +37,7 @@ def epsilon(*phases):
     return compute_epsilon(phases, 1e-6)
 
 
+@pytest.mark.quick
 def test_anchors():
     assert epsilon((mechanism(), 512)) == pytest.approx(3.77, abs=5e-3)
     noise = calibrate_noise(mechanism(), 512, 1.0, 1e-6)

@@ -206,6 +206,7 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("kind", "shapes"), [*zip(KINDS, ([(2, 1), (2, 3, 1)], []))]
 )

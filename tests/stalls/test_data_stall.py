@@ -242,6 +242,7 @@ def test_training_is_bit_identical(run_eagerly, steps_per_execution):
     assert_equal(result(DataStall(warn_above=0)), result())
 
 
+@pytest.mark.quick
 def test_the_step_is_not_traced_again():
     traces = []
 
@@ -330,6 +331,7 @@ def test_train_function_is_restored_after_errors(hook, error):
     assert (model.train_function, model.test_function) == before
 
 
+@pytest.mark.quick
 def test_two_agree_in_a_callback_list_which_is_left_as_it_was():
     model, begun = small(), []
 
@@ -499,6 +501,7 @@ def test_a_small_stall_brings_no_word(capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.quick
 def test_epochs_are_drawn_by_cause_and_batches_by_wait(slow_pipeline):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")

@@ -117,6 +117,7 @@ def test_a_stalled_fit_is_told_of_its_dataset(monkeypatch):
     assert "IterDataset" in stall.message
 
 
+@pytest.mark.quick
 def test_a_profile_of_grain():
     profile = profile_pipeline(map_dataset(), batches=6)
     assert profile.pipeline_batches_per_s > 0

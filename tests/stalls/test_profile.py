@@ -130,6 +130,7 @@ def test_executions_of_many_steps_are_counted_in_batches(
     assert model.steps_per_execution == executed
 
 
+@pytest.mark.quick
 def test_data_shorter_than_an_execution_is_measured():
     model = timed(built=True, steps_per_execution=50)
     profile = profile_pipeline(batches(5), model, batches=100)
@@ -224,6 +225,7 @@ def test_a_model_without_targets_is_profiled():
     assert profile_pipeline(data, batches=2).model_batches_per_s is None
 
 
+@pytest.mark.quick
 def test_threads_and_processes_of_a_pydataset_are_tried(monkeypatch):
     def figures(data, with_model):
         return {"wait_ms": 6.0 if data.workers > 1 else 16.0, "step_ms": 0.0}

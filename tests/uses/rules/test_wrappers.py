@@ -48,6 +48,7 @@ def test_however_it_runs(name, run):
     assert_exact(stack(shape, layer), normal(3, *shape), run=run)
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("float64")
 def test_ids_are_grouped_over_all_steps():
     layer = layers.TimeDistributed(layers.Embedding(4, 2))
