@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.aggregations.aggregation import is_finite
 from tests.aggregations.networks import compiled
+from tests.marks import few
 from tests.models import making
 from tests.models.making import assert_equal
 
@@ -186,7 +187,7 @@ def test_a_broken_sample_poisons_nothing(mode, jit_compile, per):
     assert_equal(found, expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("mode", BOTH)
+@pytest.mark.parametrize("mode", few(BOTH, BOTH, killers=BOTH[:1]))
 def test_noise_has_the_stated_deviation(mode):
     quiet, _ = step(model(MODES[mode](Clipped(0.5))))
     aggregation = Clipped(0.5, noise_multiplier=3.0, seed=1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.marks import few
 from tests.models.making import compiled, net, normal
 
 layers = keras.layers
@@ -80,7 +81,7 @@ UNITS = [*itertools.product(["dense", "convolution"], [4, 1], [0.25, 0.0])]
 
 @pytest.mark.parametrize(
     ("kind", "features", "l2"),
-    [pytest.param(*UNITS[0], marks=pytest.mark.quick), *UNITS[1:]],
+    few(UNITS, UNITS, killers=[UNITS[0], UNITS[4]]),
 )
 def test_one_unit_is_exact(float64, kind, features, l2):
     # One target a sample: the Gauss-Newton matrix of the mean square is
