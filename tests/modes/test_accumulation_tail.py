@@ -1,10 +1,13 @@
 """No sample is lost or counted twice, however training stops and goes on."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.models.making import assert_equal
 from tests.modes import big_batch
 from tests.modes.big_batch import TARGETS, N, X, compiled
 
@@ -41,53 +44,57 @@ def updates(groups, name=NAME):
 
 
 def assert_weights(model, expected):
-    for a, b in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    assert_equal(model.get_weights(), expected, rtol=1e-10, atol=1e-10)
 
 
 def rows(*parts):
     return np.concatenate([np.arange(a, b) for a, b in parts])
 
 
-def test_apply():
-    model = ours()
-    fit(model, (5, 5, 5, 8), epochs=2)
-    epoch = [rows((0, 15)), rows((15, 23))]
-    assert_weights(model, updates(epoch * 2))
-    assert int(model.optimizer.iterations) == 4
-    assert int(model.gradient_state.count) == 0
+SIZES = (5, 5, 5, 8)
+EPOCH = [rows((0, 15)), rows((15, 23))]
+#: Settings of the model and of `fit`, the updates of two epochs, what waits.
+FITS = {
+    "apply": ({}, {}, EPOCH * 2, 0),
+    "keep": (
+        {"tail": "keep"},
+        {},
+        [rows((0, 15)), rows((15, 23), (0, 10))],
+        2,
+    ),
+    "drop": ({"tail": "drop"}, {}, EPOCH[:1] * 2, 0),
+    "steps_per_epoch": (
+        {},
+        {"steps_per_epoch": 2},
+        [rows((0, 10)), rows((10, 23))],
+        0,
+    ),
+    "steps_per_execution": (
+        {"steps_per_execution": 4, "jit_compile": False},
+        {},
+        EPOCH * 2,
+        0,
+    ),
+}
 
 
-def test_keep():
+@pytest.mark.parametrize("name", FITS)
+def test_updates_of_two_epochs(name):
+    settings, fitting, expected, waiting = FITS[name]
+    model = ours(**settings)
+    fit(model, SIZES, epochs=2, **fitting)
+    assert_weights(model, updates(expected))
+    assert int(model.optimizer.iterations) == len(expected)
+    assert int(model.gradient_state.count) == waiting
+
+
+def test_a_second_fit_goes_on_with_what_was_kept():
     model = ours(tail="keep")
-    fit(model, (5, 5, 5, 8), epochs=2)
-    expected = [rows((0, 15)), rows((15, 23), (0, 10))]
-    assert_weights(model, updates(expected))
-    assert int(model.gradient_state.count) == 2
-    # A second fit goes on where the first one stopped.
-    fit(model, (5, 5, 5, 8))
-    expected += [rows((10, 23), (0, 5)), rows((5, 23))]
+    fit(model, SIZES, epochs=2)
+    fit(model, SIZES)
+    expected = FITS["keep"][2] + [rows((10, 23), (0, 5)), rows((5, 23))]
     assert_weights(model, updates(expected))
     assert int(model.gradient_state.count) == 0
-
-
-def test_drop():
-    model = ours(tail="drop")
-    fit(model, (5, 5, 5, 8), epochs=2)
-    assert_weights(model, updates([rows((0, 15))] * 2))
-
-
-def test_steps_per_epoch():
-    model = ours()
-    fit(model, (5, 5, 5, 8), epochs=2, steps_per_epoch=2)
-    assert_weights(model, updates([rows((0, 10)), rows((10, 23))]))
-
-
-def test_several_steps_per_execution():
-    model = ours(steps_per_execution=4, jit_compile=False)
-    fit(model, (5, 5, 5, 8), epochs=2)
-    epoch = [rows((0, 15)), rows((15, 23))]
-    assert_weights(model, updates(epoch * 2))
 
 
 def test_train_on_batch_counts_on():
@@ -129,13 +136,12 @@ def test_stopped_by_a_callback(as_list):
 def test_interrupted_and_fitted_again(tail):
     model = ours(tail=tail)
     with pytest.raises(KeyboardInterrupt):
-        fit(model, (5, 5, 5, 8), callbacks=[StopAt(1, KeyboardInterrupt())])
+        fit(model, SIZES, callbacks=[StopAt(1, KeyboardInterrupt())])
     assert int(model.gradient_state.count) == 2
-    fit(model, (5, 5, 5, 8))
-    afresh = [rows((0, 15)), rows((15, 23))]
+    fit(model, SIZES)
     expected = {
-        "apply": afresh,
-        "drop": afresh[:1],
+        "apply": EPOCH,
+        "drop": EPOCH[:1],
         # Only here what waited is part of the next update.
         "keep": [rows((0, 10), (0, 5)), rows((5, 23))],
     }
@@ -166,27 +172,21 @@ def test_interrupted_between_two_sums(monkeypatch):
     assert_weights(model, updates([rows((0, 5), (0, 10))]))
 
 
-@pytest.mark.parametrize("tail", ["apply", "keep", "drop"])
-def test_batches_of_a_former_loop_wait_for_keep_only(tail):
+@pytest.mark.parametrize(
+    ("tail", "loaded"),
+    [*itertools.product(["keep", "drop"], [False, True]), ("apply", False)],
+)
+def test_batches_from_outside_wait_for_keep_only(tail, loaded, tmp_path):
+    """From a loop before the fit, or from a file."""
     model = ours(tail=tail)
-    data = big_batch.batches(NAME, (4, 6, 5))
-    model.train_on_batch(*data[0])
+    model.train_on_batch(*big_batch.batches(NAME, (4,))[0])
+    if loaded:
+        model.save_weights(tmp_path / "waits.weights.h5")
+        model = ours(tail=tail)
+        model.load_weights(tmp_path / "waits.weights.h5")
     fit(model, (5, 5, 5))
     expected = [rows((0, 4), (0, 10))] if tail == "keep" else [rows((0, 15))]
     assert_weights(model, updates(expected))
-
-
-@pytest.mark.parametrize("tail", ["drop", "keep"])
-def test_what_is_loaded_waits_for_keep_only(tail, tmp_path):
-    model = ours(tail=tail)
-    data = big_batch.batches(NAME, (4,))
-    model.train_on_batch(*data[0])
-    model.save_weights(tmp_path / "waits.weights.h5")
-    again = ours(tail=tail)
-    again.load_weights(tmp_path / "waits.weights.h5")
-    fit(again, (5, 5, 5))
-    expected = [rows((0, 4), (0, 10))] if tail == "keep" else [rows((0, 15))]
-    assert_weights(again, updates(expected))
 
 
 class Probe(keras.callbacks.Callback):
@@ -205,25 +205,17 @@ class Probe(keras.callbacks.Callback):
 
 def test_callbacks_and_validation_see_the_tail_applied():
     model, probe = ours(), Probe()
-    fit(
-        model,
-        (5, 5, 5, 8),
-        callbacks=[probe],
-        validation_data=(X, TARGETS),
-    )
-    expected = updates([rows((0, 15)), rows((15, 23))])
+    fit(model, SIZES, callbacks=[probe], validation_data=(X, TARGETS))
     assert [name for name, _ in probe.seen] == ["test", "epoch"]
     for _, weights in probe.seen:
-        for a, b in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-10)
+        assert_equal(weights, updates(EPOCH), rtol=1e-10)
 
 
 @pytest.mark.parametrize("tail", ["apply", "keep"])
 @pytest.mark.parametrize("again", ["same model", "new model"])
 def test_backup_and_restore(tail, again, tmp_path):
-    sizes = (5, 5, 5, 8)
     undisturbed = ours(tail=tail)
-    fit(undisturbed, sizes, epochs=3)
+    fit(undisturbed, SIZES, epochs=3)
 
     class FailInSecondEpoch(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -238,10 +230,10 @@ def test_backup_and_restore(tail, again, tmp_path):
 
     model = ours(tail=tail)
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(model, sizes, epochs=3, callbacks=[backup(), FailInSecondEpoch()])
+        fit(model, SIZES, epochs=3, callbacks=[backup(), FailInSecondEpoch()])
     if again == "new model":
         model = ours(tail=tail)
-    fit(model, sizes, epochs=3, callbacks=[backup()])
+    fit(model, SIZES, epochs=3, callbacks=[backup()])
     assert_weights(model, undisturbed.get_weights())
     count = int(undisturbed.gradient_state.count)
     assert int(model.gradient_state.count) == count
@@ -249,20 +241,20 @@ def test_backup_and_restore(tail, again, tmp_path):
 
 def test_saved_with_the_model(tmp_path):
     model = ours(tail="keep")
-    fit(model, (5, 5, 5, 8))
+    fit(model, SIZES)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.gradient_mode.get_config() == model.gradient_mode.get_config()
     for again in (model, loaded):
-        fit(again, (5, 5, 5, 8))
+        fit(again, SIZES)
         assert int(again.gradient_state.count) == 2
     assert_weights(loaded, model.get_weights())
-    assert_weights(loaded, updates([rows((0, 15)), rows((15, 23), (0, 10))]))
+    assert_weights(loaded, updates(FITS["keep"][2]))
 
 
 def test_weights_go_to_and_from_plain_models(tmp_path):
     model = ours(tail="keep")
-    fit(model, (5, 5, 5, 8))
+    fit(model, SIZES)
     plain = compiled(NAME, keras.Model, sgd())
     plain.optimizer.build(plain.trainable_variables)
     model.save_weights(tmp_path / "ours.weights.h5")
@@ -276,7 +268,7 @@ def test_weights_go_to_and_from_plain_models(tmp_path):
 
 def test_compiling_again_forgets():
     model = ours(tail="keep")
-    fit(model, (5, 5, 5, 8))
+    fit(model, SIZES)
     before = model.get_weights()
     mode = kpg.Accumulated(steps=2, tail="keep")
     model.compile(sgd(), "mse", gradient_mode=mode)
