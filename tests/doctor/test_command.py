@@ -103,16 +103,28 @@ def test_no_tensorflow_then_a_bad_pair(empty):
     assert len(screen.splitlines()) < 25
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", ["", "MatMul"])
-def test_every_device_trains_with_the_same_loss(broken):
+@pytest.fixture
+def folder():
+    """Where the stand-in plugin is."""
     if build.compiler() is None:
         pytest.skip("no g++: the stand-in plugin cannot be built")
-    code, said = doctor(
-        TF_PLUGGABLE_DEVICE_LIBRARY_PATH=str(build.build() / build.PLUGIN),
+    return build.build()
+
+
+def doctor_with(plugin, **environment):
+    """Runs the doctor with a plugin, or with all in a folder."""
+    return doctor(
+        TF_PLUGGABLE_DEVICE_LIBRARY_PATH=str(plugin),
         METALSTUB_TYPE=session.device_type(),
-        METALSTUB_BREAK_OPS=broken,
+        **environment,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["", "MatMul"])
+def test_every_device_trains_with_the_same_loss(broken, folder):
+    plugin = folder / build.PLUGIN
+    code, said = doctor_with(plugin, METALSTUB_BREAK_OPS=broken)
     name = f"{session.device_type()}:0"
     [device] = said["facts"]["devices"]["accelerators"]
     assert device == {"name": name, "platform": "Metal"}
@@ -123,18 +135,11 @@ def test_every_device_trains_with_the_same_loss(broken):
 
 
 @pytest.mark.slow
-def test_a_plugin_loaded_twice_is_explained():
-    if build.compiler() is None:
-        pytest.skip("no g++: the stand-in plugin cannot be built")
-    first = build.build() / build.PLUGIN
-    both = f"{first.parent}"
-    again = first.with_name("libmetal_stub_again.so")
+def test_a_plugin_loaded_twice_is_explained(folder):
+    again = folder / "libmetal_stub_again.so"
     if not again.exists():
-        again.symlink_to(first.name)
-    code, said = doctor(
-        TF_PLUGGABLE_DEVICE_LIBRARY_PATH=both,
-        METALSTUB_TYPE=session.device_type(),
-    )
+        again.symlink_to(build.PLUGIN)
+    code, said = doctor_with(folder)
     again.unlink()
     assert code == 1
     assert "loaded twice" in errors(said)["import tensorflow"]["message"]

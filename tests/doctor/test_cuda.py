@@ -6,6 +6,8 @@ from keras_pergrad.doctor import cuda
 
 # As TensorFlow 2.21's wheel says of itself.
 BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
+MISSING = ["libcudnn.so.9", "libcufft.so.11"]
+INSTALL = "tensorflow[and-cuda]"
 
 
 def judged(*capability, **facts):
@@ -52,25 +54,20 @@ def test_the_versions_of_cuda_and_cudnn():
     assert said(8, 0)["CUDA"].message == "12.5.1, cuDNN 9.10.2"
 
 
-def test_missing_libraries_are_named():
-    missing = ["libcudnn.so.9", "libcufft.so.11"]
-    first, *_ = judged(missing=missing)
-    assert first.level == "error"
-    assert "libcudnn.so.9, libcufft.so.11" in first.message
-    assert "tensorflow[and-cuda]" in first.fix
-
-
-def test_a_card_that_tensorflow_does_not_list():
-    [finding] = judged()
-    assert finding.level == "warning"
-    assert "lists no GPU" in finding.message
-    assert "nvidia-smi" in finding.fix
-
-
-def test_a_wheel_without_cuda():
-    finding = said(built=False)["CUDA"]
-    assert finding.level == "warning"
-    assert "tensorflow[and-cuda]" in finding.fix
+@pytest.mark.parametrize(
+    ("facts", "level", "text", "fix"),
+    [
+        ({"missing": MISSING}, "error", ", ".join(MISSING), INSTALL),
+        ({}, "warning", "lists no GPU", "nvidia-smi"),
+        ({"built": False}, "warning", "", INSTALL),
+    ],
+)
+def test_a_card_that_tensorflow_cannot_use(facts, level, text, fix):
+    first, *others = judged(**facts)
+    assert (first.subject, first.level) == ("CUDA", level)
+    assert text in first.message
+    assert fix in first.fix
+    assert bool(others) == ("missing" in facts)
 
 
 def test_a_machine_without_an_nvidia_driver_hears_nothing():

@@ -80,15 +80,13 @@ def test_kernels_that_do_not_wait_are_an_error(monkeypatch):
     assert "unset" in found("error", **COMMUNITY)["Metal"].fix
 
 
-def test_old_packages_are_errors():
+def test_old_and_missing_packages_are_errors():
     assert "3.8" in found("error", keras="2.15.0")["Keras"].fix
     old = found("error", tensorflow="2.15.0")
     assert "2.18" in old["TensorFlow"].message
     assert "Python" in found("error", python=(3, 9))
     assert "keras>=3.8" in found("error", keras=None)["Keras"].fix
-
-
-def test_no_tensorflow_is_said_once():
+    # Said once.
     errors = found("error", tensorflow=None)
     assert set(errors) == {"TensorFlow"}
     assert "keras-pergrad[metal]" in errors["TensorFlow"].fix

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.tensorflow import settings
-from tests.models.making import compiled, net
+from tests.models.making import assert_equal, compiled, net, weights
 
 layers = keras.layers
 
@@ -25,12 +25,15 @@ class Scale(layers.Layer):
 
 
 def _model():
-    inputs = keras.Input((8, 8, 3))
-    x = layers.Conv2D(4, 3, name="conv")(inputs)
-    x = layers.GlobalAveragePooling2D()(x)
-    shared = layers.Dense(4, name="shared")
-    x = Scale(name="scale")(shared(shared(x)))
-    return keras.Model(inputs, layers.Dense(5, name="out")(x))
+    return net(
+        layers.Conv2D(4, 3, name="conv"),
+        layers.GlobalAveragePooling2D(),
+        *[layers.Dense(4, name="shared")] * 2,
+        Scale(name="scale"),
+        layers.Dense(5, name="out"),
+        shape=(8, 8, 3),
+        units=None,
+    )
 
 
 def _by_name(explanation):
@@ -60,12 +63,10 @@ def test_says_how_each_layer_is_served():
     assert rows["shared"].calls == 2
     assert rows["shared"].variables[0].norms == "gram"
     assert rows["shared"].variables[0].shared
-    with kpg.factors.convolution_method("taps"):
-        (kernel, _) = _by_name(kpg.explain(_model(), 16))["conv"].variables
-    assert (kernel.norms, kernel.sum) == ("taps", "held")
-    with kpg.factors.convolution_method("tap_norms"):
-        (kernel, _) = _by_name(kpg.explain(_model(), 16))["conv"].variables
-    assert (kernel.norms, kernel.sum) == ("tap_norms", "filter gradient")
+    for method, total in ("taps", "held"), ("tap_norms", "filter gradient"):
+        with kpg.factors.convolution_method(method):
+            (kernel, _) = _by_name(kpg.explain(_model(), 16))["conv"].variables
+        assert (kernel.norms, kernel.sum) == (method, total)
 
 
 def test_the_batch_size_scales_the_bytes():
@@ -152,9 +153,7 @@ class OwnLoss(keras.Model):
 
 
 def test_weights_that_a_loss_alone_trains():
-    inputs = keras.Input((5,))
-    model = keras.Model(inputs, Quantizer(name="book")(inputs))
-    rows = _by_name(kpg.explain(model))
+    rows = _by_name(kpg.explain(net(Quantizer(name="book"), units=None)))
     assert rows["book"].served_by == "ops"
     assert rows["book"].variables[0].ops == ("ResourceGather",)
     assert rows["idle"].served_by == "unused"
@@ -190,8 +189,7 @@ def test_prints_what_is_proved_in_a_terminal_and_a_notebook():
 
 
 def test_layers_of_one_name_are_told_apart():
-    inputs = keras.Input((5, 4))
-    x = inputs
+    inputs = x = keras.Input((5, 4))
     for name in ("first", "second"):
         attention = layers.MultiHeadAttention(2, 3, name=name)
         x = layers.LayerNormalization(name=f"{name}_norm")(attention(x, x))
@@ -222,8 +220,7 @@ def test_an_outer_layer_comes_before_those_inside():
         def call(self, x):
             return self.dense(x) * self.scale
 
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(2, name="out")(Block()(inputs)))
+    model = net(Block(), layers.Dense(2, name="out"), shape=(4,), units=None)
     names = [row.layer for row in kpg.explain(model, 3)]
     assert names == ["block", "dense", "out"]
 
@@ -239,10 +236,11 @@ def test_lists_a_loss_without_reduction():
 
 
 def test_unknown_lengths_and_examples_of_the_input():
-    inputs = keras.Input((None,), dtype="int32")
-    x = layers.Embedding(100, 4, name="table")(inputs)
-    x = layers.GlobalAveragePooling1D()(x)
-    model = keras.Model(inputs, layers.Dense(2)(x))
+    parts = (
+        layers.Embedding(100, 4, name="table"),
+        layers.GlobalAveragePooling1D(),
+    )
+    model = net(*parts, shape=(None,), dtype="int32", units=2)
     (open_length,) = _by_name(kpg.explain(model, 3))["table"].variables
     assert open_length.held_bytes is None
     assert "?" in str(kpg.explain(model, 3))
@@ -387,15 +385,11 @@ def test_it_says_what_products_on_a_gpu_lose(aggregation, more, monkeypatch):
 
 def test_launches_are_the_ops_that_compute_and_run():
     def launches(steps, mode="batch"):
-        cell = layers.SimpleRNNCell(3)
-        inputs = keras.Input((steps, 2))
-        outputs = layers.Dense(1)(layers.RNN(cell)(inputs))
-        model = kpg.PerGradModel(inputs, outputs)
-        model.compile("sgd", "mse", gradient_mode=mode)
-        before = [np.array(v) for v in model.variables]
+        cell = layers.RNN(layers.SimpleRNNCell(3))
+        model = compiled(net(cell, shape=(steps, 2), units=1), mode)
+        before = weights(model)
         found = kpg.explain(model, 4).launches
-        for a, b in zip(before, model.variables, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_equal(model, before)
         assert not model.optimizer.built
         return found
 
@@ -417,9 +411,8 @@ def test_launches_are_the_ops_that_compute_and_run():
 def test_a_layer_adds_the_launches_of_its_kernels(layer, kernels):
     found = []
     for more in ([], [layer]):
-        parts = [keras.Input((4,)), layers.Dense(3), *more, layers.Flatten()]
-        model = keras.Sequential([*parts, layers.Dense(2)])
-        model.compile("sgd", "mse")
+        parts = layers.Dense(3), *more, layers.Flatten()
+        model = compiled(net(*parts, shape=(4,), units=2))
         found.append(kpg.explain(model, 8).launches)
         assert found[-1].step > found[-1].plain + 5  # norms, factors, a sum
     assert found[1].plain - found[0].plain == len(kernels)

@@ -17,6 +17,7 @@ import keras_pergrad as kpg
 from keras_pergrad.common.numbers import parse_bytes
 from keras_pergrad.explanation import step_memory as measuring
 from tests.marks import few
+from tests.models.making import assert_equal, compiled, net
 
 MB = 1_000_000
 WIDE = 20_000
@@ -62,12 +63,14 @@ class OwnStep(keras.Model):
         return {"rows": tf.shape(data[0])[0]}
 
 
-def _net(*inside, **compiled):
-    net = keras.Sequential(
-        [keras.Input((4,)), *inside, keras.layers.Dense(3, name="head")]
-    )
-    net.compile(**{"optimizer": "adam", "loss": "mse", **compiled})
-    return net
+def _net(*inside, **settings):
+    settings = {"optimizer": "adam", **settings}
+    return compiled(net(*inside, shape=(4,)), **settings)
+
+
+def _fits(model, memory="1GB", gradient_mode="batch", **settings):
+    settings |= {"memory": memory, "gradient_mode": gradient_mode}
+    return kpg.diagnose.what_fits(model, **settings)
 
 
 def _wide(jit_compile):
@@ -103,8 +106,8 @@ def counter(monkeypatch):
 
 @pytest.mark.parametrize("jit_compile", few([False, True], [False]))
 def test_a_step_takes_what_its_tensors_take(jit_compile):
-    net = _wide(jit_compile)
-    small, large = (kpg.explain(net, n).memory for n in (1000, 2000))
+    model = _wide(jit_compile)
+    small, large = (kpg.explain(model, n).memory for n in (1000, 2000))
     # Keras's plain step holds one such tensor, at least.
     assert 2000 * WIDE * 4 < large.rise < 6 * 2000 * WIDE * 4
     assert large.rise == pytest.approx(2 * small.rise, rel=0.25)
@@ -113,15 +116,14 @@ def test_a_step_takes_what_its_tensors_take(jit_compile):
 
 
 def test_rows_of_the_user_are_repeated_and_own_layers_loaded(monkeypatch):
-    inputs = keras.Input((3,), dtype="int32")
-    h = keras.layers.Embedding(10, 4)(FromFive()(inputs))
-    net = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(h))
+    inside = FromFive(), keras.layers.Embedding(10, 4), Mean()
+    model = net(*inside, shape=(3,), dtype="int32", units=None)
     ids = np.array([[5, 6, 7], [7, 8, 9]], "int32")
-    net.compile("sgd", "sparse_categorical_crossentropy")
-    assert kpg.explain(net, 5, x=ids).memory.batch_size == 5
+    compiled(model, loss="sparse_categorical_crossentropy")
+    assert kpg.explain(model, 5, x=ids).memory.batch_size == 5
     monkeypatch.setenv("KERAS_PERGRAD_TEST_EXIT", "1")
     with pytest.raises(ValueError, match=r"'functional'.*ended with code 7"):
-        kpg.diagnose.what_fits(net, memory="1GB", x=ids)
+        kpg.diagnose.what_fits(model, memory="1GB", x=ids)
 
 
 def test_a_copy_that_cannot_be_made_is_refused():
@@ -139,9 +141,9 @@ def test_steps_beyond_the_free_memory_are_stopped(monkeypatch):
 
 @pytest.mark.slow
 def test_what_fits_finds_the_largest_batch():
-    net = _wide(False)
-    memory = kpg.explain(net, 2000).memory
-    found = kpg.diagnose.what_fits(net, memory=memory.peak, at_most=10_000)
+    model = _wide(False)
+    memory = kpg.explain(model, 2000).memory
+    found = kpg.diagnose.what_fits(model, memory=memory.peak, at_most=10_000)
     assert found.size == pytest.approx(2000, rel=0.25)
     assert str(found).startswith(f"A batch of {found.size} fits into")
     assert f"Accumulated(microbatch_size={found.size})" in str(found)
@@ -155,17 +157,16 @@ def test_nothing_fits():
 
 
 def test_the_model_is_left_as_it_is(counter):
-    net = _net(keras.layers.Dropout(0.5), metrics=["mae"])
-    before = [w.copy() for w in net.get_weights()]
+    model = _net(keras.layers.Dropout(0.5), metrics=["mae"])
+    before = model.get_weights()
     states = random.getstate(), np.random.get_state()[1].tolist()
-    table = kpg.explain(net, 7)
+    table = kpg.explain(model, 7)
     assert counter == []  # only when it is asked for
     assert table.memory is table.memory
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states
-    assert not net.optimizer.built
-    assert not net._compile_loss.built
-    for one, other in zip(before, net.get_weights()):
-        np.testing.assert_array_equal(one, other)
+    assert not model.optimizer.built
+    assert not model._compile_loss.built
+    assert_equal(before, model.get_weights())
     assert counter == [7]
     assert (table.memory.device, table.memory.rise) == ("GPU:0", 7 * MB)
     assert table.memory.peak == 12 * MB
@@ -199,35 +200,27 @@ def test_the_compiled_mode_is_measured(counter, mode, found):
 
 @pytest.mark.quick
 def test_a_train_step_of_its_own_is_measured(counter):
-    inputs = keras.Input((4,))
-    own = OwnStep(inputs, keras.layers.Dense(1)(inputs))
-    own.compile("sgd", "mse")
+    own = compiled(net(shape=(4,), units=1, cls=OwnStep))
     assert kpg.explain(own, 3).memory.rise == 3 * MB
 
 
 def test_a_size_that_fits_is_found(counter):
-    found = kpg.diagnose.what_fits(
-        _net(), memory="55MB", gradient_mode="batch", at_most=90
-    )
+    found = _fits(_net(), "55MB", at_most=90)
     assert 46 <= found.size <= 50
     assert found.step.rise == found.size * MB
     assert found.limit == "the memory of the step"
     # A GPU that is smaller.
-    found = kpg.diagnose.what_fits(_net(), memory="8GB", gradient_mode="batch")
+    found = _fits(_net(), "8GB")
     assert 88 <= found.size <= 95
     assert max(counter) > 95
-    found = kpg.diagnose.what_fits(
-        _net(), memory="8GB", gradient_mode="batch", at_most=9
-    )
+    found = _fits(_net(), "8GB", at_most=9)
     assert (found.size, found.step.batch_size) == (9, 9)
     assert "limited by at_most=9, beyond which none was tried." in str(found)
 
 
 def test_a_size_of_microbatches_is_found(counter):
     mode = kpg.Accumulated(inner=kpg.Vectorized(kpg.ClippedMean(1.0)))
-    found = kpg.diagnose.what_fits(
-        _net(), memory="1GB", gradient_mode=mode, batch_size=16
-    )
+    found = _fits(_net(), gradient_mode=mode, batch_size=16)
     assert (found.size, found.step.batch_size) == (16, 16)
     assert found.microbatch
     assert str(found).startswith("A microbatch of 16 fits")
@@ -251,47 +244,38 @@ def test_batches_have_the_structure_of_the_rows(counter, kind):
     outputs = {"one": keras.layers.Dense(2, name="one")(h)}
     model = keras.Model(inputs, outputs)
     model.compile("sgd", {"one": "mse"})
-    found = kpg.diagnose.what_fits(
-        model, memory="1GB", gradient_mode="batch", x=x, at_most=4
-    )
-    assert found.size == 4
+    assert _fits(model, x=x, at_most=4).size == 4
 
 
 def test_unknown_lengths_are_refused():
-    net = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(3)])
-    net.compile("sgd", "mse")
+    model = compiled(net(shape=(None, 4)))
     with pytest.raises(ValueError, match=r"unknown length.*Pass a batch"):
-        kpg.explain(net, 7).memory  # noqa: B018
+        kpg.explain(model, 7).memory  # noqa: B018
 
 
 @pytest.mark.quick
 def test_a_model_that_the_mode_refuses(counter):
     mixing = _net(keras.layers.BatchNormalization())
     with pytest.raises(ValueError, match="batch_normalization"):
-        kpg.diagnose.what_fits(
-            mixing, memory="1TB", gradient_mode="vectorized", at_most=4
-        )
+        _fits(mixing, "1TB", "vectorized", at_most=4)
     # In the same process, afterwards.
-    assert (
-        kpg.diagnose.what_fits(
-            mixing, memory="1TB", gradient_mode="batch", at_most=4
-        ).size
-        == 4
-    )
+    assert _fits(mixing, "1TB", at_most=4).size == 4
 
 
 def test_bad_input_is_refused_by_name():
-    net = _net()
+    model = _net()
     wrong = "8", "GB", "8 apples", "-8GB", 0, -1, True, None, 8.5, "0MB"
     for memory in wrong:
         with pytest.raises(ValueError, match=r"`memory` expected a positive"):
-            kpg.diagnose.what_fits(net, memory=memory)
+            kpg.diagnose.what_fits(model, memory=memory)
     with pytest.raises(ValueError, match=r"`at_most` must be a positive"):
-        kpg.diagnose.what_fits(net, memory="1GB", at_most=0)
+        kpg.diagnose.what_fits(model, memory="1GB", at_most=0)
     with pytest.raises(ValueError, match=r"`batch_size` must be a positive"):
-        kpg.diagnose.what_fits(net, memory="1GB", batch_size=0)
+        kpg.diagnose.what_fits(model, memory="1GB", batch_size=0)
     with pytest.raises(ValueError, match="gradient mode"):
-        kpg.diagnose.what_fits(net, memory="1GB", gradient_mode="no such mode")
+        kpg.diagnose.what_fits(
+            model, memory="1GB", gradient_mode="no such mode"
+        )
     with pytest.raises(TypeError, match=r"must be a keras\.Model"):
         kpg.diagnose.what_fits(keras.layers.Dense(1), memory="1GB")
 

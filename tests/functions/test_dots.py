@@ -95,9 +95,7 @@ def test_batches_give_the_products_of_their_gradients(method):
     right = sum(_products(gradients, direction))
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
-    found = kpg.per_sample_dots(
-        model, data, direction=direction, method=method, verbose=0
-    )
+    found = kpg.per_sample_dots(model, data, direction=direction, **how)
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
 
 

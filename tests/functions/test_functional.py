@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.uses import function_cache
 from tests import oracle
-from tests.models.making import assert_equal, compiled, net, normal
+from tests.models.making import assert_equal, compiled, integers, net, normal
 
 layers = keras.layers
 METHODS = ("vectorized", "per_sample")
@@ -32,55 +32,42 @@ def _dense(seed=None):
     return net(layers.Dense(4, "tanh"), seed=seed)
 
 
-def _einsum_dense():
-    dense = layers.EinsumDense("abc,cde->abde", (4, 2, 3), bias_axes="e")
-    return net(dense, layers.Flatten(), shape=(4, 5))
-
-
-def _embedding():
-    parts = layers.Embedding(7, 4), layers.GlobalAveragePooling1D()
-    return net(*parts, shape=(6,), dtype="int32")
-
-
-def _attention():
-    attention = layers.MultiHeadAttention(2, 3)
-    return net(lambda x: attention(x, x), shape=(5, 6))
-
-
-def _twice():
-    shared = layers.Dense(5, "tanh")
-    return net(shared, shared)
-
-
 MODELS = {
     "dense": _dense,
     "dense_positions": lambda: net(layers.Dense(6, "gelu"), shape=(4, 5)),
-    "einsum_dense": _einsum_dense,
+    "einsum_dense": lambda: net(
+        layers.EinsumDense("abc,cde->abde", (4, 2, 3), bias_axes="e"),
+        layers.Flatten(),
+        shape=(4, 5),
+    ),
     "conv": lambda: net(
         layers.Conv2D(3, 3, activation="relu"),
         layers.Flatten(),
         shape=(6, 6, 2),
     ),
-    "embedding": _embedding,
+    "embedding": lambda: net(
+        layers.Embedding(7, 4),
+        layers.GlobalAveragePooling1D(),
+        shape=(6,),
+        dtype="int32",
+    ),
     "layer_normalization": lambda: net(
         layers.LayerNormalization(), layers.Flatten(), shape=(4, 5)
     ),
-    "attention": _attention,
+    "attention": lambda: net(
+        lambda x: layers.MultiHeadAttention(2, 3)(x, x), shape=(5, 6)
+    ),
     "lstm": lambda: net(layers.LSTM(3), shape=(5, 4)),
     "custom": lambda: net(layers.Dense(5), Affine(), shape=(4, 5)),
-    "twice": _twice,
+    "twice": lambda: net(*[layers.Dense(5, "tanh")] * 2),
 }
 
 
 def _batch(model, n=5):
-    rng = np.random.default_rng(1)
     shape = (n, *model.input_shape[1:])
-    if model.inputs[0].dtype == "int32":
-        x = rng.integers(0, 7, shape)
-    else:
-        x = rng.normal(size=shape).astype(keras.config.floatx())
-    y = rng.normal(size=(n, *model.output_shape[1:]))
-    return x, y.astype(keras.config.floatx())
+    of_ids = model.inputs[0].dtype == "int32"
+    x = integers(7, *shape) if of_ids else normal(*shape)
+    return x, normal(n, *model.output_shape[1:], seed=1)
 
 
 def _rows(gradients):
@@ -275,9 +262,8 @@ def test_many_models_do_not_warn_of_retracing(caplog):
 
 
 def test_stateful_layers_are_refused_one_by_one():
-    inputs = keras.Input(batch_shape=(4, 3, 2))
-    outputs = layers.LSTM(2, stateful=True)(inputs)
-    model = compiled(keras.Model(inputs, outputs))
+    model = keras.Sequential([layers.LSTM(2, stateful=True)])
+    compiled(model).build((4, 3, 2))
     x, y = np.ones((4, 3, 2)), np.ones((4, 2))
     with pytest.raises(ValueError, match=r"\(LSTM\) is stateful, made for ba"):
         kpg.per_sample_norms(model, x, y, method="per_sample")

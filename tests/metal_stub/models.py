@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from tests.models.making import compiled, net, normal
+
 BATCH = 8
 
 
@@ -157,6 +159,14 @@ BENCHMARKS = {
     "lstm": _lstm_text,
     "transformer": _transformer,
 }
+
+
+def stack(*parts, shape=(4,), units=1, **settings):
+    """A compiled model with these layers, and a batch for it."""
+    model = net(*parts, shape=shape, units=units)
+    compiled(model, **{"jit_compile": False, **settings})
+    y = np.ones((BATCH, *model.output_shape[1:]), "float32")
+    return model, normal(BATCH, *shape), y
 
 
 def make(name, optimizer="adam", batch=BATCH, wrap=None, **compile_options):

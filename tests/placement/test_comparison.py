@@ -3,7 +3,7 @@ import pytest
 
 from keras_pergrad.placement.comparison import compare_devices
 from tests.metal_stub import models, session
-from tests.models.making import assert_equal, compiled, net, normal
+from tests.models.making import assert_equal
 from tests.placement import stand_in_checks
 
 pytestmark = pytest.mark.slow
@@ -64,10 +64,8 @@ def test_the_cpu_is_right():
 
 
 def test_random_layers_draw_the_same_on_the_device():
-    dropout = keras.layers.Dropout(0.5)
-    model = compiled(net(dropout, shape=(4,), units=1), jit_compile=False)
-    data = normal(8, 4), normal(8, 1)
-    assert compare_devices(model, *data, devices=["CPU:0"]).ok
+    step = models.stack(keras.layers.Dropout(0.5))
+    assert compare_devices(*step, devices=["CPU:0"]).ok
 
 
 def test_refusals():

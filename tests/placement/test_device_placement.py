@@ -11,17 +11,26 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import DevicePlacement
 from keras_pergrad.placement import device_placement
-from keras_pergrad.placement import report as reports
+from keras_pergrad.placement import report as report_module
 from tests.metal_stub import models
-from tests.models.making import assert_equal, compiled, net, normal, trained
+from tests.models.making import assert_equal, compiled, net, normal
 
 GRADIENT_MODES = "batch", "per_sample", "vectorized", "accumulated"
 KEYS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}
 
 
-def train(model, x, y, *callbacks, **options):
-    options.setdefault("verbose", 0)
-    return model.fit(x, y, callbacks=list(callbacks), **options)
+def train(made, *callbacks, **options):
+    """Return the names in the logs."""
+    model, x, y = made
+    options = {"verbose": 0, "callbacks": callbacks, **options}
+    return set(model.fit(x, y, **options).history)
+
+
+def reported(made, *callbacks, deep=False, **options):
+    """Return the report of a training, and the names in the logs."""
+    placement = DevicePlacement(deep=deep)
+    names = train(made, placement, *callbacks, **options)
+    return placement.report, names
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])
@@ -29,16 +38,14 @@ def test_a_machine_without_accelerator_gets_a_short_report(
     system, capsys, monkeypatch
 ):
     here = types.SimpleNamespace(platform=system)
-    monkeypatch.setattr(reports, "sys", here)
-    placement = DevicePlacement()
-    history = train(*models.make("dense"), placement)
-    report = placement.report
+    monkeypatch.setattr(report_module, "sys", here)
+    report, names = reported(models.make("dense"))
     assert (report.device, report.platform) == (None, "CPU")
     assert set(report.variables) == {"CPU:0"}
     assert report.ops_on_accelerator == report.device_copies == 0
     assert report.ops_on_cpu > 50
     assert report.hazards == []
-    assert set(history.history) >= KEYS
+    assert names >= KEYS
     printed = capsys.readouterr().out
     assert "the CPU only" in printed
     assert ("keras_pergrad doctor" in printed) == (system == "darwin")
@@ -50,12 +57,11 @@ def test_all_who_read_the_logs_have_constants_but_the_progress_bar(
     capsys, tmp_path, verbose
 ):
     table = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    callbacks = [table, DevicePlacement()]
+    callbacks = table, DevicePlacement()
     made = models.make("dense")
-    history = train(*made, *callbacks, epochs=2, verbose=verbose)
+    assert train(made, *callbacks, epochs=2, verbose=verbose) >= KEYS
     head = (tmp_path / "log.csv").read_text().splitlines()[0]
     assert set(head.split(",")) >= KEYS
-    assert set(history.history) >= KEYS
     printed = capsys.readouterr().out
     assert "loss: " in printed
     assert not any(key in printed for key in KEYS)
@@ -73,10 +79,9 @@ def open_sequences():
     "make", [lambda: models.make("rnn"), open_sequences], ids=["rnn", "open"]
 )
 def test_runs_equal_those_of_a_trace_but_in_loops(make):
-    placement = DevicePlacement(deep=True)
-    train(*make(), placement)
-    counted = placement.report.executions("cpu")
-    traced = placement.report.deep.executions["CPU:0"]
+    report, _ = reported(make(), deep=True)
+    counted = report.executions("cpu")
+    traced = report.deep.executions["CPU:0"]
     known = {op for op, runs in counted.items() if runs and op in traced}
     # What Keras hands out of a step is outside of the copy.
     assert {op: counted[op] for op in known} == {op: traced[op] for op in known}
@@ -84,7 +89,7 @@ def test_runs_equal_those_of_a_trace_but_in_loops(make):
     assert len(known) > 10
     assert counted["Tanh"] is None
     assert traced["Tanh"] > 2
-    assert "in a loop or branch" in str(placement.report)
+    assert "in a loop or branch" in str(report)
 
 
 def test_the_first_batch_is_trained_on_when_it_is_measured():
@@ -93,9 +98,9 @@ def test_the_first_batch_is_trained_on_when_it_is_measured():
         model, x, y = models.make("dense")
         x, y = np.tile(x, (3, 1))[:20], np.tile(y, 3)[:20]
         model.set_weights([normal(*w.shape) for w in model.get_weights()])
-        placement = DevicePlacement(deep=deep)
-        train(model, x, y, placement, batch_size=8, shuffle=False)
-        assert (placement.report.deep is not None) == deep
+        how = {"deep": deep, "batch_size": 8, "shuffle": False}
+        report, _ = reported((model, x, y), **how)
+        assert (report.deep is not None) == deep
         finals.append(model.get_weights())
     assert_equal(*finals)
 
@@ -110,16 +115,16 @@ def test_every_fit_reports_and_places_once_more_at_most(monkeypatch):
 
     monkeypatch.setattr(device_placement, "placed_graphs", counted)
     model, x, y = models.make("dense", batch=32)
-    placement, reported, functions = DevicePlacement(), [], []
+    placement, reports, functions = DevicePlacement(), [], []
     for _ in range(2):
-        train(model, x, y, placement, batch_size=4, epochs=2)
-        reported.append(placement.report)
+        train((model, x, y), placement, batch_size=4, epochs=2)
+        reports.append(placement.report)
         functions.append(model.train_function)
     assert calls == [False, True]
     # No wrapper is left.
     assert functions[0] is functions[1]
-    assert reported[0] is not reported[1]
-    assert reported[0].ops_on_cpu == reported[1].ops_on_cpu
+    assert reports[0] is not reports[1]
+    assert reports[0].ops_on_cpu == reports[1].ops_on_cpu
 
 
 def test_nothing_stays_patched_when_a_step_raises():
@@ -135,7 +140,7 @@ def test_nothing_stays_patched_when_a_step_raises():
     model.make_train_function()
     function = model.train_function
     with pytest.raises(RuntimeError, match="on purpose"):
-        train(model, x, y, placement)
+        train((model, x, y), placement)
     assert model.train_function is function
     assert context.context().function_call_options is options
     assert placement.report is None
@@ -154,29 +159,25 @@ def test_another_callbacks_wrapper_is_kept():
 
             self.model.train_function = outer
 
-    other, placement = Other(), DevicePlacement()
-    model, x, y = models.make("dense", batch=12)
-    train(model, x, y, placement, other, batch_size=4)
+    other = Other()
+    report, _ = reported(models.make("dense", batch=12), other, batch_size=4)
     assert other.calls == 3
-    assert placement.report.ops_on_cpu > 50
+    assert report.ops_on_cpu > 50
 
 
 def test_xla_is_opaque_and_not_counted():
-    placement = DevicePlacement(deep=True)
-    made = models.make("dense", jit_compile=True)
-    history = train(*made, placement)
-    assert placement.report.ops_on_cpu is None
-    assert not KEYS & set(history.history)
-    text = str(placement.report)
+    report, names = reported(models.make("dense", jit_compile=True), deep=True)
+    assert report.ops_on_cpu is None
+    assert not KEYS & names
+    text = str(report)
     assert "compiled by XLA" in text
     assert "not measured" in text
     assert "ops of one step" not in text
 
 
 def test_where_there_is_no_step_to_look_at_it_is_refused():
-    eager = models.make("dense", run_eagerly=True)
     with pytest.raises(ValueError, match="run_eagerly=False"):
-        train(*eager, DevicePlacement())
+        reported(models.make("dense", run_eagerly=True))
     placement = DevicePlacement()
     placement.set_model(models.make("dense")[0])
     with pytest.raises(ValueError, match="Expected a model in fit"):
@@ -188,10 +189,9 @@ def test_a_train_function_that_is_no_tf_function_is_said():
         def make_train_function(self, force=False):
             self.train_function = lambda iterator: {"loss": 0.0}
 
-    placement = DevicePlacement()
-    train(*models.make("dense", wrap=Plain), placement, steps_per_epoch=2)
-    assert placement.report.ops_on_cpu is None
-    assert any("no graph" in note for note in placement.report.notes)
+    report, _ = reported(models.make("dense", wrap=Plain), steps_per_epoch=2)
+    assert report.ops_on_cpu is None
+    assert any("no graph" in note for note in report.notes)
 
 
 class Custom(keras.Model):
@@ -209,14 +209,12 @@ def test_every_kind_of_step_is_read(step):
         scope = tf.distribute.MirroredStrategy(["CPU:0"]).scope()
     else:
         settings = {"wrap": kpg.PerGradModel, "gradient_mode": step}
-    placement = DevicePlacement(deep=True)
     with scope:
         made = models.make("dense", **settings)
-    history = train(*made, placement)
-    report = placement.report
+    report, names = reported(made, deep=True)
     assert report.ops_on_cpu > 50
-    assert set(history.history) >= KEYS
-    assert ("twice" in history.history) == (step == "custom")
+    assert names >= KEYS
+    assert ("twice" in names) == (step == "custom")
     if step == "distributed":
         assert report.deep is None
         assert any("distributed" in note for note in report.notes)
@@ -233,14 +231,12 @@ def shapeless(x):
 @pytest.mark.quick
 def test_ops_without_shape_are_read_like_any_other():
     parts = keras.layers.Dense(3), keras.layers.Lambda(shapeless)
-    model = compiled(net(*parts, shape=(4,), units=1), jit_compile=False)
-    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
-    placement = DevicePlacement(deep=True)
-    train(model, x, y, placement)
-    assert placement.report.executions("cpu")["PyFunc"] == 1
-    assert placement.report.deep.executions["CPU:0"]["PyFunc"] == 1
-    assert kpg.diagnose.compare_devices(model, x, y, devices=["CPU:0"]).ok
-    predicted = kpg.diagnose.predict_placement(model, x, y)
+    step = models.stack(*parts)
+    report, _ = reported(step, deep=True)
+    assert report.executions("cpu")["PyFunc"] == 1
+    assert report.deep.executions["CPU:0"]["PyFunc"] == 1
+    assert kpg.diagnose.compare_devices(*step, devices=["CPU:0"]).ok
+    predicted = kpg.diagnose.predict_placement(*step)
     assert ("PyFunc", "host-only op") in {r[:2] for r in predicted.fallbacks()}
 
 
@@ -263,14 +259,10 @@ def sines(x):
 )
 def test_what_a_call_hides_is_not_counted(options, way, what_shows):
     called = keras.layers.Lambda(tf.function(sines, **options))
-    parts = keras.layers.Dense(3), called
-    model = compiled(net(*parts, shape=(4,), units=None), jit_compile=False)
-    data = normal(8, 4), normal(8, 3)
-    placement = DevicePlacement(deep=True, warn=False)
-    trained(model, *data, callbacks=[placement])
-    assert set(model.history.history).isdisjoint(KEYS)
-    report = placement.report
-    predicted = kpg.diagnose.predict_placement(model, *data)
+    step = models.stack(keras.layers.Dense(3), called, units=None)
+    report, names = reported(step, deep=True)
+    assert names.isdisjoint(KEYS)
+    predicted = kpg.diagnose.predict_placement(*step)
     for found in (report, predicted):
         assert len(found.opaque) == 2  # forward and backward
         assert not found.known

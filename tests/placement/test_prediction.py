@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_pergrad.placement import kernels
 from keras_pergrad.placement.prediction import predict_placement
 from tests.metal_stub import models, session
-from tests.models.making import assert_equal, compiled, net, normal, weights
+from tests.models.making import assert_equal, compiled, net, weights
 
 layers = keras.layers
 
@@ -81,13 +81,6 @@ def _alike(side):
     return {**side, "device": dict(device), "generic": generic}
 
 
-def stack(*parts, shape=(4,), units=1, **settings):
-    """A model with these layers, and a batch for it."""
-    made = net(*parts, shape=shape, units=units)
-    model = compiled(made, **{"jit_compile": False, **settings})
-    return model, normal(8, *shape), np.ones((8, units), "float32")
-
-
 def test_reports_of_dense_stacks_say_that_they_are_predictions(lookups):
     predictions = {name: report for name, (report, _) in lookups.items()}
     text = str(predictions["mnist"])
@@ -134,7 +127,9 @@ def test_hazards_of_the_step_are_those_of_the_plugin():
     hidden = layers.Dense(8, "relu", name="hidden")
     noise = layers.Lambda(lambda x: x + tf.random.uniform(tf.shape(x)))
     elu = layers.Dense(8, "elu", name="elu")
-    step = stack(hidden, layers.Dropout(0.5), noise, elu, jit_compile=True)
+    step = models.stack(
+        hidden, layers.Dropout(0.5), noise, elu, jit_compile=True
+    )
     apple, community = (
         predict_placement(*step, platform=platform)
         for platform in ("metal", "metal-community")
@@ -152,12 +147,12 @@ def test_hazards_of_the_step_are_those_of_the_plugin():
     kinds = [{o.op: o.kind for o in r.operations} for r in (apple, community)]
     assert [kind["Elu"] for kind in kinds] == ["cpu", "device"]
     assert [kind["RandomUniform"] for kind in kinds] == ["device", "device"]
-    plain = predict_placement(*stack())
+    plain = predict_placement(*models.stack())
     assert [hazard.code for hazard in plain.hazards] == ["int64_counter"]
 
 
 def test_an_rnn_that_may_pick_cudnn_is_noted():
-    report = predict_placement(*stack(layers.LSTM(4), shape=(5, 3)))
+    report = predict_placement(*models.stack(layers.LSTM(4), shape=(5, 3)))
     assert any("CudnnRNNV3" in note for note in report.notes)
 
 
@@ -172,7 +167,7 @@ def turns(x):
 
 def test_runs_in_loops_and_branches_are_not_told():
     parts = layers.Dense(3), layers.Lambda(turns, name="turns")
-    report = predict_placement(*stack(*parts))
+    report = predict_placement(*models.stack(*parts))
     runs = {o.op: o.runs for o in report.operations if "turns" in o.layer}
     assert runs["Sin"] is runs["Cos"] is None
     assert runs["Log1p"] == runs["Exp"] == 1

@@ -1,5 +1,7 @@
 """Entries that each sample chooses by its values: mixing beside sound."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -9,6 +11,7 @@ from tests.proof.mixing_cases import (
     pair,
     stacked,
     transposed,
+    varied,
 )
 
 
@@ -71,8 +74,7 @@ _SCATTERS = {
 for _name, _act in _SCATTERS.items():
     layer_pair(
         f"chosen_places_{_name}",
-        lambda h, act=_act: h + act(h, _packed(h, 1)),
-        lambda h, act=_act: h + act(h, _packed(h, 0)),
+        *varied(lambda h, step, act=_act: h + act(h, _packed(h, step)), 1, 0),
     )
 
 
@@ -84,7 +86,7 @@ def _last(h, step):
     return h * tf.gather_nd(h, tf.stack([rows, place], 1))[:, None]
 
 
-layer_pair("last_step", lambda h: _last(h, 1), lambda h: _last(h, 0))
+layer_pair("last_step", *varied(_last, 1, 0))
 
 
 def _neighbours(h, most):
@@ -99,15 +101,11 @@ def _neighbours(h, most):
     return h + _back(h, found)
 
 
-layer_pair(
-    "neighbours_in_one_row",
-    # A place too far is the next sample's first.
-    lambda h: _neighbours(h, 4),
-    lambda h: _neighbours(h, 3),
-)
+# A place too far is the next sample's first.
+layer_pair("neighbours_in_one_row", *varied(_neighbours, 4, 3))
 
 
-def _pooled(h, size, reduce):
+def _pooled(reduce, h, size):
     """Entries of one kind of each sample together, as of nodes of graphs."""
     n = tf.shape(h)[0]
     kinds = tf.cast(tf.math.floormod(tf.abs(4 * h), float(size)), "int32")
@@ -118,12 +116,9 @@ def _pooled(h, size, reduce):
 
 
 for _name in ("sum", "max", "min", "prod"):
-    _reduce = getattr(tf.math, f"unsorted_segment_{_name}")
-    layer_pair(
-        f"pooled_by_kind_{_name}",
-        lambda h, reduce=_reduce: _pooled(h, 3, reduce),
-        lambda h, reduce=_reduce: _pooled(h, 2, reduce),
-    )
+    _act = getattr(tf.math, f"unsorted_segment_{_name}")
+    _act = functools.partial(_pooled, _act)
+    layer_pair(f"pooled_by_kind_{_name}", *varied(_act, 3, 2))
 
 
 def _solved(h):
@@ -147,11 +142,7 @@ def _wide(h, sum_type, held_type="int32"):
     return h * tf.gather(tf.reshape(wide, (-1,)), ids)[:, None]
 
 
-layer_pair(
-    "places_added_as_bytes",
-    lambda h: _wide(h, "uint8"),
-    lambda h: _wide(h, "int16"),
-)
+layer_pair("places_added_as_bytes", *varied(_wide, "uint8", "int16"))
 layer_pair(
     "places_held_as_bytes",
     lambda h: _wide(h, "int32", "uint8"),
@@ -184,11 +175,7 @@ def _looked_up(h, flat):
     )
 
 
-layer_pair(
-    "looked_up_for_nothing",
-    lambda h: _looked_up(h, flat=True),
-    lambda h: _looked_up(h, flat=False),
-)
+layer_pair("looked_up_for_nothing", *varied(_looked_up, True, False))
 
 
 def _of_half(h, most):
@@ -199,11 +186,7 @@ def _of_half(h, most):
     return h + tf.gather(tf.reshape(h, (-1,)), begins + place)
 
 
-layer_pair(
-    "rounded_up_to_the_next",
-    lambda h: _of_half(h, 3.999),
-    lambda h: _of_half(h, 3.5),
-)
+layer_pair("rounded_up_to_the_next", *varied(_of_half, 3.999, 3.5))
 
 
 def _of_many(held_type):

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import function
 
-from tests.proof.mixing_cases import layer_pair, transposed
+from tests.proof.mixing_cases import by_axis, layer_pair, transposed, varied
 
 _PAIRS, _NODES = [0, 0, 1, 1], 2
 
@@ -43,11 +43,7 @@ def _own_numbers(h, step):
     return h + found[:, None]
 
 
-layer_pair(
-    "segments_of_own_numbers",
-    lambda h: _own_numbers(h, 1),
-    lambda h: _own_numbers(h, 0),
-)
+layer_pair("segments_of_own_numbers", *varied(_own_numbers, 1, 0))
 
 
 def _places(h, step):
@@ -60,11 +56,7 @@ def _places(h, step):
 
 
 def _index_pair(name, act):
-    layer_pair(
-        name,
-        lambda h: act(h, _places(h, 1)),
-        lambda h: act(h, _places(h, 0)),
-    )
+    layer_pair(name, *varied(lambda h, step: act(h, _places(h, step)), 1, 0))
 
 
 _index_pair("scatter_by_counts", lambda h, p: tf.scatter_nd(p, h, tf.shape(h)))
@@ -121,7 +113,7 @@ def _crops(h, step):
     return tf.cast(found, h.dtype)
 
 
-layer_pair("crops", lambda h: _crops(h, 1), lambda h: _crops(h, 0))
+layer_pair("crops", *varied(_crops, 1, 0))
 
 
 def _sampled(h, step=0, before=0):
@@ -173,11 +165,7 @@ def _by_sparse(h, transposes):
     return tf.transpose(found)
 
 
-layer_pair(
-    "constant_sparse_matrix",
-    lambda h: _by_sparse(h, False),
-    lambda h: _by_sparse(h, True),
-)
+layer_pair("constant_sparse_matrix", *varied(_by_sparse, False, True))
 layer_pair("sought_among_sorted", transposed(_places_among), _places_among)
 
 
@@ -215,8 +203,11 @@ layer_pair(
 )
 layer_pair(
     "recomputed",
-    lambda h: h + tf.recompute_grad(lambda t: tf.nn.softmax(t, 0))(h),
-    lambda h: h + tf.recompute_grad(lambda t: tf.nn.softmax(t, 1))(h),
+    *by_axis(
+        lambda h, axis: (
+            h + tf.recompute_grad(lambda t: tf.nn.softmax(t, axis))(h)
+        )
+    ),
 )
 layer_pair(
     "compared_with_itself",

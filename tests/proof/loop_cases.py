@@ -4,16 +4,11 @@ import keras
 import tensorflow as tf
 
 
-def _all(x):
-    """The number of samples, a list of them, and one for what is found."""
-    n = tf.shape(x)[0]
-    given = tf.TensorArray(x.dtype, size=n, clear_after_read=False).unstack(x)
-    return n, given, tf.TensorArray(x.dtype, size=n)
-
-
 def _each(x, turn, *start):
     """Goes through the samples: turn(i, given, found, *others)."""
-    n, given, found = _all(x)
+    n = tf.shape(x)[0]
+    given = tf.TensorArray(x.dtype, size=n, clear_after_read=False).unstack(x)
+    found = tf.TensorArray(x.dtype, size=n)
     return tf.while_loop(
         lambda i, *_: i < n,
         lambda i, found, *others: (i + 1, *turn(i, given, found, *others)),
@@ -93,49 +88,45 @@ def _branches(x):
     )
 
 
-def _branch_with_state():
+def _with_state(function):
+    """A function that finds a variable beside its input."""
+    seen = tf.Variable(1.0, dtype="float64", trainable=False)
+    return lambda x: function(x, seen)
+
+
+def _branch_on_state(x, seen):
     """A branch of one sample that others find in a variable."""
-    seen = tf.Variable(1.0, dtype="float64", trainable=False)
 
-    def over(x):
-        def one(row):
-            tf.cond(
-                tf.reduce_sum(row) > 0,
-                lambda: seen.assign_add(1.0),
-                lambda: seen.assign_add(0.0),
-            )
-            return row * seen
+    def one(row):
+        tf.cond(
+            tf.reduce_sum(row) > 0,
+            lambda: seen.assign_add(1.0),
+            lambda: seen.assign_add(0.0),
+        )
+        return row * seen
 
-        return tf.map_fn(one, x)
-
-    return over
+    return tf.map_fn(one, x)
 
 
-def _kept_for_the_next():
-    seen = tf.Variable(1.0, dtype="float64", trainable=False)
+def _kept_for_the_next(x, seen):
+    def one(row):
+        before = seen.read_value()
+        with tf.control_dependencies([before]):
+            done = seen.assign(tf.reduce_sum(row))
+        with tf.control_dependencies([done]):
+            return row * before
 
-    def over(x):
-        def one(row):
-            before = seen.read_value()
-            with tf.control_dependencies([before]):
-                done = seen.assign(tf.reduce_sum(row))
-            with tf.control_dependencies([done]):
-                return row * before
-
-        return tf.map_fn(one, x)
-
-    return over
+    return tf.map_fn(one, x)
 
 
 def _counted(by):
     """A counter that all samples together move, or not."""
-    seen = tf.Variable(1.0, dtype="float64", trainable=False)
 
-    def over(x):
+    def function(x, seen):
         by(tf.reduce_mean(x), lambda: seen.assign_add(1.0))
         return x * seen
 
-    return over
+    return _with_state(function)
 
 
 def _in_a_branch(mean, count):
@@ -221,11 +212,11 @@ LOOPS = {
         lambda x: tf.reverse(tf.map_fn(tf.sin, x), [1]),
     ),
     "map_mixes_on_the_way_back": (_mixing_backward, _own_gradient),
-    "map_with_a_branch_on_state": (_branch_with_state(), _branches),
+    "map_with_a_branch_on_state": (_with_state(_branch_on_state), _branches),
     "counter_in_a_branch_of_all": (_counted(_in_a_branch), _several),
     "counter_in_a_loop_of_all": (_counted(_in_a_loop), _within),
     "map_keeps_for_the_next": (
-        _kept_for_the_next(),
+        _with_state(_kept_for_the_next),
         lambda x: tf.map_fn(lambda row: row * tf.reduce_max(row), x),
     ),
 }

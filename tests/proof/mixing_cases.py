@@ -20,15 +20,14 @@ SEQUENCES = _rng.normal(size=(N, 6, 5))
 Y = _rng.normal(size=(N, 3))
 TRUTHS = (Y > 0).astype("float64")
 LABELS = np.array([[0], [1], [2], [3]])
-WORDS = ["cat", "dog", "cow", "pig"]
 _START = keras.initializers.RandomNormal(stddev=0.5, seed=1)
 
 
 class Apply(layers.Layer):
     """A function as a layer; its output has the shape of its input."""
 
-    def __init__(self, function):
-        super().__init__()
+    def __init__(self, function, **given):
+        super().__init__(**given)
         self.function = function
 
     def call(self, x):
@@ -121,6 +120,11 @@ def transposed(function):
 def by_axis(function):
     """Return the function over the samples, and that over the features."""
     return (functools.partial(function, axis=axis) for axis in (0, 1))
+
+
+def varied(function, mixing, sound):
+    """Return the function with two values of its last argument."""
+    return (lambda *given, k=k: function(*given, k) for k in (mixing, sound))
 
 
 def both_ways(name, function):
@@ -492,17 +496,17 @@ own_gradient_pair(
 
 
 class Weighed(layers.Layer):
-    """A function of the input and of a variable."""
+    """A function of the inputs and of a variable."""
 
-    def __init__(self, function):
+    def __init__(self, function, shape=(4,), start="ones"):
         super().__init__()
-        self.function = function
+        self.function, self.size, self.start = function, shape, start
 
-    def build(self, shape):
-        self.k = self.add_weight((shape[-1],), "ones")
+    def build(self, *shapes):
+        self.k = self.add_weight(self.size, self.start)
 
-    def call(self, x):
-        return self.function(x, self.k)
+    def call(self, *inputs):
+        return self.function(*inputs, self.k)
 
 
 def product(gradient):
@@ -516,10 +520,7 @@ def product(gradient):
 
 
 def _by_own_weight(change):
-    @tf.custom_gradient
-    def same(k):
-        return tf.identity(k), change
-
+    same = _own_gradient(change)
     return lambda: Weighed(lambda x, k: x * same(tf.convert_to_tensor(k)))
 
 
@@ -640,36 +641,51 @@ class Assigned(Kept):
         self.new(x, self.state.value)
 
 
+def _mean(x, axis=0):
+    return ops.mean(x, axis, keepdims=axis == 1)
+
+
+def _ones(x):
+    return tf.ones([4], x.dtype)
+
+
 def _in_function(value):
     return lambda x, state: tf.function(
         lambda: state.assign(value(x)) is None
     )()
 
 
+def _if(choice, value=_ones):
+    def new(x, state):
+        found = value(x)
+        tf.cond(
+            choice(x, state),
+            lambda: state.assign(found),
+            lambda: tf.identity(state),
+        )
+
+    return new
+
+
 def _in_branch(value):
+    return _if(lambda x, state: tf.reduce_sum(state) > -1, value)
+
+
+def _turns(number, value=_ones):
     def new(x, state):
         found = value(x)
 
-        def assign():
-            state.assign(found)
-            return True
+        def body(k):
+            state.assign_add(found)
+            return [k + 1]
 
-        tf.cond(tf.reduce_sum(state) > -1, assign, lambda: False)
+        tf.while_loop(lambda k: k < number(x), body, [0])
 
     return new
 
 
 def _in_turns(value):
-    def new(x, state):
-        found = value(x)
-
-        def turn(i, total):
-            state.assign_add(found)
-            return i + 1, total
-
-        tf.while_loop(lambda i, total: i < 2, turn, (0, 0.0))
-
-    return new
+    return _turns(lambda x: 2, value)
 
 
 def _from_call(value):
@@ -690,34 +706,9 @@ for _name, _assign in {
 }.items():
     made_pair(
         f"assigned_in_a_{_name}",
-        lambda assign=_assign: Assigned(assign(lambda x: ops.mean(x, 0))),
-        lambda assign=_assign: Assigned(
-            assign(lambda x: tf.ones([4], x.dtype))
-        ),
+        lambda assign=_assign: Assigned(assign(_mean)),
+        lambda assign=_assign: Assigned(assign(_ones)),
     )
-
-
-def _if(choice):
-    def new(x, state):
-        ones = tf.ones_like(state)
-        tf.cond(
-            choice(x, state),
-            lambda: state.assign(ones),
-            lambda: tf.identity(state),
-        )
-
-    return new
-
-
-def _turns(number):
-    def new(x, state):
-        def body(k):
-            state.assign_add(tf.ones_like(state))
-            return [k + 1]
-
-        tf.while_loop(lambda k: k < number(x), body, [0])
-
-    return new
 
 
 @tf.function
@@ -771,21 +762,16 @@ class ByChance(layers.Layer):
 made_pair("by_chance", lambda: ByChance(0), lambda: ByChance(1))
 
 
-class Gated(layers.Layer):
+def _gated(axis):
     """A weight that begins at zero times what is mixed."""
 
-    def __init__(self, axis):
-        super().__init__()
-        self.axis = axis
+    def function(x, gate):
+        return x + gate * ops.mean(x, axis, keepdims=True)
 
-    def build(self, shape):
-        self.gate = self.add_weight((shape[-1],), "zeros")
-
-    def call(self, x):
-        return x + self.gate * ops.mean(x, self.axis, keepdims=True)
+    return Weighed(function, start="zeros")
 
 
-made_pair("behind_a_gate_of_zeros", lambda: Gated(0), lambda: Gated(1))
+made_pair("behind_a_gate_of_zeros", lambda: _gated(0), lambda: _gated(1))
 
 # Layers of Keras.
 made_pair(
@@ -826,53 +812,48 @@ made_pair(
 
 
 # Ids and strings behind lookups, at values at which nothing shows.
-def _words(last):
-    inputs = keras.Input((2,), dtype="string")
-    hidden = layers.StringLookup(vocabulary=WORDS)(inputs)
-    hidden = layers.Embedding(6, 4, embeddings_initializer=_START)(hidden)
-    hidden = last(layers.Flatten()(hidden))
-    model = keras.Model(inputs, dense(3)(hidden))
-    model.compile("sgd", "mse")
-    x = tf.constant([["cat", "dog"], ["dog", "cow"], ["x", "x"], ["x", "x"]])
-    return model, x, Y
+def _embedded(last, first=layers.Identity):
+    """A layer behind two embedded ids, which `first` looks up."""
+    parts = first(), _table(), layers.Flatten(), last
+    return lambda x: functools.reduce(lambda h, part: part(h), parts, x)
 
 
-pair(
+def _table():
+    return layers.Embedding(6, 4, embeddings_initializer=_START)
+
+
+def _lookup():
+    return layers.StringLookup(vocabulary=["cat", "dog", "cow", "pig"])
+
+
+made_pair(
     "behind_words",
-    lambda: _words(layers.BatchNormalization(center=False, scale=False)),
-    lambda: _words(layers.LayerNormalization()),
+    lambda: _embedded(
+        layers.BatchNormalization(center=False, scale=False), _lookup
+    ),
+    lambda: _embedded(layers.LayerNormalization(), _lookup),
+    shape=(2,),
+    dtype="string",
+    x=tf.constant([["cat", "dog"], ["dog", "cow"], ["x", "x"], ["x", "x"]]),
 )
-
-
-def _ids(last, x, first=None):
-    inputs = keras.Input((2,))
-    hidden = inputs if first is None else first(inputs)
-    hidden = layers.Embedding(6, 4, embeddings_initializer=_START)(hidden)
-    hidden = last(layers.Flatten()(hidden))
-    model = keras.Model(inputs, dense(3)(hidden))
-    model.compile("sgd", "mse")
-    return model, x, Y
 
 
 def _centred(axis):
     return Apply(lambda h: h - ops.mean(h, axis, keepdims=True))
 
 
-def _bins():
-    return layers.Discretization([0.3, 0.6])
-
-
-EQUAL_IDS = np.full((N, 2), 3.0)
-pair(
-    "equal_ids",
-    lambda: _ids(_centred(0), EQUAL_IDS),
-    lambda: _ids(_centred(1), EQUAL_IDS),
-)
-pair(
-    "values_of_one_bin",
-    lambda: _ids(_centred(0), np.full((N, 2), 0.1), _bins()),
-    lambda: _ids(_centred(1), np.full((N, 2), 0.1), _bins()),
-)
+for _name, _number, _first in (
+    ("equal_ids", 3.0, layers.Identity),
+    ("values_of_one_bin", 0.1, lambda: layers.Discretization([0.3, 0.6])),
+):
+    made_pair(
+        _name,
+        lambda first=_first: _embedded(_centred(0), first),
+        lambda first=_first: _embedded(_centred(1), first),
+        shape=(2,),
+        dtype="float64",
+        x=np.full((N, 2), _number),
+    )
 
 
 class OthersIds(layers.Layer):
@@ -880,8 +861,7 @@ class OthersIds(layers.Layer):
 
     def __init__(self, axis):
         super().__init__()
-        self.axis = axis
-        self.table = layers.Embedding(6, 4, embeddings_initializer=_START)
+        self.axis, self.table = axis, _table()
 
     def call(self, x):
         ids = ops.cast(ops.abs(x) * 2, "int32") % 6
@@ -896,10 +876,6 @@ made_pair(
 # Losses.
 def _errors(y, p):
     return ops.mean(ops.square(y - p), -1)
-
-
-def _mean(p, axis):
-    return ops.mean(p, axis, keepdims=axis == 1)
 
 
 def _towards_the_centre(y, p, axis):
@@ -987,11 +963,7 @@ def _with_positive(y, p, share):
         return tf.sqrt(errors + positive * errors / count)
 
 
-loss_pair(
-    "weighed_unequally_in_a_scope",
-    lambda y, p: _with_positive(y, p, share=True),
-    lambda y, p: _with_positive(y, p, share=False),
-)
+loss_pair("weighed_unequally_in_a_scope", *varied(_with_positive, True, False))
 
 
 def _count(p, axis=None):

@@ -17,8 +17,9 @@ from keras_pergrad.uses.layer_rules.registry import (
     own_method,
 )
 from tests import oracle
-from tests.models.making import assert_equal, compiled, net
-from tests.proof.private_fits import fit_privately
+from tests.models.making import assert_equal, compiled, net, trained
+from tests.proof.fits import fit_privately, refusal
+from tests.proof.mixing_cases import Apply
 
 layers = keras.layers
 _rng = np.random.default_rng(1)
@@ -41,26 +42,18 @@ def _error(layer, x=X, mode="vectorized", beside=None, **given):
         outputs += [layers.Dense(1)(beside(inputs))]
     model = kpg.PerGradModel(inputs, layers.add(outputs) if beside else outputs)
     model.compile("sgd", "mse", gradient_mode=mode, **given)
-    try:
-        data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(6)
-        model.fit(data, shuffle=False, verbose=0)
-    except ValueError as error:
-        return str(error)
-    return ""
+    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(6)
+    return refusal(lambda: trained(model, data))
 
 
-class InScope(layers.Layer):
+def _in_scope(scope, axis=0, **given):
     """Subtracts the mean of the batch, in a scope of any name."""
 
-    def __init__(self, scope, sound=False, **given):
-        super().__init__(**given)
-        self.scope, self.sound = scope, sound
+    def centred(x):
+        with tf.name_scope(scope):
+            return x - tf.reduce_mean(x, axis, keepdims=True)
 
-    def call(self, x):
-        with tf.name_scope(self.scope):
-            if self.sound:
-                return x - tf.reduce_mean(x, -1, keepdims=True)
-            return x - tf.reduce_mean(x, 0)
+    return Apply(centred, **given)
 
 
 @pytest.mark.parametrize(
@@ -78,18 +71,17 @@ def test_no_scope_makes_a_mean_over_the_batch_right(scope):
         one = layers.CategoryEncoding(5, output_mode="one_hot", name=name)
         return one(keras.ops.cast(x[:, :1] * 0, "int32"))
 
-    assert "mixes the samples" in _error(InScope(scope), beside=beside)
-    assert not _error(InScope(scope, sound=True), beside=beside)
+    assert "mixes the samples" in _error(_in_scope(scope), beside=beside)
+    assert not _error(_in_scope(scope, axis=-1), beside=beside)
 
 
 def test_weighing_in_a_scope_called_gradients():
-    class Weighing(layers.Layer):
-        def call(self, x):
-            count = tf.reduce_sum(tf.cast(x > 0, x.dtype))
-            with tf.name_scope("gradients"):
-                return x / count + x
+    def weigh(x):
+        count = tf.reduce_sum(tf.cast(x > 0, x.dtype))
+        with tf.name_scope("gradients"):
+            return x / count + x
 
-    assert "mixes the samples" in _error(Weighing(name="gradients"))
+    assert "mixes the samples" in _error(Apply(weigh, name="gradients"))
 
 
 @pytest.mark.parametrize("scope", ["batch_normalization", "vouched_for"])
@@ -100,11 +92,11 @@ def test_the_scope_of_another_layer_is_not_vouched_for(scope):
 
     microbatches = kpg.Accumulated(microbatch_size=6)
     given = {"mode": microbatches, "vouched": ["vouched_for"]}
-    text = _error(InScope(scope, name="other"), beside=beside, **given)
+    text = _error(_in_scope(scope, name="other"), beside=beside, **given)
     assert "'other'" in text
     # The layer itself may be.
     given["vouched"] = ["other"]
-    assert not _error(InScope(scope, name="other"), beside=beside, **given)
+    assert not _error(_in_scope(scope, name="other"), beside=beside, **given)
 
 
 class Centred(layers.CategoryEncoding):
@@ -284,9 +276,9 @@ def test_a_hinge_within_another_loss_is_not_private():
     def loss(y, y_pred):
         return 2 * keras.losses.hinge(y, y_pred)
 
-    model = net(shape=(4,), units=1, cls=kpg.PerGradModel)
+    model = compiled(net(shape=(4,), units=1), loss=loss)
     with pytest.raises(ValueError, match="looks at the targets of all samples"):
-        fit_privately(model, X, Y, loss)
+        fit_privately((model, X, Y))
 
 
 def test_missing_labels_by_boolean_mask_are_told_another_way():

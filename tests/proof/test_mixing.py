@@ -9,10 +9,9 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests import oracle
 from tests.marks import few
-from tests.models.making import assert_equal
 from tests.proof import chosen_cases, index_cases  # noqa: F401
+from tests.proof.fits import fit, fit_privately, refusal
 from tests.proof.mixing_cases import MIXING, SOUND, product, stacked
-from tests.proof.private_fits import fit_privately
 
 pytestmark = pytest.mark.usefixtures("float64")
 REFUSED = (
@@ -39,33 +38,6 @@ SPREAD = [
 ]
 #: Of these the gradients are compared, signs as well; of others the norms.
 WHOLE = [name for name in SOUND if name.startswith(("weight_", "sum_"))]
-
-
-def _mode(name):
-    if name == "accumulated":
-        return kpg.Accumulated(microbatch_size=2)
-    return name
-
-
-def _fit(made, mode="vectorized", as_dataset=False):
-    model, x, y = made()
-    loss = model.loss
-    model = kpg.PerGradModel.from_model(model)
-    model.compile("sgd", loss, gradient_mode=_mode(mode))
-    data = x, y
-    if as_dataset:
-        data = [tf.data.Dataset.from_tensor_slices(data).batch(len(y))]
-    before = model.get_weights()
-    try:
-        model.fit(*data, shuffle=False, verbose=0)
-    except ValueError:
-        assert_equal(model.get_weights(), before)
-        raise
-
-
-def _fit_privately(made, method="vectorized"):
-    model, x, y = made()
-    fit_privately(kpg.PerGradModel.from_model(model), x, y, model.loss, method)
 
 
 def _norms(made, **how):
@@ -127,38 +99,29 @@ def test_gradients_of_what_is_sound_are_exact(name):
 )
 def test_own_gradients_of_weights_that_are_not_linear_are_refused(gradient):
     with pytest.raises(ValueError, match="not linear"):
-        _fit(lambda: stacked(product(gradient)()))
+        fit(stacked(product(gradient)()))
 
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_mixing_is_refused_by_whatever_asks(name):
     mixing = MIXING[name]
-    asking = {mode: lambda mode=mode: _fit(mixing, mode) for mode in MODES}
+    asking = {mode: lambda mode=mode: fit(mixing(), mode) for mode in MODES}
     asking["norms one by one"] = lambda: _norms(mixing, method="per_sample")
     for method in ("vectorized", "per_sample"):
         asking[f"{method} private training"] = lambda method=method: (
-            _fit_privately(mixing, method)
+            fit_privately(mixing(), method)
         )
-    said = {who: _refusal(ask) for who, ask in asking.items()}
+    said = {who: refusal(ask) for who, ask in asking.items()}
     assert [who for who in said if not re.search(REFUSED, said[who])] == []
-
-
-def _refusal(ask):
-    """Return what a refusal says, "" if there is none."""
-    try:
-        ask()
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.parametrize("name", SPREAD[::2])
 @pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
 def test_sound_twins_are_served_by_every_mode(name, mode):
-    _fit(SOUND[name], mode)
+    fit(SOUND[name](), mode)
 
 
 @pytest.mark.parametrize("name", ["equal_ids", "behind_words"])
 def test_mixing_is_refused_where_the_data_are_a_dataset(name):
     with pytest.raises(ValueError, match=REFUSED):
-        _fit(MIXING[name], as_dataset=True)
+        fit(MIXING[name](), as_dataset=True)

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle
+from tests.proof.fits import fit, fit_privately
 from tests.proof.mixing_cases import Apply, of_loss, stacked
-from tests.proof.private_fits import fit_privately
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -61,18 +61,8 @@ def _made(act):
     return stacked(Apply(applied))
 
 
-def _fit(act, mode=None):
-    model, x, y = _made(act)
-    loss = model.loss
-    model = kpg.PerGradModel.from_model(model)
-    mode = mode or kpg.Accumulated(microbatch_size=2)
-    model.compile("sgd", loss, gradient_mode=mode)
-    model.fit(x, y, batch_size=len(y), shuffle=False, verbose=0)
-
-
-def _fit_privately(act, method="vectorized"):
-    model, x, y = _made(act)
-    fit_privately(kpg.PerGradModel.from_model(model), x, y, model.loss, method)
+def _fit(act, mode="accumulated"):
+    fit(_made(act), mode)
 
 
 @pytest.mark.parametrize("name", ACTS)
@@ -177,7 +167,7 @@ def test_they_are_refused_by_private_training(name):
     methods = ["vectorized"] + ["per_sample"] * (name in NUMBERS)
     for method in methods:
         with pytest.raises(ValueError, match=r"number of samples|how many"):
-            _fit_privately(act, method)
+            fit_privately(_made(act), method)
 
 
 @pytest.mark.parametrize("name", [*NUMBERS])
@@ -226,4 +216,4 @@ def test_sizes_are_served(name):
 
 
 def test_numbers_of_ones_own_are_private():
-    _fit_privately(_of_ones_own)
+    fit_privately(_made(_of_ones_own))

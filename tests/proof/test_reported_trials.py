@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests import oracle, zoo
 from tests.models.making import compiled, integers, net, normal, trained
+from tests.proof.mixing_cases import Apply, Weighed
 
 layers, ops = keras.layers, keras.ops
 X, Y = normal(8, 5), normal(8, 3, seed=1)
@@ -56,17 +57,12 @@ class Folded(layers.Layer):
         return shape[0], 3, 5
 
 
-class Experts(layers.Layer):
+def _experts(x, w):
     """The sum of experts, all of which begin at zero."""
-
-    def build(self, shape):
-        self.w = self.add_weight((3, shape[-1], 5), "zeros")
-
-    def call(self, x):
-        size = ops.shape(x)
-        x = ops.reshape(x, (-1, size[-1]))
-        x = ops.sum(ops.einsum("th,ehi->eti", x, self.w), 0)
-        return ops.reshape(x, (size[0], size[1], 5))
+    size = ops.shape(x)
+    x = ops.reshape(x, (-1, size[-1]))
+    x = ops.sum(ops.einsum("th,ehi->eti", x, w), 0)
+    return ops.reshape(x, (size[0], size[1], 5))
 
 
 def _zeros(size):
@@ -92,7 +88,11 @@ SOUND = {
     ),
     "nodes first": (lambda: [Folded(True)], (6, 5, 2), (3, 5)),
     "samples first": (lambda: [Folded(False)], (6, 5, 2), (3, 5)),
-    "experts": (lambda: _behind_zeros(Experts()), (6, 4), (3,)),
+    "experts": (
+        lambda: _behind_zeros(Weighed(_experts, (3, 4, 5), "zeros")),
+        (6, 4),
+        (3,),
+    ),
     "dense": (lambda: _behind_zeros(_zeros(8), layers.Dense(4)), (6, 4), (3,)),
     "top_k": (
         lambda: _behind_zeros(
@@ -218,17 +218,16 @@ def test_tables_are_not_changed_for_each_sample():
 def test_draws_of_other_threads_are_their_own():
     wanted, found = np.asarray(keras.random.uniform((2,), seed=3)), []
 
-    class Draws(layers.Layer):
-        def call(self, x):
-            def work():
-                found.append(np.asarray(keras.random.uniform((2,), seed=3)))
+    def work():
+        found.append(np.asarray(keras.random.uniform((2,), seed=3)))
 
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-            return x
+    def draw(x):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return x
 
-    model = net(Draws(), layers.Dropout(0.3, seed=2))
+    model = net(Apply(draw), layers.Dropout(0.3, seed=2))
     trained(compiled(model, "per_sample"), X, Y)
     assert found
     for numbers in found:

@@ -104,19 +104,12 @@ def test_numpy_gives_what_tensorflow_gives(name):
 
 def _broadcast(x, y):
     """The op that gives the axes of sums for these shapes."""
-    function = tf.function(
-        lambda: raw.BroadcastGradientArgs(
+    return _last_op(
+        lambda sizes: raw.BroadcastGradientArgs(
             s0=tf.constant(x, tf.int32, [len(x)]),
             s1=tf.constant(y, tf.int32, [len(y)]),
-        )[0],
-        autograph=False,
-    ).get_concrete_function()
-    (op,) = (
-        op
-        for op in function.graph.get_operations()
-        if op.type == "BroadcastGradientArgs"
+        )[0]
     )
-    return op
 
 
 def test_axes_of_broadcasting():

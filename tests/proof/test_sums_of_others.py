@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.models.making import assert_equal
+from tests.models.making import assert_equal, compiled
+from tests.proof.fits import fit
 
 pytestmark = pytest.mark.usefixtures("float64")
 _rng = np.random.default_rng(0)
@@ -75,20 +76,9 @@ def test_each_loss_has_a_sum_of_its_own(how, reduction):
     assert_equal(means, expected, rtol=1e-10, atol=1e-12)
 
 
-MODES = {
-    "vectorized": lambda: "vectorized",
-    "per_sample": lambda: "per_sample",
-    "accumulated": lambda: kpg.Accumulated(microbatch_size=2),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["vectorized", "per_sample", "accumulated"])
 @pytest.mark.parametrize("how", ["curve", "factor"])
 def test_every_mode_refuses(mode, how):
-    model = _counted(how)
-    loss = ["mse", lambda y, p: y * p]
-    model.compile("sgd", loss, gradient_mode=MODES[mode]())
-    before = model.get_weights()
+    model = compiled(_counted(how), loss=["mse", lambda y, p: y * p])
     with pytest.raises(ValueError, match="mixes the samples"):
-        model.fit(IDS, TARGETS, batch_size=6, verbose=0)
-    assert_equal(model.get_weights(), before)
+        fit((model, IDS, TARGETS), mode)

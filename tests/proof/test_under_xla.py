@@ -14,6 +14,7 @@ from keras_pergrad.proof.tensor_types import Mixed, Total
 from keras_pergrad.uses import TracedStep, refusals
 from tests import oracle
 from tests.marks import few
+from tests.proof.mixing_cases import Weighed
 from tests.proof.motion import witness
 
 layers, ops = keras.layers, keras.ops
@@ -24,24 +25,10 @@ BEYOND = np.array([[0, -1], [2, 3], [1, 1], [-2, 7]], "int32")
 INSIDE = BEYOND % 3
 
 
-class Odd(layers.Layer):
-    """A layer of one function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def build(self, *shapes):
-        self.w = self.add_weight((4, 3))
-
-    def call(self, *args):
-        return self.function(*args, self.w)
-
-
-def make(function, shape=(3, 4), given=(2,)):
-    x, ids = keras.Input(shape), keras.Input(given, dtype="int32")
+def make(function):
+    x, ids = keras.Input((3, 4)), keras.Input((2,), dtype="int32")
     h = layers.Dense(4, "tanh")(x)
-    h = Odd(function)(h, ids)
+    h = Weighed(function, (4, 3), "glorot_uniform")(h, ids)
     model = keras.Model([x, ids], layers.Dense(1)(layers.Flatten()(h)))
     model.compile("sgd", "mse", jit_compile=True)
     return model
@@ -88,15 +75,13 @@ def of_heads(h, ids, w):
     return tf.gather(heads, ids, batch_dims=2)
 
 
-def by_axes(h, ids, w):
-    return tf.gather(h, tf.stack([ids, ids], 2), axis=1, batch_dims=1)
-
-
 LOOKUPS = {
     "entries": lambda h, ids, w: tf.gather(h, ids, batch_dims=1),
     "one_each": lambda h, ids, w: tf.gather(h, ids[:, 0], batch_dims=1),
     "features": lambda h, ids, w: tf.gather(h, ids, axis=2, batch_dims=1),
-    "two_axes": by_axes,
+    "two_axes": lambda h, ids, w: tf.gather(
+        h, tf.stack([ids, ids], 2), axis=1, batch_dims=1
+    ),
     "long": lambda h, ids, w: tf.gather(
         h, tf.cast(ids, "int64"), batch_dims=-1
     ),
@@ -108,26 +93,29 @@ LOOKUPS = {
 ALONG = {
     "along": lambda h, ids, w: ops.take_along_axis(h, ids[:, :, None], 1),
     "along_features": lambda h, ids, w: ops.take_along_axis(h, ids[:, None], 2),
+    "heads": of_heads,
 }
 QUICK = ["entries", "features"]
+
+
+def _assert_exact(function, ids=INSIDE):
+    model, x = make(function), [tf.constant(X), tf.constant(ids)]
+    oracle.assert_agree(vectorized(model, x), alone(model, x))
+    return model
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", few(LOOKUPS, QUICK))
 @pytest.mark.parametrize("ids", [BEYOND, INSIDE], ids=["beyond", "inside"])
 def test_entries_beyond_a_samples_own_are_no_others(name, ids):
-    model = make(LOOKUPS[name])
-    x = [tf.constant(X), tf.constant(ids)]
-    oracle.assert_agree(vectorized(model, x), alone(model, x))
+    _assert_exact(LOOKUPS[name], ids)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", few(ALONG, ["along"]))
 def test_entries_along_an_axis_are_each_samples_own(name):
     """They are merged with other axes: alone, TensorFlow mixes these."""
-    model = make(ALONG[name])
-    x = [tf.constant(X), tf.constant(INSIDE)]
-    oracle.assert_agree(vectorized(model, x), alone(model, x))
+    model = _assert_exact(ALONG[name])
     found, others = (
         vectorized(model, [tf.constant(given), tf.constant(BEYOND)])
         for given in (X, np.concatenate([X[:2], 3 * X[2:]]))
@@ -151,9 +139,7 @@ def test_slices_of_samples_and_weights_are_exact():
         made = tf.matmul(moved, tf.slice(both, [1, 0], [3, 2]))
         return tf.ensure_shape(made, (None, 2, 2))
 
-    model = make(function)
-    x = [tf.constant(X), tf.constant(INSIDE)]
-    oracle.assert_agree(vectorized(model, x), alone(model, x))
+    _assert_exact(function)
 
 
 def test_an_op_without_a_gradient_is_named():

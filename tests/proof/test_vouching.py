@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 layers = keras.layers
 _rng = np.random.default_rng(4)
 X, Y = _rng.normal(size=(4, 5)), _rng.normal(size=(4, 3))
+MODES = ["vectorized", "per_sample", kpg.Accumulated(microbatch_size=2)]
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +66,7 @@ def _assert_exact(model):
     oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
 
 
-@pytest.mark.parametrize(
-    "mode", ["vectorized", "per_sample", kpg.Accumulated(microbatch_size=2)]
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_an_op_without_a_rule_is_refused_by_name(mode):
     with pytest.raises(ValueError, match="foreign") as caught:
         _fit(mode)
@@ -77,21 +76,16 @@ def test_an_op_without_a_rule_is_refused_by_name(mode):
     assert "register_type_rule" in text or "vouched" in text
 
 
-@pytest.mark.parametrize("vouched", [["foreign"], "foreign", ["PyFunc"]])
-def test_what_is_vouched_for_is_exact(vouched):
-    _assert_exact(_fit("vectorized", vouched=vouched))
-
-
 @pytest.mark.parametrize(
-    "mode", ["per_sample", kpg.Accumulated(microbatch_size=2)]
+    ("mode", "vouched"),
+    [
+        *((mode, ["foreign"]) for mode in MODES),
+        ("vectorized", "foreign"),
+        ("vectorized", ["PyFunc"]),
+    ],
 )
-def test_every_mode_takes_what_is_vouched_for(mode):
-    _fit(mode, vouched=["foreign"])
-
-
-def test_vouching_is_for_this_layer_alone():
-    with pytest.raises(ValueError, match="foreign"):
-        _fit("vectorized", vouched=["dense"])
+def test_what_is_vouched_for_is_exact(mode, vouched):
+    _assert_exact(_fit(mode, vouched=vouched))
 
 
 @pytest.mark.parametrize("name", ["nothing", "NoSuchOp", 3])

@@ -19,6 +19,14 @@ INFO = RunInfo(
 )
 
 
+def written(tracker, *readings):
+    """Begin a run and write readings, of two steps if none are given."""
+    tracker.begin(INFO)
+    for one in readings or (reading(3), reading(10)):
+        tracker.write(one)
+    return tracker
+
+
 def reading(step, **figures):
     """Return a reading with one undefined figure and one of a variable."""
     known = {"gradient_norm": 2.0 + step, "gradient_alpha": math.nan}

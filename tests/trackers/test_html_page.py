@@ -11,7 +11,7 @@ from keras_pergrad.gradient_health.instruments import INSTRUMENTS
 from keras_pergrad.trackers import html_page
 from tests.runs.html_reader import read
 from tests.trackers.fits import fitted
-from tests.trackers.readings import INFO, PATHS, reading
+from tests.trackers.readings import INFO, PATHS, reading, written
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,7 @@ def at_each_measurement(monkeypatch):
 @pytest.fixture
 def page(tmp_path):
     page = kpg.trackers.Page(tmp_path / "page.html")
-    page.begin(INFO)
-    page.write(reading(3))
-    page.write(reading(10, gradient_cabs=math.inf))
-    return page
+    return written(page, reading(3), reading(10, gradient_cabs=math.inf))
 
 
 def text(page):
@@ -60,11 +57,9 @@ def test_it_shows_all_figures_variables_and_layers(page):
 
 def test_the_loss_is_first_and_charts_have_captions(tmp_path):
     """Names are escaped."""
-    page = kpg.trackers.Page(tmp_path / "page.html")
-    page.begin(INFO)
     figures = {"bitwise_equal_variables": 2, "<b>&": 1.0}
-    page.write(dataclasses.replace(reading(3, **figures), loss=0.25))
-    shown = text(page)
+    one = dataclasses.replace(reading(3, **figures), loss=0.25)
+    shown = text(written(kpg.trackers.Page(tmp_path / "page.html"), one))
     titles = re.findall("<figcaption>(.*?)</figcaption>", shown)
     assert titles[:2] == ["loss", "gradient_norm"]
     assert "The compiled loss of the measured batch" in shown

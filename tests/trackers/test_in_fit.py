@@ -27,6 +27,14 @@ def steps_of(log_dir, name="gradient_norm"):
     return sorted(step for step, _ in events(log_dir)["scalars", name])
 
 
+def assert_recorded(folder, steps, said):
+    """Assert that events and a run have these steps, and a page says that."""
+    assert steps_of(folder / "events") == steps
+    run = kpg.runs.read_run(folder / "runs" / "a")
+    assert [r.step for r in run.readings] == steps
+    assert said in (folder / "runs/a/index.html").read_text()
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_all_readings_arrive(kind, run_eagerly, tmp_path):
@@ -67,12 +75,8 @@ def test_an_interrupted_fit_closes_all(kind, tmp_path):
     gc.collect()
     assert kept.calls[-2:] == ["interrupt", "end"]
     assert board._writer is None
-    steps = [r.step for r in kept.readings]
-    assert steps == [2, 4, 6]
-    assert steps_of(tmp_path / "events") == steps
-    run = kpg.runs.read_run(tmp_path / "runs" / "a")
-    assert [r.step for r in run.readings] == steps
-    assert "step 6, interrupted" in (tmp_path / "runs/a/index.html").read_text()
+    assert [r.step for r in kept.readings] == [2, 4, 6]
+    assert_recorded(tmp_path, [2, 4, 6], "step 6, interrupted")
 
 
 def test_an_interruption_while_a_tracker_writes(tmp_path):
@@ -126,26 +130,17 @@ def test_two_fits_are_two_runs(tmp_path):
 
 def test_a_resumed_fit_goes_on_with_the_steps(tmp_path):
     model = make()
-    for epochs, initial_epoch in ((2, 0), (3, 2)):
+    how = {"log_dir": tmp_path / "runs", "run_name": "a"}
+    for epochs, begin in ((2, 0), (3, 2)):
         board = kpg.trackers.TensorBoard(tmp_path / "events")
-        _, before = fitted(
-            board,
-            model=model,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
-            log_dir=tmp_path / "runs",
-            run_name="a",
-        )
+        how |= {"epochs": epochs, "initial_epoch": begin}
+        _, before = fitted(board, model=model, **how)
         # A new process loads what the one before has saved.
         before.save_weights(tmp_path / "model.weights.h5")
         model = make()
         model.load_weights(tmp_path / "model.weights.h5")
-    steps = [2, 4, 6, 8, 10, 12]
-    assert steps_of(tmp_path / "events") == steps
-    run = kpg.runs.read_run(tmp_path / "runs" / "a")
-    assert [r.step for r in run.readings] == steps
-    page = (tmp_path / "runs/a/index.html").read_text()
-    assert "step 12, ended · 6 measurements" in page
+    said = "step 12, ended · 6 measurements"
+    assert_recorded(tmp_path, [2, 4, 6, 8, 10, 12], said)
 
 
 def test_keras_logs_the_figures_for_tensorboard(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.trackers.fits import fitted
-from tests.trackers.readings import INFO, PATHS, reading
+from tests.trackers.readings import INFO, PATHS, reading, written
 
 mlflow = pytest.importorskip("mlflow")
 # MLflow's tables are made with a strategy that SQLAlchemy 2.1 gives up.
@@ -45,9 +45,7 @@ def history(client, run, name):
 
 def test_a_local_store_is_read_back(store, tmp_path):
     tracker = kpg.trackers.MLflow("team/digits", tracking_uri=store)
-    tracker.begin(INFO)
-    tracker.write(reading(3))
-    tracker.write(reading(10, **{"count (a,b)": 1.0}))
+    written(tracker, reading(3), reading(10, **{"count (a,b)": 1.0}))
     tracker.end()
     tracker.end()
     client = mlflow.MlflowClient(store)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.trackers.readings import INFO, PATHS, reading
+from tests.trackers.readings import PATHS, reading, written
 
 accumulator = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator"
@@ -27,9 +27,7 @@ def events(log_dir):
 
 
 def test_scalars_and_histograms_are_read_back(tmp_path):
-    board = kpg.trackers.TensorBoard(tmp_path)
-    board.begin(INFO)
-    board.write(reading(3))
+    board = written(kpg.trackers.TensorBoard(tmp_path), reading(3))
     assert events(tmp_path)["scalars", "gradient_norm"] == [(3, 5.0)]
     board.write(reading(10))
     board.end()
@@ -49,10 +47,7 @@ def test_scalars_and_histograms_are_read_back(tmp_path):
 
 def test_they_are_what_the_functions_of_tensorflow_write(tmp_path):
     """TensorBoard chooses the dashboard by the metadata."""
-    board = kpg.trackers.TensorBoard(tmp_path / "ours")
-    board.begin(INFO)
-    board.write(reading(3))
-    board.end()
+    written(kpg.trackers.TensorBoard(tmp_path / "ours"), reading(3)).end()
     with tf.summary.create_file_writer(str(tmp_path / "theirs")).as_default():
         tf.summary.scalar("gradient_norm", 5.0, step=3)
         tf.summary.histogram("sample_norms", [1.0, 2.0], step=3)

@@ -7,7 +7,7 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.trackers.fits import fitted
-from tests.trackers.readings import INFO, PATHS, reading
+from tests.trackers.readings import PATHS, written
 
 wandb = pytest.importorskip("wandb")
 _BLOCK = 32768
@@ -59,10 +59,7 @@ def read_back(directory):
 
 def test_an_offline_run_is_read_back(tmp_path):
     tracker = kpg.trackers.WandB("digits", dir=str(tmp_path), mode="offline")
-    tracker.begin(INFO)
-    tracker.write(reading(3))
-    tracker.write(reading(10))
-    tracker.interrupt()
+    written(tracker).interrupt()
     tracker.end()
     tracker.end()
     config, rows, axes = read_back(tmp_path)
