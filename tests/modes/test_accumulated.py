@@ -52,13 +52,33 @@ def test_equals_the_big_batch(name, execution):
     assert_same(found, plain(name, alike))
 
 
+def _averaging():
+    return keras.optimizers.AdamW(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
+        use_ema=True,
+        ema_overwrite_frequency=2,
+        global_clipnorm=0.1,
+    )
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_nothing_left_over(jit_compile):
-    # 20 + 3 = 23: the second trace is for any size, whose rest is then 0.
-    arguments = {"batch_size": 20, "jit_compile": jit_compile}
-    found = split("class_weight", **arguments)
-    assert_same(found, train("class_weight", keras.Model, **arguments))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        # 20 + 3 = 23: the second trace is for any size, whose rest is then 0.
+        ("class_weight", lambda: {"batch_size": 20}),
+        ("class_weight", lambda: {"batch_size": 20, "jit_compile": True}),
+        ("added", lambda: {"steps_per_execution": 3}),
+        # It is called once a batch.
+        ("sum-plain", lambda: {"optimizer": _averaging()}),
+    ],
+    ids=["nothing left", "nothing left, XLA", "several steps", "optimizer"],
+)
+def test_settings_of_a_training(name, settings):
+    def how():
+        return {"jit_compile": False, **settings()}
+
+    assert_same(split(name, **how()), train(name, keras.Model, **how()))
 
 
 class Counts(keras.layers.Layer):
@@ -154,27 +174,6 @@ def test_any_microbatch_size(size):
     assert_same(split(name, size, jit_compile=False), plain(name))
 
 
-@pytest.mark.usefixtures("float64")
-def test_several_steps_per_execution():
-    found = split("added", steps_per_execution=3, jit_compile=False)
-    assert_same(found, plain("added"))
-
-
-@pytest.mark.usefixtures("float64")
-def test_optimizer_is_called_once_a_batch():
-    def how():
-        optimizer = keras.optimizers.AdamW(
-            keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
-            use_ema=True,
-            ema_overwrite_frequency=2,
-            global_clipnorm=0.1,
-        )
-        return {"optimizer": optimizer, "jit_compile": False}
-
-    found = split("sum-plain", **how())
-    assert_same(found, train("sum-plain", keras.Model, **how()))
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
@@ -198,9 +197,7 @@ def test_batch_normalization_and_dropout_run():
 
 
 def _trace(rows):
-    model = dense(kpg.PerGradModel)
-    mode = kpg.Accumulated(microbatch_size=4)
-    model.compile("sgd", "mse", gradient_mode=mode)
+    model = compiled(dense(keras.Model), kpg.Accumulated(microbatch_size=4))
     model.optimizer.build(model.trainable_variables)
     x, y = tf.zeros([rows, 5]), tf.zeros([rows, 3])
     step = tf.function(model.train_step, autograph=False)
@@ -215,7 +212,6 @@ def test_trace_does_not_grow_with_the_batch():
 
 
 def test_no_retracing():
-    model = dense(kpg.PerGradModel)
     traces = []
 
     class Counting(kpg.Accumulated):
@@ -223,9 +219,8 @@ def test_no_retracing():
             traces.append(1)
             return super().step(*args)
 
-    model.compile("sgd", "mse", gradient_mode=Counting(microbatch_size=4))
-    x, y = np.ones((23, 5)), np.ones((23, 3))
-    model.fit(x, y, batch_size=10, epochs=4, verbose=0)
+    model = compiled(dense(keras.Model), Counting(microbatch_size=4))
+    trained(model, np.ones((23, 5)), np.ones((23, 3)), batch_size=10, epochs=4)
     assert len(traces) == 1
 
 
@@ -251,28 +246,19 @@ def test_the_batch_stays_whole_unless_a_size_is_given():
     assert abs(found / first_loss(80) - 1) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (
-            kpg.modes.get("accumulated"),
-            "Accumulated(steps=1, microbatch_size=None, inner=Batch())",
-        ),
-        (
-            kpg.Accumulated(4, 8, tail="keep"),
-            "Accumulated(steps=4, microbatch_size=8, inner=Batch(), "
-            "tail='keep')",
-        ),
-        (
-            kpg.Accumulated(2, inner=kpg.PerSample(kpg.ClippedMean(2.0))),
-            "Accumulated(steps=2, microbatch_size=None, "
-            "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))",
-        ),
-        (kpg.aggregations.Mean(), "Mean()"),
-    ],
-)
-def test_modes_and_aggregations_show_their_arguments(shown, expected):
-    assert repr(shown) == expected
+def test_modes_and_aggregations_show_their_arguments():
+    assert repr(kpg.modes.get("accumulated")) == (
+        "Accumulated(steps=1, microbatch_size=None, inner=Batch())"
+    )
+    assert repr(kpg.Accumulated(4, 8, tail="keep")) == (
+        "Accumulated(steps=4, microbatch_size=8, inner=Batch(), tail='keep')"
+    )
+    inner = kpg.PerSample(kpg.ClippedMean(2.0))
+    assert repr(kpg.Accumulated(2, inner=inner)) == (
+        "Accumulated(steps=2, microbatch_size=None, "
+        "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))"
+    )
+    assert repr(kpg.aggregations.Mean()) == "Mean()"
 
 
 class OwnCall(keras.losses.MeanSquaredError):
@@ -347,8 +333,7 @@ def test_nothing_stays_patched_when_the_loss_raises():
     def broken(y_true, y_pred):
         raise RuntimeError("broken on purpose")
 
-    model = dense(kpg.PerGradModel)
-    model.compile("sgd", "mse", gradient_mode="accumulated", run_eagerly=True)
+    model = compiled(dense(keras.Model), "accumulated", run_eagerly=True)
     x, y = np.ones((4, 5)), np.ones((4, 3))
     model.train_on_batch(x, y)
     entry = model._compile_loss._flat_losses[0]
@@ -359,13 +344,3 @@ def test_nothing_stays_patched_when_the_loss_raises():
     assert model._compile_loss._flat_losses[0] is entry
     assert attributes == (set(vars(entry.loss)), set(vars(model.layers[1])))
     assert entry.loss.reduction == "sum_over_batch_size"
-
-
-def test_sparse_inputs_are_refused_by_name():
-    inputs = keras.Input((5,), sparse=True)
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
-    compiled(model, "accumulated")
-    x, y = tf.sparse.from_dense(np.eye(8, 5)), np.ones((8, 3))
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    with pytest.raises(ValueError, match="Received: a SparseTensor in the ba"):
-        model.fit(data, shuffle=False, verbose=0)
