@@ -1,5 +1,7 @@
 """Small models and their data, made, compiled and trained in a line each."""
 
+import contextlib
+
 import keras
 import numpy as np
 
@@ -69,6 +71,14 @@ def weights(model):
     if getattr(model, "optimizer", None) is not None:
         kept += model.optimizer.variables
     return [np.array(v) for v in kept]
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Assert that no weight of a model changes in a `with` block."""
+    before = model.get_weights()
+    yield
+    assert_equal(model.get_weights(), before)
 
 
 def assert_equal(found, expected, rtol=0.0, atol=0.0):

@@ -1,10 +1,17 @@
 """Models and losses for which microbatches must equal the big batch."""
 
+import functools
+
 import keras
 import numpy as np
 
+import keras_pergrad as kpg
+from tests.models.making import net
+
 layers = keras.layers
 N = 23
+#: Of batches, three of which are one of 10 samples, and the last is alone.
+SIZES = (4, 4, 2, 4, 4, 2, 3)
 EXECUTION = {
     "graph": {"jit_compile": False},
     "eager": {"run_eagerly": True},
@@ -13,16 +20,14 @@ EXECUTION = {
 
 
 def dense(cls):
-    inputs = keras.Input((5,))
-    x = layers.Dense(4, activation="tanh", kernel_regularizer="l2")(inputs)
-    return cls(inputs, layers.Dense(3)(x))
+    hidden = layers.Dense(4, "tanh", kernel_regularizer="l2")
+    return net(hidden, cls=cls)
 
 
 def masked(cls):
-    inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(7, 4, mask_zero=True)(inputs)
-    x = layers.Dense(4, activation="tanh")(x)
-    return cls(inputs, layers.Dense(3)(x))
+    table = layers.Embedding(7, 4, mask_zero=True)
+    hidden = layers.Dense(4, "tanh")
+    return net(table, hidden, shape=(6,), dtype="int32", cls=cls)
 
 
 def outputs(cls):
@@ -46,14 +51,12 @@ class Added(layers.Layer):
 
 
 def added(cls):
-    inputs = keras.Input((5,))
-    x = layers.Dense(4, activation="tanh", activity_regularizer="l2")(inputs)
-    return cls(inputs, layers.Dense(3)(Added()(x)))
+    hidden = layers.Dense(4, "tanh", activity_regularizer="l2")
+    return net(hidden, Added(), cls=cls)
 
 
 def added_only(cls):
-    inputs = keras.Input((5,))
-    return cls(inputs, Added()(layers.Dense(4)(inputs)))
+    return net(layers.Dense(4), Added(), units=None, cls=cls)
 
 
 _rng = np.random.default_rng(5)
@@ -89,34 +92,25 @@ def _own(y_true, y_pred):
     return keras.ops.sum(keras.ops.abs(y_true - y_pred), axis=-1)
 
 
+FLAT = {"x": X, "y": TARGETS}
+SEQUENCES = {"x": IDS, "y": PLACES}
 # name: (model, arguments of compile, arguments of fit)
 CASES = {
-    f"{reduction}-{weights}": (
-        dense,
-        lambda r=reduction: {"loss": _mse(r)},
-        {"x": X, "y": TARGETS, **extra},
+    f"{kind}{reduction}-{weights}": (
+        make,
+        lambda loss=loss, reduction=reduction: {"loss": loss(reduction)},
+        given if weights == "plain" else {**given, "sample_weight": weighted},
+    )
+    for kind, make, loss, given, weighted in (
+        ("", dense, _mse, FLAT, WEIGHTS),
+        ("masked-", masked, _labels, SEQUENCES, PLACE_WEIGHTS),
     )
     for reduction in ("sum", MEAN, WEIGHTED)
-    for weights, extra in (
-        ("plain", {}),
-        ("weighted", {"sample_weight": WEIGHTS}),
-    )
+    for weights in ("plain", "weighted")
 }
 CASES |= {
-    f"masked-{reduction}-{weights}": (
-        masked,
-        lambda r=reduction: {"loss": _labels(r)},
-        {"x": IDS, "y": PLACES, **extra},
-    )
-    for reduction in ("sum", MEAN, WEIGHTED)
-    for weights, extra in (
-        ("plain", {}),
-        ("weighted", {"sample_weight": PLACE_WEIGHTS}),
-    )
-}
-CASES |= {
-    "mean": (dense, lambda: {"loss": _mse("mean")}, {"x": X, "y": TARGETS}),
-    "function": (dense, lambda: {"loss": _own}, {"x": X, "y": TARGETS}),
+    "mean": (dense, lambda: {"loss": _mse("mean")}, FLAT),
+    "function": (dense, lambda: {"loss": _own}, FLAT),
     "class_weight": (
         dense,
         lambda: {
@@ -150,11 +144,11 @@ CASES |= {
             },
         },
     ),
-    "added": (added, lambda: {"loss": _mse(MEAN)}, {"x": X, "y": TARGETS}),
+    "added": (added, lambda: {"loss": _mse(MEAN)}, FLAT),
     "added-weighted": (
         added,
         lambda: {"loss": _mse(WEIGHTED)},
-        {"x": X, "y": TARGETS, "sample_weight": WEIGHTS},
+        {**FLAT, "sample_weight": WEIGHTS},
     ),
     "added-only": (added_only, lambda: {"loss": None}, {"x": X}),
 }
@@ -217,6 +211,17 @@ def train(
         }
     history = model.fit(**fit_arguments, epochs=epochs, verbose=0)
     return model.get_weights(), history.history
+
+
+def ours(name, mode, **arguments):
+    """As `train`, by a gradient mode."""
+    return train(name, kpg.PerGradModel, gradient_mode=mode, **arguments)
+
+
+@functools.cache
+def plain(name, execution="graph"):
+    """As `train`, by `keras.Model` on batches of 10, 10 and 3."""
+    return train(name, keras.Model, **EXECUTION[execution])
 
 
 def assert_same(found, expected, **tolerance):

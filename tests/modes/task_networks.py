@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 import keras_pergrad as kpg
+from tests.models import making
 from tests.modes import big_batch
 
 layers = keras.layers
@@ -36,14 +37,12 @@ def heads(cls):
     x = layers.Dense(6, "tanh", kernel_regularizer="l2")(inputs)
     x = big_batch.Added(name="added")(x)
     picture = layers.Dense(6, name="flat")(x)
-    return cls(
-        inputs,
-        {
-            "score": layers.Dense(1, name="score")(x),
-            "picture": layers.Reshape((2, 3), name="picture")(picture),
-            "same": layers.Dense(1, name="same", activity_regularizer="l2")(x),
-        },
-    )
+    outputs = {
+        "score": layers.Dense(1, name="score")(x),
+        "picture": layers.Reshape((2, 3), name="picture")(picture),
+        "same": layers.Dense(1, name="same", activity_regularizer="l2")(x),
+    }
+    return cls(inputs, outputs)
 
 
 def masked(cls):
@@ -117,24 +116,28 @@ def data(name):
 
 
 def compiled(name, mode, cls=kpg.PerGradModel, **how):
-    """The model of a case, from the same start each time."""
+    """The model of a case, from the same start each time.
+
+    Without a mode it is a `keras.Model`.
+    """
     case = CASES[name]
     keras.utils.set_random_seed(3)
-    model = case.make(cls)
     loss = case.losses_of_outputs()
-    model.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9),
-        loss,
-        loss_weights=dict(zip(loss, [0.3, 2.0, 0.7])),
-        gradient_mode=mode,
-        **how,
-    )
-    return model
+    how["loss_weights"] = dict(zip(loss, [0.3, 2.0, 0.7]))
+    how["optimizer"] = keras.optimizers.SGD(0.1, momentum=0.9)
+    model = case.make(cls if mode else keras.Model)
+    return making.compiled(model, mode, loss, **how)
 
 
 def trained(name, mode, sizes=(10, 10, 3), **how):
     """Weights and history after training on batches of these sizes."""
     model = compiled(name, mode, **how)
-    batches = big_batch.Batches(data(name), sizes)
-    history = model.fit(batches, verbose=0, shuffle=False)
-    return model.get_weights(), history.history
+    making.trained(model, big_batch.Batches(data(name), sizes))
+    return model.get_weights(), model.history.history
+
+
+class OwnLoss(kpg.PerGradModel):
+    """A loss of its own, which cannot be told apart by task."""
+
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)

@@ -7,8 +7,24 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.marks import few
-from tests.models.making import assert_equal, compiled, net, trained
-from tests.modes.big_batch import CASES, EXECUTION, assert_same, dense, train
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    integers,
+    net,
+    normal,
+    trained,
+    unchanged,
+)
+from tests.modes.big_batch import (
+    CASES,
+    EXECUTION,
+    assert_same,
+    dense,
+    ours,
+    plain,
+    train,
+)
 
 # One of each kind: compiling takes seconds.
 XLA = ("masked-mean_with_sample_weight-weighted", "outputs-mixed", "added")
@@ -19,37 +35,50 @@ QUICK = [(n, "graph") for n in XLA] + [
     ("sum-weighted", "eager"),
     ("added", "xla"),
 ]
-_plain = {}
 
 
-def plain(name, execution):
-    # Only the logs of several outputs' losses depend on the execution.
-    key = name, execution if name.startswith("outputs") else "graph"
-    if key not in _plain:
-        _plain[key] = train(name, keras.Model, **EXECUTION[key[1]])
-    return _plain[key]
-
-
-def ours(name, size=4, **arguments):
-    mode = kpg.Accumulated(microbatch_size=size)
-    return train(name, kpg.PerGradModel, gradient_mode=mode, **arguments)
+def split(name, size=4, **arguments):
+    """Train a case in microbatches."""
+    return ours(name, kpg.Accumulated(microbatch_size=size), **arguments)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("name", "execution"), few(RUNS, QUICK, RUNS[::2]))
 def test_equals_the_big_batch(name, execution):
     # Batches of 10, 10 and 3 in microbatches of 4, 4, 2 and 3.
-    found = ours(name, **EXECUTION[execution])
-    assert_same(found, plain(name, execution))
+    found = split(name, **EXECUTION[execution])
+    # Only the logs of several outputs' losses depend on the execution.
+    alike = execution if name.startswith("outputs") else "graph"
+    assert_same(found, plain(name, alike))
+
+
+def _averaging():
+    return keras.optimizers.AdamW(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
+        use_ema=True,
+        ema_overwrite_frequency=2,
+        global_clipnorm=0.1,
+    )
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_nothing_left_over(jit_compile):
-    # 20 + 3 = 23: the second trace is for any size, whose rest is then 0.
-    arguments = {"batch_size": 20, "jit_compile": jit_compile}
-    found = ours("class_weight", **arguments)
-    assert_same(found, train("class_weight", keras.Model, **arguments))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        # 20 + 3 = 23: the second trace is for any size, whose rest is then 0.
+        ("class_weight", lambda: {"batch_size": 20}),
+        ("class_weight", lambda: {"batch_size": 20, "jit_compile": True}),
+        ("added", lambda: {"steps_per_execution": 3}),
+        # It is called once a batch.
+        ("sum-plain", lambda: {"optimizer": _averaging()}),
+    ],
+    ids=["nothing left", "nothing left, XLA", "several steps", "optimizer"],
+)
+def test_settings_of_a_training(name, settings):
+    def how():
+        return {"jit_compile": False, **settings()}
+
+    assert_same(split(name, **how()), train(name, keras.Model, **how()))
 
 
 class Counts(keras.layers.Layer):
@@ -79,31 +108,20 @@ class Counts(keras.layers.Layer):
 @pytest.mark.parametrize("execution", EXECUTION)
 def test_counters_count_batches(execution):
     # In microbatches of 4, 4 and 2.
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(10, 3)), rng.normal(size=(10, 2))
     found = []
     for inner in (None, "batch", "vectorized", "per_sample"):
-        cls = kpg.PerGradModel if inner else keras.Model
         keras.utils.set_random_seed(1)
-        inputs = keras.Input((3,))
-        h = keras.layers.Dense(3)(Counts(before=True)(inputs))
-        model = cls(inputs, keras.layers.Dense(2)(Counts(before=False)(h)))
-        ours = {}
-        if inner:
-            mode = kpg.Accumulated(microbatch_size=4, inner=inner)
-            ours = {"gradient_mode": mode}
-        model.compile("sgd", "mse", **ours, **EXECUTION[execution])
+        parts = Counts(before=True), keras.layers.Dense(3), Counts(before=False)
+        model = net(*parts, shape=(3,), units=2)
+        mode = inner and kpg.Accumulated(microbatch_size=4, inner=inner)
+        model = compiled(model, mode, rate=0.01, **EXECUTION[execution])
         for _ in range(2):
-            model.train_on_batch(x, y)
-        found.append({v.path: np.array(v) for v in model.weights})
-    plain = found[0]
-    for ours in found[1:]:
-        for path, one, other in zip(
-            plain, plain.values(), ours.values(), strict=True
-        ):
-            np.testing.assert_allclose(other, one, rtol=1e-10, err_msg=path)
-        calls = [v for path, v in ours.items() if path.endswith("calls")]
-        assert calls == [2, 2]
+            model.train_on_batch(normal(10, 3), normal(10, 2, seed=1))
+        found.append(model.get_weights())
+        calls = [v for v in model.weights if v.path.endswith("calls")]
+        assert np.array(calls).tolist() == [2, 2]
+    for weights in found[1:]:
+        assert_equal(weights, found[0], rtol=1e-10)
 
 
 @pytest.mark.usefixtures("float64")
@@ -111,7 +129,7 @@ def test_counters_count_batches(execution):
 def test_look_ups_that_are_clipped_eagerly(inner):
     # In microbatches of 4, 4 and 2, whose gradients hold rows of the table.
     clips = inner(aggregation=kpg.ClippedMean(0.1))
-    x = np.random.default_rng(0).integers(5, size=(10, 3))
+    x = integers(5, 10, 3)
     found = []
     for mode in (clips, kpg.Accumulated(microbatch_size=4, inner=clips)):
         keras.utils.set_random_seed(1)
@@ -137,58 +155,30 @@ class Relative(keras.layers.Layer):
 @pytest.mark.parametrize("run_eagerly", [True, False])
 def test_gradients_of_a_table_with_one_row(run_eagerly):
     never = kpg.ClippedMean(1e9)
-    modes = [
-        kpg.Accumulated(microbatch_size=2, inner=inner(never))
-        for inner in (kpg.Vectorized, kpg.PerSample)
-    ]
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(5, 3)), rng.normal(size=(5, 1))
+    how = {"run_eagerly": run_eagerly, "jit_compile": False}
     found = []
-    for mode in (None, *modes):
+    for inner in (None, kpg.Vectorized, kpg.PerSample):
+        mode = inner and kpg.Accumulated(microbatch_size=2, inner=inner(never))
         model = net(Relative(), shape=(3,), units=1, seed=1)
-        how = {"run_eagerly": run_eagerly, "jit_compile": False}
         model = compiled(model, mode, rate=0.01, **how)
-        model.train_on_batch(x, y)
+        model.train_on_batch(normal(5, 3), normal(5, 1, seed=1))
         found.append(model.get_weights())
-    for ours in found[1:]:
-        assert_equal(ours, found[0], rtol=1e-10, atol=1e-12)
+    for weights in found[1:]:
+        assert_equal(weights, found[0], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("size", [1, 1000])
 def test_any_microbatch_size(size):
     name = "masked-sum_over_batch_size-weighted"
-    assert_same(ours(name, size, jit_compile=False), plain(name, "graph"))
-
-
-@pytest.mark.usefixtures("float64")
-def test_several_steps_per_execution():
-    found = ours("added", steps_per_execution=3, jit_compile=False)
-    assert_same(found, plain("added", "graph"))
-
-
-@pytest.mark.usefixtures("float64")
-def test_optimizer_is_called_once_a_batch():
-    def optimizer():
-        return keras.optimizers.AdamW(
-            keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
-            use_ema=True,
-            ema_overwrite_frequency=2,
-            global_clipnorm=0.1,
-        )
-
-    found = ours("sum-plain", optimizer=optimizer(), jit_compile=False)
-    expected = train(
-        "sum-plain", keras.Model, optimizer=optimizer(), jit_compile=False
-    )
-    assert_same(found, expected)
+    assert_same(split(name, size, jit_compile=False), plain(name))
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
     name = "masked-sum_over_batch_size-plain"
-    found = ours(name, jit_compile=False)
+    found = split(name, jit_compile=False)
     expected = train(name, keras.Model, jit_compile=False)
     assert_same(found, expected, rtol=2e-2, atol=2e-2)
 
@@ -207,9 +197,7 @@ def test_batch_normalization_and_dropout_run():
 
 
 def _trace(rows):
-    model = dense(kpg.PerGradModel)
-    mode = kpg.Accumulated(microbatch_size=4)
-    model.compile("sgd", "mse", gradient_mode=mode)
+    model = compiled(dense(keras.Model), kpg.Accumulated(microbatch_size=4))
     model.optimizer.build(model.trainable_variables)
     x, y = tf.zeros([rows, 5]), tf.zeros([rows, 3])
     step = tf.function(model.train_step, autograph=False)
@@ -224,7 +212,6 @@ def test_trace_does_not_grow_with_the_batch():
 
 
 def test_no_retracing():
-    model = dense(kpg.PerGradModel)
     traces = []
 
     class Counting(kpg.Accumulated):
@@ -232,9 +219,8 @@ def test_no_retracing():
             traces.append(1)
             return super().step(*args)
 
-    model.compile("sgd", "mse", gradient_mode=Counting(microbatch_size=4))
-    x, y = np.ones((23, 5)), np.ones((23, 3))
-    model.fit(x, y, batch_size=10, epochs=4, verbose=0)
+    model = compiled(dense(keras.Model), Counting(microbatch_size=4))
+    trained(model, np.ones((23, 5)), np.ones((23, 3)), batch_size=10, epochs=4)
     assert len(traces) == 1
 
 
@@ -260,28 +246,19 @@ def test_the_batch_stays_whole_unless_a_size_is_given():
     assert abs(found / first_loss(80) - 1) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (
-            kpg.modes.get("accumulated"),
-            "Accumulated(steps=1, microbatch_size=None, inner=Batch())",
-        ),
-        (
-            kpg.Accumulated(4, 8, tail="keep"),
-            "Accumulated(steps=4, microbatch_size=8, inner=Batch(), "
-            "tail='keep')",
-        ),
-        (
-            kpg.Accumulated(2, inner=kpg.PerSample(kpg.ClippedMean(2.0))),
-            "Accumulated(steps=2, microbatch_size=None, "
-            "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))",
-        ),
-        (kpg.aggregations.Mean(), "Mean()"),
-    ],
-)
-def test_modes_and_aggregations_show_their_arguments(shown, expected):
-    assert repr(shown) == expected
+def test_modes_and_aggregations_show_their_arguments():
+    assert repr(kpg.modes.get("accumulated")) == (
+        "Accumulated(steps=1, microbatch_size=None, inner=Batch())"
+    )
+    assert repr(kpg.Accumulated(4, 8, tail="keep")) == (
+        "Accumulated(steps=4, microbatch_size=8, inner=Batch(), tail='keep')"
+    )
+    inner = kpg.PerSample(kpg.ClippedMean(2.0))
+    assert repr(kpg.Accumulated(2, inner=inner)) == (
+        "Accumulated(steps=2, microbatch_size=None, "
+        "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))"
+    )
+    assert repr(kpg.aggregations.Mean()) == "Mean()"
 
 
 class OwnCall(keras.losses.MeanSquaredError):
@@ -315,90 +292,48 @@ def _split(*parts, loss="mse", size=4, cls=kpg.PerGradModel, **settings):
     return compiled(net(*parts, cls=cls, **settings), mode, loss)
 
 
-FLAT = np.ones((10, 5)), np.ones((10, 3))
+def _root():
+    parts = keras.layers.Dense(3), Root()
+    return _split(*parts, units=None, size=None)
+
+
+LOSSES = {
+    "'own' cannot be .* overrides __call__": OwnCall(name="own"),
+    "'_one_number' cannot be .* one number for the batch": _one_number,
+    r"values of shape \(3,\) for 4 samples": _by_column,
+    "'dice' cannot .* one number for the batch": keras.losses.Dice(),
+    "compares the samples of a batch": keras.losses.Circle(),
+    "has no reduction|must be one number": keras.losses.MeanSquaredError(
+        reduction=None
+    ),
+}
+REFUSED = {
+    **{
+        why: lambda loss=loss: _split(loss=loss) for why, loss in LOSSES.items()
+    },
+    "OwnLoss overrides compute_loss": lambda: _split(cls=OwnLoss, size=None),
+    "'root' .* mixes the samples": _root,
+    "differ in their number of axes": lambda: _split(shape=(4, 5)),
+}
+FLAT = np.ones((10, 5)), np.ones((10, 3)), None
 # Four positions, microbatches of four samples: the product would exist.
 ALONG = np.ones((8, 4, 5)), np.ones((8, 4, 3)), np.ones(8)
 
 
-@pytest.mark.parametrize(
-    ("make", "data", "why"),
-    [
-        (
-            lambda: _split(loss=OwnCall(name="own")),
-            FLAT,
-            "'own' cannot be .* overrides __call__",
-        ),
-        (
-            lambda: _split(loss=_one_number),
-            FLAT,
-            "'_one_number' cannot be .* one number for the batch",
-        ),
-        (
-            lambda: _split(loss=_by_column),
-            FLAT,
-            r"values of shape \(3,\) for 4 samples",
-        ),
-        (
-            lambda: _split(loss=keras.losses.Dice()),
-            FLAT,
-            "'dice' cannot .* one number for the batch",
-        ),
-        (
-            lambda: _split(loss=keras.losses.Circle()),
-            FLAT,
-            "compares the samples of a batch",
-        ),
-        (
-            lambda: _split(loss=keras.losses.MeanSquaredError(reduction=None)),
-            FLAT,
-            "has no reduction|must be one number",
-        ),
-        (
-            lambda: _split(shape=(4, 5)),
-            ALONG,
-            "differ in their number of axes",
-        ),
-        (
-            lambda: _split(cls=OwnLoss, size=None),
-            FLAT,
-            "OwnLoss overrides compute_loss",
-        ),
-        (
-            lambda: _split(
-                keras.layers.Dense(3), Root(), units=None, size=None
-            ),
-            FLAT,
-            "'root' .* mixes the samples",
-        ),
-    ],
-    ids=[
-        "call",
-        "number",
-        "column",
-        "dice",
-        "circle",
-        "none",
-        "weights",
-        "own",
-        "root",
-    ],
-)
-def test_losses_that_do_not_add_up_are_refused(make, data, why):
-    model = make()
-    before = model.get_weights()
-    with pytest.raises(Exception, match=why) as caught:
-        trained(model, *data[:2], sample_weight=data[2] if data[2:] else None)
+@pytest.mark.parametrize("why", REFUSED)
+def test_losses_that_do_not_add_up_are_refused(why):
+    model = REFUSED[why]()
+    x, y, weights = FLAT if model.input.ndim == 2 else ALONG
     wrong = ValueError, tf.errors.InvalidArgumentError
-    assert isinstance(caught.value, wrong)
-    assert_equal(model.get_weights(), before)
+    with unchanged(model), pytest.raises(wrong, match=why):
+        trained(model, x, y, sample_weight=weights)
 
 
 def test_nothing_stays_patched_when_the_loss_raises():
     def broken(y_true, y_pred):
         raise RuntimeError("broken on purpose")
 
-    model = dense(kpg.PerGradModel)
-    model.compile("sgd", "mse", gradient_mode="accumulated", run_eagerly=True)
+    model = compiled(dense(keras.Model), "accumulated", run_eagerly=True)
     x, y = np.ones((4, 5)), np.ones((4, 3))
     model.train_on_batch(x, y)
     entry = model._compile_loss._flat_losses[0]
@@ -409,13 +344,3 @@ def test_nothing_stays_patched_when_the_loss_raises():
     assert model._compile_loss._flat_losses[0] is entry
     assert attributes == (set(vars(entry.loss)), set(vars(model.layers[1])))
     assert entry.loss.reduction == "sum_over_batch_size"
-
-
-def test_sparse_inputs_are_refused_by_name():
-    inputs = keras.Input((5,), sparse=True)
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
-    compiled(model, "accumulated")
-    x, y = tf.sparse.from_dense(np.eye(8, 5)), np.ones((8, 3))
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    with pytest.raises(ValueError, match="Received: a SparseTensor in the ba"):
-        model.fit(data, shuffle=False, verbose=0)

@@ -1,12 +1,18 @@
 """Several batches make one update: that of their union."""
 
-import keras
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
 from tests.marks import few
-from tests.modes.big_batch import CASES, EXECUTION, assert_same, train
+from tests.modes.big_batch import (
+    CASES,
+    EXECUTION,
+    SIZES,
+    assert_same,
+    ours,
+    plain,
+)
 
 # One of each kind: compiling takes seconds.
 FEW = ("masked-mean_with_sample_weight-weighted", "outputs-mixed", "added")
@@ -23,14 +29,6 @@ QUICK = (
     ("sum-plain", "graph"),
     ("outputs-mixed", "eager"),
 )
-SIZES = (4, 4, 2, 4, 4, 2, 3)
-_plain = {}
-
-
-def plain(name):
-    if name not in _plain:
-        _plain[name] = train(name, keras.Model, jit_compile=False)
-    return _plain[name]
 
 
 @pytest.mark.usefixtures("float64")
@@ -38,13 +36,7 @@ def plain(name):
 def test_equals_the_big_batch(name, execution):
     # 4 + 4 + 2 = 10 twice, and a tail of 3; microbatches of 3, 1 and 2.
     mode = kpg.Accumulated(steps=3, microbatch_size=3)
-    weights, history = train(
-        name,
-        kpg.PerGradModel,
-        gradient_mode=mode,
-        sizes=SIZES,
-        **EXECUTION[execution],
-    )
+    weights, history = ours(name, mode, sizes=SIZES, **EXECUTION[execution])
     right, right_history = plain(name)
     assert_same((weights, {}), (right, {}))
     for key in set(history) - {"loss", "score_loss", "picture_loss"}:

@@ -1,13 +1,11 @@
 """No sample is lost or counted twice, however training stops and goes on."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests.models.making import assert_equal
+from tests.models.making import assert_equal, trained
 from tests.modes import big_batch
 from tests.modes.big_batch import TARGETS, N, X, compiled
 
@@ -20,31 +18,32 @@ def sgd():
     return keras.optimizers.SGD(0.1)
 
 
-def ours(steps=3, tail="apply", name=NAME, **arguments):
+def ours(steps=3, tail="apply", **arguments):
     mode = kpg.Accumulated(steps=steps, microbatch_size=3, tail=tail)
-    return compiled(
-        name, kpg.PerGradModel, sgd(), gradient_mode=mode, **arguments
-    )
+    arguments["gradient_mode"] = mode
+    return compiled(NAME, kpg.PerGradModel, sgd(), **arguments)
 
 
-def fit(model, sizes, name=NAME, **arguments):
-    return model.fit(
-        big_batch.batches(name, sizes), shuffle=False, verbose=0, **arguments
-    )
+def fit(model, sizes, **arguments):
+    return trained(model, big_batch.batches(NAME, sizes), **arguments)
 
 
-def updates(groups, name=NAME):
+def updates(groups):
     """The weights after plain updates with these groups of samples."""
-    model = compiled(name, keras.Model, sgd(), jit_compile=False)
-    data = big_batch.batches(name, [N])[0]
+    model = compiled(NAME, keras.Model, sgd(), jit_compile=False)
+    data = big_batch.batches(NAME, [N])[0]
     for rows in groups:
         x, *rest = (part[rows] for part in data)
         model.train_on_batch(x, *rest)
     return model.get_weights()
 
 
-def assert_weights(model, expected):
+def assert_same(model, expected):
     assert_equal(model.get_weights(), expected, rtol=1e-10, atol=1e-10)
+
+
+def assert_updates(model, groups):
+    assert_same(model, updates(groups))
 
 
 def rows(*parts):
@@ -52,49 +51,36 @@ def rows(*parts):
 
 
 SIZES = (5, 5, 5, 8)
+# With three steps an update: one, and what is left of the epoch.
 EPOCH = [rows((0, 15)), rows((15, 23))]
-#: Settings of the model and of `fit`, the updates of two epochs, what waits.
-FITS = {
-    "apply": ({}, {}, EPOCH * 2, 0),
-    "keep": (
-        {"tail": "keep"},
-        {},
-        [rows((0, 15)), rows((15, 23), (0, 10))],
-        2,
-    ),
-    "drop": ({"tail": "drop"}, {}, EPOCH[:1] * 2, 0),
-    "steps_per_epoch": (
-        {},
-        {"steps_per_epoch": 2},
-        [rows((0, 10)), rows((10, 23))],
-        0,
-    ),
-    "steps_per_execution": (
-        {"steps_per_execution": 4, "jit_compile": False},
-        {},
-        EPOCH * 2,
-        0,
-    ),
-}
+KEPT = [rows((0, 15)), rows((15, 23), (0, 10)), rows((10, 23), (0, 5))]
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_updates_of_two_epochs(name):
-    settings, fitting, expected, waiting = FITS[name]
+@pytest.mark.parametrize(
+    ("settings", "fitting", "groups", "left"),
+    [
+        ({}, {}, EPOCH * 2, 0),
+        ({"tail": "drop"}, {}, EPOCH[:1] * 2, 0),
+        ({"tail": "keep"}, {}, KEPT[:2], 2),
+        ({"tail": "keep"}, {"epochs": 3}, [*KEPT, rows((5, 23))], 0),
+        ({}, {"steps_per_epoch": 2}, [rows((0, 10)), rows((10, 23))], 0),
+        ({"steps_per_execution": 4, "jit_compile": False}, {}, EPOCH * 2, 0),
+    ],
+    ids=[
+        "apply",
+        "drop",
+        "keep",
+        "keep on",
+        "steps per epoch",
+        "several steps",
+    ],
+)
+def test_what_is_left_of_an_epoch(settings, fitting, groups, left):
     model = ours(**settings)
-    fit(model, SIZES, epochs=2, **fitting)
-    assert_weights(model, updates(expected))
-    assert int(model.optimizer.iterations) == len(expected)
-    assert int(model.gradient_state.count) == waiting
-
-
-def test_a_second_fit_goes_on_with_what_was_kept():
-    model = ours(tail="keep")
-    fit(model, SIZES, epochs=2)
-    fit(model, SIZES)
-    expected = FITS["keep"][2] + [rows((10, 23), (0, 5)), rows((5, 23))]
-    assert_weights(model, updates(expected))
-    assert int(model.gradient_state.count) == 0
+    fit(model, SIZES, **{"epochs": 2, **fitting})
+    assert_updates(model, groups)
+    assert int(model.optimizer.iterations) == len(groups)
+    assert int(model.gradient_state.count) == left
 
 
 def test_train_on_batch_counts_on():
@@ -102,17 +88,20 @@ def test_train_on_batch_counts_on():
     data = big_batch.batches(NAME, (4, 6, 5))
     for k in range(3):
         model.train_on_batch(*data[k])
-    assert_weights(model, updates([rows((0, 10))]))
+    assert_updates(model, [rows((0, 10))])
     assert int(model.gradient_state.count) == 1
 
 
 class StopAt(keras.callbacks.Callback):
-    def __init__(self, batch, error=None):
+    """Stops or interrupts a training after so many batches."""
+
+    def __init__(self, batches, error=None):
         super().__init__()
-        self.batch, self.error = batch, error
+        self.left, self.error = batches, error
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch == self.batch:
+        self.left -= 1
+        if not self.left:
             if self.error is not None:
                 raise self.error
             self.model.stop_training = True
@@ -121,13 +110,13 @@ class StopAt(keras.callbacks.Callback):
 @pytest.mark.parametrize("as_list", [False, True])
 def test_stopped_by_a_callback(as_list):
     model = ours()
-    stop = StopAt(4)
+    stop = StopAt(5)
     if as_list:
         stop = keras.callbacks.CallbackList(
             [stop], add_history=True, model=model
         )
     fit(model, (4, 4, 2, 5, 4, 4), callbacks=stop)
-    assert_weights(model, updates([rows((0, 10)), rows((10, 19))]))
+    assert_updates(model, [rows((0, 10)), rows((10, 19))])
     if as_list:
         assert len(stop.callbacks) == 2  # That and History.
 
@@ -136,7 +125,7 @@ def test_stopped_by_a_callback(as_list):
 def test_interrupted_and_fitted_again(tail):
     model = ours(tail=tail)
     with pytest.raises(KeyboardInterrupt):
-        fit(model, SIZES, callbacks=[StopAt(1, KeyboardInterrupt())])
+        fit(model, SIZES, callbacks=[StopAt(2, KeyboardInterrupt())])
     assert int(model.gradient_state.count) == 2
     fit(model, SIZES)
     expected = {
@@ -145,7 +134,7 @@ def test_interrupted_and_fitted_again(tail):
         # Only here what waited is part of the next update.
         "keep": [rows((0, 10), (0, 5)), rows((5, 23))],
     }
-    assert_weights(model, updates(expected[tail]))
+    assert_updates(model, expected[tail])
 
 
 def test_interrupted_between_two_sums(monkeypatch):
@@ -169,15 +158,12 @@ def test_interrupted_between_two_sums(monkeypatch):
     assert all(name.startswith("pending_") for name in added)
     assert int(model.gradient_state.count) == 1
     fit(model, (5, 5, 8))
-    assert_weights(model, updates([rows((0, 5), (0, 10))]))
+    assert_updates(model, [rows((0, 5), (0, 10))])
 
 
-@pytest.mark.parametrize(
-    ("tail", "loaded"),
-    [*itertools.product(["keep", "drop"], [False, True]), ("apply", False)],
-)
-def test_batches_from_outside_wait_for_keep_only(tail, loaded, tmp_path):
-    """From a loop before the fit, or from a file."""
+@pytest.mark.parametrize("tail", ["apply", "keep", "drop"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_batches_of_a_former_loop_wait_for_keep_only(loaded, tail, tmp_path):
     model = ours(tail=tail)
     model.train_on_batch(*big_batch.batches(NAME, (4,))[0])
     if loaded:
@@ -185,29 +171,22 @@ def test_batches_from_outside_wait_for_keep_only(tail, loaded, tmp_path):
         model = ours(tail=tail)
         model.load_weights(tmp_path / "waits.weights.h5")
     fit(model, (5, 5, 5))
-    expected = [rows((0, 4), (0, 10))] if tail == "keep" else [rows((0, 15))]
-    assert_weights(model, updates(expected))
-
-
-class Probe(keras.callbacks.Callback):
-    """What a callback sees at the end of an epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_test_begin(self, logs=None):
-        self.seen.append(("test", self.model.get_weights()))
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.seen.append(("epoch", self.model.get_weights()))
+    kept = [rows((0, 4), (0, 10))]
+    assert_updates(model, kept if tail == "keep" else EPOCH[:1])
 
 
 def test_callbacks_and_validation_see_the_tail_applied():
-    model, probe = ours(), Probe()
+    model, seen = ours(), []
+
+    def look(name):
+        return lambda *_: seen.append((name, model.get_weights()))
+
+    probe = keras.callbacks.LambdaCallback(
+        on_test_begin=look("test"), on_epoch_end=look("epoch")
+    )
     fit(model, SIZES, callbacks=[probe], validation_data=(X, TARGETS))
-    assert [name for name, _ in probe.seen] == ["test", "epoch"]
-    for _, weights in probe.seen:
+    assert [name for name, _ in seen] == ["test", "epoch"]
+    for _, weights in seen:
         assert_equal(weights, updates(EPOCH), rtol=1e-10)
 
 
@@ -216,25 +195,19 @@ def test_callbacks_and_validation_see_the_tail_applied():
 def test_backup_and_restore(tail, again, tmp_path):
     undisturbed = ours(tail=tail)
     fit(undisturbed, SIZES, epochs=3)
-
-    class FailInSecondEpoch(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.epoch = epoch
-
-        def on_train_batch_end(self, batch, logs=None):
-            if self.epoch == 1 and batch == 1:
-                raise RuntimeError("power cut")
+    # In the second epoch.
+    fails = StopAt(len(SIZES) + 2, RuntimeError("power cut"))
 
     def backup():
         return keras.callbacks.BackupAndRestore(tmp_path / "backup")
 
     model = ours(tail=tail)
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(model, SIZES, epochs=3, callbacks=[backup(), FailInSecondEpoch()])
+        fit(model, SIZES, epochs=3, callbacks=[backup(), fails])
     if again == "new model":
         model = ours(tail=tail)
     fit(model, SIZES, epochs=3, callbacks=[backup()])
-    assert_weights(model, undisturbed.get_weights())
+    assert_same(model, undisturbed.get_weights())
     count = int(undisturbed.gradient_state.count)
     assert int(model.gradient_state.count) == count
 
@@ -248,8 +221,8 @@ def test_saved_with_the_model(tmp_path):
     for again in (model, loaded):
         fit(again, SIZES)
         assert int(again.gradient_state.count) == 2
-    assert_weights(loaded, model.get_weights())
-    assert_weights(loaded, updates(FITS["keep"][2]))
+    assert_same(loaded, model.get_weights())
+    assert_updates(loaded, KEPT[:2])
 
 
 def test_weights_go_to_and_from_plain_models(tmp_path):
@@ -259,7 +232,7 @@ def test_weights_go_to_and_from_plain_models(tmp_path):
     plain.optimizer.build(plain.trainable_variables)
     model.save_weights(tmp_path / "ours.weights.h5")
     plain.load_weights(tmp_path / "ours.weights.h5")
-    assert_weights(plain, model.get_weights())
+    assert_same(plain, model.get_weights())
     # A file without sums says that nothing waits.
     plain.save_weights(tmp_path / "plain.weights.h5")
     model.load_weights(tmp_path / "plain.weights.h5")
@@ -274,7 +247,7 @@ def test_compiling_again_forgets():
     model.compile(sgd(), "mse", gradient_mode=mode)
     assert int(model.gradient_state.count) == 0
     model.train_on_batch(X[:4], TARGETS[:4])
-    assert_weights(model, before)
+    assert_same(model, before)
 
 
 @pytest.mark.parametrize("name", ["steps", "microbatch_size"])

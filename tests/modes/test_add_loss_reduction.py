@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.modes import microbatches
+from tests.models.making import assert_equal, compiled, net, normal, trained
+from tests.modes.big_batch import EXECUTION
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -21,44 +23,6 @@ class Late(keras.layers.Layer):
         return x
 
 
-def model(cls, layer=Late, **arguments):
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((5,))
-    hidden = keras.layers.Dense(4, activation="relu")(inputs)
-    result = cls(inputs, keras.layers.Dense(3)(layer()(hidden)))
-    result.compile(keras.optimizers.SGD(0.1), "mse", **arguments)
-    return result
-
-
-def data(zeros):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(19, 5)), rng.normal(size=(19, 3))
-    x[:zeros] = 0
-    return x, y
-
-
-def trained(cls, zeros, **arguments):
-    net = model(cls, **{"jit_compile": False, **arguments})
-    x, y = data(zeros)
-    loss = net.fit(x, y, batch_size=19, verbose=0).history["loss"]
-    return net.get_weights(), loss
-
-
-@pytest.mark.parametrize("execution", ["graph", "eager", "xla"])
-def test_first_samples_without_a_loss(execution):
-    arguments = {
-        "run_eagerly": execution == "eager",
-        "jit_compile": execution == "xla",
-    }
-    mode = kpg.Accumulated(microbatch_size=4)
-    found = trained(kpg.PerGradModel, 17, gradient_mode=mode, **arguments)
-    expected = trained(keras.Model, 17)
-    for a, b in zip(found[0], expected[0], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-    # An eager step logs in single precision with Keras 3.8.
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
-
-
 class Straight(keras.layers.Layer):
     """Adds a sum and a mean of value 0 that have a gradient."""
 
@@ -69,31 +33,53 @@ class Straight(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("execution", ["graph", "eager"])
+def model(layer):
+    keras.utils.set_random_seed(1)
+    return net(keras.layers.Dense(4, "relu"), layer())
+
+
+def data(zeros):
+    x = normal(19, 5)
+    x[:zeros] = 0
+    return x, normal(19, 3, seed=1)
+
+
+def fitted(layer, mode, zeros=0, **how):
+    """The weights after one batch, and the loss."""
+    made = compiled(model(layer), mode, **how)
+    trained(made, *data(zeros), batch_size=19)
+    return made.get_weights(), made.history.history["loss"]
+
+
+MODES = {
+    "per_sample": "per_sample",
+    "accumulated": kpg.Accumulated(microbatch_size=4),
+    "in vectorized": kpg.Accumulated(microbatch_size=4, inner="vectorized"),
+}
+
+
 @pytest.mark.parametrize(
-    "mode",
-    [kpg.PerSample(), kpg.Accumulated(microbatch_size=4)],
-    ids=["per_sample", "accumulated"],
+    ("layer", "zeros", "mode", "execution"),
+    [
+        # The first samples have no loss.
+        *((Late, 17, "accumulated", execution) for execution in EXECUTION),
+        *((Straight, 0, "per_sample", how) for how in ("graph", "eager")),
+        *((Straight, 0, "accumulated", how) for how in ("graph", "eager")),
+    ],
 )
-def test_losses_of_value_zero_with_a_gradient(mode, execution):
-    arguments = {"run_eagerly": execution == "eager", "jit_compile": False}
-
-    def weights(cls, **mode):
-        net = model(cls, layer=Straight, **arguments, **mode)
-        net.fit(*data(0), batch_size=19, verbose=0)
-        return net.get_weights()
-
-    found = weights(kpg.PerGradModel, gradient_mode=mode)
-    for a, b in zip(found, weights(keras.Model), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+def test_losses_of_value_zero(layer, zeros, mode, execution):
+    found, loss = fitted(layer, MODES[mode], zeros, **EXECUTION[execution])
+    expected, plain_loss = fitted(layer, None, zeros, jit_compile=False)
+    assert_equal(found, expected, rtol=1e-10, atol=1e-10)
+    # An eager step logs in single precision with Keras 3.8.
+    np.testing.assert_allclose(loss, plain_loss, rtol=1e-6)
 
 
 @pytest.mark.parametrize("zeros", [0, 8, 17, 19])
 def test_kinds(zeros):
-    net = model(keras.Model)
-    x, _ = data(zeros)
-    found = map(float, microbatches.add_loss_kinds(net, tf.constant(x)))
-    assert list(found) == [1, 0, 1]
+    x = tf.constant(data(zeros)[0])
+    found = microbatches.add_loss_kinds(model(Late), x)
+    assert list(map(float, found)) == [1, 0, 1]
 
 
 class OverRoot(keras.layers.Layer):
@@ -105,19 +91,10 @@ class OverRoot(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("mode", ["per_sample", "accumulated", "in vectorized"])
+@pytest.mark.parametrize("mode", MODES)
 def test_what_is_neither_is_refused_and_not_a_number_under_xla(mode):
-    inner = "vectorized" if mode == "in vectorized" else "batch"
-    if mode != "per_sample":
-        mode = kpg.Accumulated(microbatch_size=4, inner=inner)
-
-    def weights(jit):
-        how = {"gradient_mode": mode, "jit_compile": jit}
-        net = model(kpg.PerGradModel, OverRoot, **how)
-        net.fit(*data(0), batch_size=19, verbose=0)
-        return net.get_weights()
-
     with pytest.raises(tf.errors.InvalidArgumentError, match="nor a mean"):
-        weights(False)
+        fitted(OverRoot, MODES[mode], jit_compile=False)
     # XLA drops assertions.
-    assert np.isnan(weights(True)[0]).all()
+    weights, _ = fitted(OverRoot, MODES[mode], jit_compile=True)
+    assert np.isnan(weights[0]).all()

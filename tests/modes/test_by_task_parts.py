@@ -6,10 +6,12 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.marks import few
+from tests.models import making
 from tests.modes import big_batch
 from tests.modes.task_networks import (
     CASES,
     ENGINES,
+    OwnLoss,
     compiled,
     data,
     trained,
@@ -57,10 +59,11 @@ def test_an_overflow_in_one_microbatch_makes_no_update(steps, overflows):
     x, y = big_batch.X[:6].astype("float32"), big_batch.TWO["score"][:6]
     y = {"a": y.astype("float32"), "b": -y.astype("float32")}
     y["b"][4] = 1e9 if overflows else 1.0
+    parts = kpg.Accumulated(steps=steps, microbatch_size=2, inner="by_task")
     moved = []
-    for mode in (
-        kpg.ByTask(),
-        kpg.Accumulated(steps=steps, microbatch_size=2, inner="by_task"),
+    for mode, size, eager in (
+        (kpg.ByTask(), 6, False),
+        (parts, 6 // steps, True),
     ):
         keras.utils.set_random_seed(0)
         inputs = keras.Input((5,))
@@ -70,17 +73,18 @@ def test_an_overflow_in_one_microbatch_makes_no_update(steps, overflows):
             for n in "ab"
         }
         model = kpg.PerGradModel(inputs, heads)
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1), initial_scale=2.0**10
+        sgd = keras.optimizers.SGD(0.1)
+        scaled = keras.optimizers.LossScaleOptimizer(sgd, 2.0**10)
+        model = making.compiled(
+            model, mode, optimizer=scaled, run_eagerly=eager
         )
-        model.compile(optimizer, "mse", gradient_mode=mode, run_eagerly=True)
         before = model.get_weights()
-        size = 6 // (1 if isinstance(mode, kpg.ByTask) else steps)
-        model.fit(x, y, size, verbose=0, shuffle=False)
+        making.trained(model, x, y, batch_size=size)
         moved.append([a - b for a, b in zip(before, model.get_weights())])
-    for whole, parts in zip(*moved, strict=True):
-        assert overflows == (not np.any(whole))
-        np.testing.assert_allclose(parts, whole, rtol=2e-3, atol=1e-5)
+    for step in moved[0]:
+        assert np.isfinite(step).all()
+        assert overflows == (not np.any(step))
+    making.assert_equal(moved[1], moved[0], rtol=2e-3, atol=1e-5)
 
 
 def test_what_waits_is_saved_by_task(tmp_path):
@@ -89,10 +93,7 @@ def test_what_waits_is_saved_by_task(tmp_path):
         return kpg.Accumulated(steps=steps, tail="keep", inner=inner)
 
     x, y = data("add_loss")
-    first, second = (
-        big_batch.Batches((x, y), sizes)[len(sizes) - 1]
-        for sizes in ([10], [10, 13])
-    )
+    first, second = big_batch.Batches((x, y), [10, 13])
     model = compiled("add_loss", mode(2), run_eagerly=True)
     model.train_on_batch(*first)
     model.save(tmp_path / "m.keras")
@@ -103,13 +104,8 @@ def test_what_waits_is_saved_by_task(tmp_path):
     whole = compiled("add_loss", mode(1), run_eagerly=True)
     whole.train_on_batch(x, y)
     again.train_on_batch(*second)
-    for a, b in zip(again.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-
-
-class OwnLoss(kpg.PerGradModel):
-    def compute_loss(self, *args, **kwargs):
-        return super().compute_loss(*args, **kwargs)
+    limits = {"rtol": 1e-10, "atol": 1e-10}
+    making.assert_equal(again.get_weights(), whole.get_weights(), **limits)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +120,8 @@ def test_what_is_refused_of_microbatches(losses, cls, match):
     inner = kpg.ByTask(losses=losses)
     mode = kpg.Accumulated(steps=2, microbatch_size=4, inner=inner)
     model = compiled("add_loss", mode, cls=cls)
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=match):
+    with making.unchanged(model), pytest.raises(ValueError, match=match):
         model.fit(*data("add_loss"), verbose=0)
-    for a, b in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_logs_of_what_an_epoch_leaves_are_kept_over_validation():
@@ -137,10 +130,9 @@ def test_logs_of_what_an_epoch_leaves_are_kept_over_validation():
     for validation in (None, data("add_loss")):
         mode = kpg.Accumulated(steps=3, inner=inner())
         model = compiled("add_loss", mode, run_eagerly=True)
-        given = {"batch_size": 12, "verbose": 0, "shuffle": False}
-        history = model.fit(
-            *data("add_loss"), **given, validation_data=validation
-        ).history
+        given = {"batch_size": 12, "validation_data": validation}
+        making.trained(model, *data("add_loss"), **given)
+        history = model.history.history
         logs.append([history[n] for n in history if n.startswith("task")])
     assert np.isfinite(logs).all()
     np.testing.assert_array_equal(*logs)

@@ -7,7 +7,15 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.marks import few
-from tests.models.making import assert_equal, compiled, net, normal, trained
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    net,
+    normal,
+    trained,
+    unchanged,
+)
+from tests.modes.big_batch import Added, Batches
 
 layers = keras.layers
 MODES = ["per_sample", "vectorized"]
@@ -49,44 +57,33 @@ def _assert_trains_alike(pair, *data, **arguments):
     _assert_equal(*pair)
 
 
-class Batches(keras.utils.PyDataset):
-    """Three batches, the last of them short."""
-
-    def __init__(self, *data):
-        super().__init__()
-        self.data = data
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, i):
-        return tuple(part[4 * i : 4 * i + 4] for part in self.data)
-
-
-def _forever(*data):
-    batches = Batches(*data)
+def _forever(batches):
     while True:
         yield from (batches[i] for i in range(3))
 
 
+#: Arguments of `fit` for three batches, the last of them short.
+INPUTS = {
+    "dataset": lambda *data: {
+        "x": tf.data.Dataset.from_tensor_slices(data).batch(4)
+    },
+    "generator": lambda *data: {
+        "x": _forever(Batches(data, (4, 4, 3))),
+        "steps_per_epoch": 3,
+    },
+    "py_dataset": lambda *data: {"x": Batches(data, (4, 4, 3))},
+    "steps_per_execution": lambda x, y: {"x": x, "y": y, "batch_size": 4},
+}
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "kind", ["dataset", "generator", "py_dataset", "steps_per_execution"]
-)
+@pytest.mark.parametrize("kind", INPUTS)
 def test_inputs_of_fit(mode, kind):
-    data = _data(11)
     steps = 2 if kind == "steps_per_execution" else 1
     pair = _pair(_mlp, mode, steps_per_execution=steps)
-    if kind == "dataset":
-        data = tf.data.Dataset.from_tensor_slices(data).batch(4)
-        return _assert_trains_alike(pair, data)
-    if kind == "py_dataset":
-        return _assert_trains_alike(pair, Batches(*data))
-    if kind == "generator":
-        for model in pair:
-            trained(model, _forever(*data), steps_per_epoch=3, epochs=2)
-        return _assert_equal(*pair)
-    return _assert_trains_alike(pair, *data, batch_size=4)
+    for model in pair:
+        trained(model, **INPUTS[kind](*_data(11)), epochs=2, seed=6)
+    _assert_equal(*pair)
 
 
 @pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
@@ -95,8 +92,8 @@ def test_train_on_batch_evaluate_predict(mode):
     pair = _pair(_mlp, mode, metrics=["mae"])
     logs = [_logs(m.train_on_batch(x, y, return_dict=True)) for m in pair]
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
-    pair[0].train_on_batch(x[:1], y[:1])
-    pair[1].train_on_batch(x[:1], y[:1])
+    for model in pair:
+        model.train_on_batch(x[:1], y[:1])
     _assert_equal(*pair)
     found = [_logs(m.evaluate(x, y, verbose=0, return_dict=True)) for m in pair]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
@@ -144,15 +141,12 @@ OUTPUTS = {
 )
 def test_a_tensor_alone_in_a_list_or_given_out_twice(outputs, mode):
     def make(cls):
-        inputs = keras.Input((6,))
-        h = layers.Dense(3)(layers.Dense(4, "tanh")(inputs))
-        return cls(inputs, OUTPUTS[outputs](h))
+        parts = layers.Dense(4, "tanh"), layers.Dense(3), OUTPUTS[outputs]
+        return net(*parts, shape=(6,), units=None, cls=cls)
 
     x, y = _data()
     targets = (y + shift for shift in range(3))
-    y = tf.nest.map_structure(
-        lambda _: next(targets), OUTPUTS[outputs](keras.Input((3,)))
-    )
+    y = tf.nest.map_structure(lambda _: next(targets), make(keras.Model).output)
     each = ["mse"] * len(y)
     loss = dict(zip(y, each)) if isinstance(y, dict) else each
     for given in (loss, "mse"):
@@ -162,26 +156,14 @@ def test_a_tensor_alone_in_a_list_or_given_out_twice(outputs, mode):
 
 
 def _masked(cls):
-    inputs = keras.Input((7,), dtype="int32")
-    x = layers.Embedding(9, 5, mask_zero=True)(inputs)
-    return cls(
-        inputs, layers.Dense(3)(layers.LSTM(4, return_sequences=True)(x))
-    )
-
-
-class Penalty(layers.Layer):
-    """Adds a mean and a sum over the batch to the loss."""
-
-    def call(self, x):
-        self.add_loss(0.1 * keras.ops.mean(x**2))
-        self.add_loss(0.01 * keras.ops.sum(keras.ops.abs(x)))
-        return x
+    table = layers.Embedding(9, 5, mask_zero=True)
+    memory = layers.LSTM(4, return_sequences=True)
+    return net(table, memory, shape=(7,), dtype="int32", cls=cls)
 
 
 def _penalised(cls):
-    inputs = keras.Input((6,))
-    x = layers.Dense(5, "tanh", activity_regularizer="l2")(inputs)
-    return cls(inputs, layers.Dense(3)(Penalty()(x)))
+    hidden = layers.Dense(5, "tanh", activity_regularizer="l2")
+    return net(hidden, Added(), shape=(6,), cls=cls)
 
 
 def _tied(cls):
@@ -219,13 +201,13 @@ def _schedule():
     return keras.optimizers.SGD(rate, 0.9)
 
 
-def _halved(epoch):
-    return 0.1 * 0.5**epoch
+HALVES = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * 0.5**epoch)
 
 
 X, Y = _data()
 SOME = np.random.default_rng(0).integers(0, 3, (6, 7))
 SOME[:, 0] = 1
+NOISE = normal(6, 7, 3)
 WORDS = np.random.default_rng(0).integers(0, 9, (6, 5))
 FLAT = {"x": X, "y": Y, "batch_size": 4}
 #: The model, arguments of `compile`, arguments of `fit`.
@@ -244,24 +226,12 @@ CORNERS = {
             "batch_size": 4,
         },
     ),
-    "masks": (
-        _masked,
-        {},
-        {"x": SOME, "y": normal(6, 7, 3), "batch_size": 3},
-    ),
+    "masks": (_masked, {}, {"x": SOME, "y": NOISE, "batch_size": 3}),
     "added losses": (_penalised, {}, FLAT),
     "moving average": (_constrained, {"optimizer": _ema}, FLAT),
     "weight decay": (_constrained, {"optimizer": _weight_decay}, FLAT),
     "schedule": (_constrained, {"optimizer": _schedule}, FLAT),
-    "rate of a callback": (
-        _mlp,
-        {},
-        {
-            **FLAT,
-            "batch_size": 5,
-            "callbacks": [keras.callbacks.LearningRateScheduler(_halved)],
-        },
-    ),
+    "rate of a callback": (_mlp, {}, {**FLAT, "callbacks": [HALVES]}),
     "tied": (
         _tied,
         {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
@@ -287,9 +257,8 @@ def test_trains_as_keras_does(corner, mode):
 def test_mixed_precision(mode, policy):
     keras.config.set_dtype_policy(policy)
     pair = _pair(_mlp, mode)
-    x, y = _data()
     for model in pair:
-        trained(model, x, y, batch_size=5, epochs=2)
+        trained(model, *_data(), batch_size=5, epochs=2)
     half = 1e-2 if policy == "mixed_bfloat16" else 2e-3
     _assert_equal(*pair, rtol=half, atol=half)
     if policy == "mixed_float16":
@@ -317,35 +286,27 @@ def test_overflow_lowers_the_loss_scale(mode):
     optimizer = keras.optimizers.LossScaleOptimizer(sgd, 2.0**30)
     model = _mlp(kpg.PerGradModel)
     compiled(model, mode, optimizer=optimizer, jit_compile=False)
-    before = model.get_weights()
-    for _ in range(getattr(mode, "steps", 1)):
-        model.train_on_batch(X, Y)
+    with unchanged(model):
+        for _ in range(getattr(mode, "steps", 1)):
+            model.train_on_batch(X, Y)
     assert float(optimizer.dynamic_scale.value) == 2.0**29
-    assert_equal(model.get_weights(), before)
 
 
 def test_recompiling_changes_the_mode():
-    x, y = _data()
     model, plain = _pair(_mlp, "batch")
     for mode in ("vectorized", "batch", "per_sample"):
-        model.compile("sgd", "mse", jit_compile=False, gradient_mode=mode)
-        plain.compile("sgd", "mse", jit_compile=False)
-        for m in (model, plain):
-            trained(m, x, y, batch_size=5)
+        for each, given in ((model, mode), (plain, None)):
+            compiled(each, given, jit_compile=False)
+            trained(each, *_data(), batch_size=5)
     _assert_equal(model, plain)
     assert model.gradient_mode.__class__ is kpg.PerSample
 
 
 def test_freezing_takes_effect_at_compile():
     pair = _pair(_mlp, "vectorized")
-    for model in pair:
+    for model, mode in zip(pair, ("vectorized", None)):
         model.layers[1].trainable = False
-        model.compile(
-            "sgd",
-            "mse",
-            jit_compile=False,
-            **({"gradient_mode": "vectorized"} if model is pair[0] else {}),
-        )
+        compiled(model, mode, jit_compile=False)
     before = pair[0].layers[1].get_weights()
     _assert_trains_alike(pair, *_data())
     np.testing.assert_array_equal(before[0], pair[0].layers[1].get_weights()[0])
@@ -361,27 +322,23 @@ def test_no_retracing_from_step_to_step(mode):
             return x
 
     model = compiled(net(Counted(), shape=(6,)), mode, jit_compile=False)
-    x, y = _data(11)
-    model.fit(x, y, batch_size=4, epochs=1, verbose=0)
+    trained(model, *_data(11), batch_size=4)
     after_first = len(traces)
-    model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+    trained(model, *_data(11), batch_size=4, epochs=2)
     assert len(traces) == after_first
 
 
 def test_online_descent_equals_batches_of_one():
-    x, y = _data()
-    pair = _pair(
-        _mlp,
-        kpg.PerSample(updates="sample"),
-        lambda: keras.optimizers.Adam(0.01),
-        metrics=["mae"],
-    )
-    ours = pair[0].fit(x, y, batch_size=5, shuffle=False, verbose=0)
-    plain = pair[1].fit(x, y, batch_size=1, shuffle=False, verbose=0)
-    _assert_equal(*pair)
-    assert int(pair[0].optimizer.iterations.value) == 10
-    for name, values in plain.history.items():
-        np.testing.assert_allclose(ours.history[name], values, rtol=1e-4)
+    mode = kpg.PerSample(updates="sample")
+    adam = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
+    ours, plain = _pair(_mlp, mode, metrics=["mae"], **adam)
+    trained(ours, *_data(), batch_size=5)
+    trained(plain, *_data(), batch_size=1)
+    _assert_equal(ours, plain)
+    assert int(ours.optimizer.iterations.value) == 10
+    for name, values in plain.history.history.items():
+        found = ours.history.history[name]
+        np.testing.assert_allclose(found, values, rtol=1e-4)
 
 
 def test_one_functional_model_spoils_no_subclass():
@@ -425,6 +382,5 @@ def test_one_functional_model_spoils_no_subclass():
 )
 def test_a_batch_without_samples_changes_nothing(mode, run_eagerly):
     for model in _pair(_mlp, mode, run_eagerly=run_eagerly):
-        before = model.get_weights()
-        assert np.ravel(model.train_on_batch(*_data(0)))[0] == 0
-        assert_equal(model.get_weights(), before)
+        with unchanged(model):
+            assert np.ravel(model.train_on_batch(*_data(0)))[0] == 0

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.marks import few
+from tests.models.making import assert_equal, compiled, trained, unchanged
+from tests.modes.big_batch import EXECUTION
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -19,11 +21,6 @@ MODES = {
     "per_sample": kpg.PerSample(),
     "vectorized": kpg.Vectorized(),
     "vectorized_clipped": kpg.Vectorized(kpg.ClippedMean(1e9)),
-}
-HOW = {
-    "graph": {},
-    "eager": {"run_eagerly": True},
-    "xla": {"jit_compile": True},
 }
 
 
@@ -42,14 +39,11 @@ class Recipe(kpg.PerGradModel):
                 losses *= sample_weight
             return (losses, y_pred) if self.outputs_wanted else losses
 
-        given = loss_fn, x, y, sample_weight
-        if self.outputs_wanted:
-            gradients, logs, y_pred = self.compute_gradients(
-                *given, return_outputs=True
-            )
-        else:
-            gradients, logs = self.compute_gradients(*given)
-            y_pred = self(x, training=True)
+        how = {"return_outputs": True} if self.outputs_wanted else {}
+        gradients, logs, *outputs = self.compute_gradients(
+            loss_fn, x, y, sample_weight, **how
+        )
+        y_pred = outputs[0] if outputs else self(x, training=True)
         self.optimizer.apply(gradients, self.trainable_variables)
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
         return {**logs, **metrics}
@@ -76,34 +70,30 @@ def _model(cls):
 
 
 def _fit(model, weights=None, **how):
-    model.compile(
-        keras.optimizers.SGD(0.2),
-        metrics=["accuracy"],
-        weighted_metrics=["sparse_categorical_crossentropy"],
-        **how,
-    )
+    how = {"metrics": ["accuracy"], "loss": None, **how}
+    how["weighted_metrics"] = ["sparse_categorical_crossentropy"]
+    compiled(model, rate=0.2, **how)
     # Batches of 4, 4 and 2.
-    given = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
-    history = model.fit(X, LABELS, sample_weight=weights, **given).history
-    return model.get_weights(), history
+    given = {"batch_size": 4, "epochs": 2, "sample_weight": weights}
+    trained(model, X, LABELS, **given)
+    return model.get_weights(), model.history.history
 
 
 def _keras(weights=None):
-    loss = {"loss": "sparse_categorical_crossentropy"}
-    return _fit(_model(keras.Model), weights, **loss)
+    loss = "sparse_categorical_crossentropy"
+    return _fit(_model(keras.Model), weights, loss=loss)
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("how", [*HOW, "weights"])
+@pytest.mark.parametrize("how", [*EXECUTION, "weights"])
 @pytest.mark.parametrize("mode", few(MODES, ["vectorized", "batch"]))
 def test_the_recipe_is_what_keras_does(mode, how):
     """Weights, losses with what layers add, and compiled metrics."""
     weights = WEIGHTS if how == "weights" else None
     right, logs = _keras(weights)
-    options = {**HOW.get(how, {}), "gradient_mode": MODES[mode]}
+    options = {**EXECUTION.get(how, {}), "gradient_mode": MODES[mode]}
     ours, history = _fit(_model(Recipe), weights, **options)
-    for one, other in zip(ours, right, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
+    assert_equal(ours, right, rtol=1e-9, atol=1e-10)
     assert set(logs) <= set(history)
     for name, values in logs.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-6)
@@ -115,22 +105,19 @@ def test_the_recipe_is_what_keras_does(mode, how):
 def test_microbatches_have_no_outputs_and_say_what_to_do(size, eager):
     mode = kpg.Accumulated(steps=1, microbatch_size=size)
     model = _model(Recipe)
-    before = model.get_weights()
     options = {"gradient_mode": mode, "run_eagerly": eager}
-    with pytest.raises(ValueError, match=r"microbatch_size.*self\.compute_met"):
+    match = r"microbatch_size.*self\.compute_met"
+    with unchanged(model), pytest.raises(ValueError, match=match):
         _fit(model, **options)
-    for old, new in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(old, new)
     model = _model(Recipe)
     model.outputs_wanted = False
     ours, history = _fit(model, **options)
     right, logs = _keras()
-    for one, other in zip(ours, right, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
+    assert_equal(ours, right, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(history["loss"], logs["loss"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", EXECUTION)
 @pytest.mark.parametrize("mode", few(MODES, ["vectorized", "batch"]))
 def test_outputs_keep_their_structure_and_order(mode, how):
     class Structured(kpg.PerGradModel):
@@ -152,12 +139,32 @@ def test_outputs_keep_their_structure_and_order(mode, how):
             off += tf.abs(outputs["x"] - x)[:, :3]
             return {**logs, "off": keras.ops.max(off)}
 
-    model = _model(Structured)
-    options = {**HOW[how], "gradient_mode": MODES[mode]}
-    model.compile(keras.optimizers.SGD(0.0), **options)
+    settings = {"loss": None, "rate": 0.0, **EXECUTION[how]}
+    model = compiled(_model(Structured), MODES[mode], **settings)
     history = model.fit(X, LABELS, verbose=0).history
     assert {"squares_loss", "off"} <= set(history)
     assert max(history["off"]) < 1e-6
+
+
+class Given(kpg.PerGradModel):
+    """Its step asks for the gradients of `function` of a batch."""
+
+    return_outputs = False
+
+    def train_step(self, data):
+        def loss_fn(x, y, sample_weight):
+            return self.function(x)
+
+        how = {"return_outputs": self.return_outputs}
+        return self.compute_gradients(loss_fn, *data, **how)[1]
+
+
+def _given(function, mode, return_outputs=False, **how):
+    """A model whose step has a function of the model and its inputs."""
+    model = _model(Given)
+    model.function = lambda x: function(model, x)
+    model.return_outputs = return_outputs
+    return compiled(model, mode, None, **how)
 
 
 class Unusual(Exception):
@@ -175,18 +182,11 @@ class Unusual(Exception):
 def test_what_loss_fn_raises_arrives_as_it_is(mode, eager):
     raised = None
 
-    class Raising(kpg.PerGradModel):
-        def train_step(self, data):
-            x, y = data
+    def raising(model, x):
+        model(x)
+        raise raised
 
-            def loss_fn(x, y, sample_weight):
-                self(x)
-                raise raised
-
-            return self.compute_gradients(loss_fn, x, y)[1]
-
-    model = _model(Raising)
-    model.compile("sgd", gradient_mode=mode, run_eagerly=eager)
+    model = _given(raising, mode, run_eagerly=eager)
     for raised in (
         Unusual(7, "the user's own"),
         ValueError("own words"),
@@ -204,18 +204,10 @@ def test_an_error_in_a_layer_tells_of_this_layer_alone():
                 raise TypeError("broken")
             return x
 
-    class Raising(kpg.PerGradModel):
-        def train_step(self, data):
-            x, y = data
-            broken = Broken()
-
-            def loss_fn(x, y, sample_weight):
-                return keras.ops.sum(broken(self(x)), -1)
-
-            return self.compute_gradients(loss_fn, x, y)[1]
-
-    model = _model(Raising)
-    model.compile("sgd", gradient_mode="vectorized")
+    broken = Broken()
+    model = _given(
+        lambda model, x: keras.ops.sum(broken(model(x)), -1), "vectorized"
+    )
     with pytest.raises(TypeError, match=r"calling Broken\.call") as caught:
         model.fit(X, LABELS, verbose=0)
     assert "LossModel" not in str(caught.value)
@@ -235,17 +227,8 @@ def test_an_error_in_a_layer_tells_of_this_layer_alone():
     ],
 )
 def test_results_of_another_form_are_refused(result, said):
-    class Model(kpg.PerGradModel):
-        def train_step(self, data):
-            x, y = data
-
-            def loss_fn(x, y, sample_weight):
-                return result(self(x))
-
-            return self.compute_gradients(loss_fn, x, y, return_outputs=True)[1]
-
-    model = _model(Model)
-    model.compile("sgd", gradient_mode="vectorized", run_eagerly=True)
+    how = {"return_outputs": True, "run_eagerly": True}
+    model = _given(lambda model, x: result(model(x)), "vectorized", **how)
     with pytest.raises(ValueError, match=said) as caught:
         model.fit(X, LABELS, batch_size=10, verbose=0)
     assert "LossModel" not in str(caught.value)
@@ -256,8 +239,6 @@ def test_data_without_a_loss_function_are_refused():
         def train_step(self, data):
             return self.compute_gradients(*data)[1]
 
-    inputs = keras.Input((4,))
-    model = Forgets(inputs, layers.Dense(1)(inputs))
-    model.compile("sgd", gradient_mode="vectorized")
+    model = compiled(_model(Forgets), "vectorized", None)
     with pytest.raises(TypeError, match=r"compute_gradients\(loss_fn, x, y\)"):
         model.fit(X, LABELS, verbose=0)

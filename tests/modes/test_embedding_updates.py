@@ -12,8 +12,10 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.modes import one_step
 from keras_pergrad.modes.one_step import for_optimizer
-from tests.models.making import assert_equal, compiled, trained
+from tests import zoo
+from tests.models.making import assert_equal, compiled, net, trained
 
+layers = keras.layers
 optimizers = keras.optimizers
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),
@@ -126,42 +128,19 @@ IDS = rng.integers(0, 9, (12, 4))
 Y = rng.normal(size=(12, 1)).astype("float32")
 
 
-class Tied(keras.layers.Layer):
-    """A table that is looked up, and also multiplied by."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = keras.layers.Embedding(9, 3)
-
-    def build(self, input_shape):
-        self.table.build(input_shape)
-
-    def call(self, ids):
-        h = keras.ops.mean(self.table(ids), 1)
-        return keras.ops.matmul(h, keras.ops.transpose(self.table.embeddings))
-
-    def compute_output_shape(self, input_shape):
-        return (input_shape[0], 9)
-
-
 def network(kind):
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((4,), dtype="int32")
+    penalty = keras.regularizers.L2(0.01) if kind == "penalty" else None
+    table = layers.Embedding(9, 3, embeddings_regularizer=penalty)
+    parts = [table, layers.Flatten()]
     if kind == "tied":
-        h = Tied()(inputs)
-    else:
-        more = {}
-        if kind == "penalty":
-            more["embeddings_regularizer"] = keras.regularizers.L2(0.01)
-        h = keras.layers.Embedding(9, 3, **more)(inputs)
-        h = keras.layers.Flatten()(h)
-    return keras.Model(inputs, keras.layers.Dense(1)(h))
+        parts = [table, layers.GlobalAveragePooling1D(), zoo.TiedLogits(table)]
+    return net(*parts, shape=(4,), dtype="int32", units=1)
 
 
 def by_formula(kind, optimizer):
     """Train by the gradients of a plain tape, made dense."""
-    model = network(kind)
-    model.compile("sgd", "mse")
+    model = compiled(network(kind))
     for _ in range(3):
         with tf.GradientTape() as tape:
             y_pred = model(IDS, training=True)
@@ -217,35 +196,29 @@ def test_modes_update_by_the_formula(mode, kind):
     model, make = network(kind), MODES.get(mode, kpg.Vectorized)
     if mode == "own step":
         model = OwnStep(model.inputs, model.outputs)
-    adam = optimizers.Adam(0.05)
-    model = compiled(model, make(), optimizer=adam, jit_compile=False)
+    model = with_adam(model, make())
     for _ in range(3):
         model.train_on_batch(IDS, Y)
     right = by_formula(kind, optimizers.Adam(0.05))
     assert_equal(model.get_weights(), right, rtol=1e-4, atol=1e-5)
 
 
+def with_adam(model, mode):
+    adam = optimizers.Adam(0.05)
+    return compiled(model, mode, optimizer=adam, jit_compile=False)
+
+
 def test_updates_by_sample():
-    found, right = (
-        compiled(
-            network("table"),
-            mode,
-            optimizer=optimizers.Adam(0.05),
-            jit_compile=False,
-        )
-        for mode in (kpg.PerSample(updates="sample"), "vectorized")
-    )
+    found = with_adam(network("table"), kpg.PerSample(updates="sample"))
     found.train_on_batch(IDS, Y)
+    right = with_adam(network("table"), "vectorized")
     trained(right, IDS, Y, batch_size=1)
     assert_equal(found.get_weights(), right.get_weights(), rtol=1e-4, atol=1e-5)
 
 
 def test_batch_stays_keras_to_the_bit():
-    weights = []
-    for wrap in (lambda net: net, kpg.PerGradModel.from_model):
-        model = wrap(network("table"))
-        model.compile(optimizers.Adam(0.05), "mse", jit_compile=False)
-        for _ in range(3):
+    found = [with_adam(network("table"), mode) for mode in (None, "batch")]
+    for _ in range(3):
+        for model in found:
             model.train_on_batch(IDS, Y)
-        weights.append(model.get_weights())
-    assert_equal(*weights)
+    assert_equal(*(model.get_weights() for model in found))

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests.models.making import assert_equal
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    net,
+    trained,
+    unchanged,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -27,36 +33,32 @@ class Shrinking(keras.constraints.Constraint):
 def model(kind, steps=3, constraint=None, **optimizer):
     """A linear model: "keras" or "ours" accumulates, "big" does not."""
     keras.utils.set_random_seed(1)
-    inputs = keras.Input((4,))
     layer = keras.layers.Dense(2, kernel_constraint=constraint)
-    cls = kpg.PerGradModel if kind == "ours" else keras.Model
-    result = cls(inputs, layer(inputs))
-    arguments = {}
     if kind == "keras":
         optimizer["gradient_accumulation_steps"] = steps
-    if kind == "ours":
-        arguments["gradient_mode"] = kpg.Accumulated(steps=steps)
+    mode = kpg.Accumulated(steps=steps) if kind == "ours" else None
     optimizer = keras.optimizers.SGD(**{"learning_rate": 0.1, **optimizer})
-    result.compile(optimizer, "mse", **arguments)
-    return result
+    parts = net(layer, shape=(4,), units=None)
+    return compiled(parts, mode, optimizer=optimizer)
 
 
-def feed(net, *sizes):
+def feed(model, *sizes):
     """One batch after the other, of these sizes."""
     start = 0
     for size in sizes:
-        net.train_on_batch(X[start : start + size], Y[start : start + size])
-        start += size
-    return net
+        rows = slice(start, start + size)
+        model.train_on_batch(X[rows], Y[rows])
+        start = rows.stop
+    return model
 
 
 def distance(a, b):
     """The largest difference between the kernels of two models."""
-    return np.abs(a.layers[-1].get_weights()[0] - _kernel(b)).max()
+    return np.abs(_kernel(a) - _kernel(b)).max()
 
 
-def _kernel(net):
-    return net.layers[-1].get_weights()[0]
+def _kernel(model):
+    return model.layers[-1].get_weights()[0]
 
 
 def schedule():
@@ -79,10 +81,9 @@ def test_one_update_is_that_of_the_big_batch(settings, big, parts, off):
     assert distance(feed(model("ours", **settings()), *parts), whole) < 1e-10
 
 
-def fit(net, epochs=1):
+def fit(model, epochs=1):
     """Four batches of three an epoch: with steps=3 one is left over."""
-    net.fit(X, Y, batch_size=3, epochs=epochs, shuffle=False, verbose=0)
-    return net
+    return trained(model, X, Y, batch_size=3, epochs=epochs)
 
 
 def test_tail_is_not_applied():
@@ -95,14 +96,11 @@ def test_tail_is_not_applied():
 
 @pytest.mark.parametrize("how", ["next epoch", "next fit"])
 def test_tail_leaks(how):
-    def twice(net):
-        return fit(net, 2) if how == "next epoch" else fit(fit(net))
+    def twice(model):
+        return fit(model, 2) if how == "next epoch" else fit(fit(model))
 
-    big = model("big")
-    for rows in (slice(0, 9), slice(9, 12)) * 2:
-        big.train_on_batch(X[rows], Y[rows])
-    leaked = model("big")
-    leaked.train_on_batch(X[:9], Y[:9])
+    big = feed(feed(model("big"), 9, 3), 9, 3)
+    leaked = feed(model("big"), 9)
     # The tail's old gradient comes with two batches of the new epoch.
     old = kpg.per_sample_gradients(leaked, X[9:], Y[9:])
     new = kpg.per_sample_gradients(leaked, X[:6], Y[:6])
@@ -113,8 +111,8 @@ def test_tail_leaks(how):
     assert distance(twice(model("ours")), big) < 1e-10
 
 
-def _average(net):
-    variables = net.optimizer._model_variables_moving_average
+def _average(model):
+    variables = model.optimizer._model_variables_moving_average
     return variables[0].numpy()
 
 
@@ -132,9 +130,9 @@ def test_clipping_and_weight_decay_are_right_in_both():
     arguments = {"global_clipnorm": 0.1, "weight_decay": 0.1}
     big = feed(model("big", **arguments), 6, 6)
     for kind in ("keras", "ours"):
-        net = feed(model(kind, **arguments), *(2,) * 6)
-        assert distance(net, big) < 1e-10
-        assert int(net.optimizer.iterations) == 2
+        found = feed(model(kind, **arguments), *(2,) * 6)
+        assert distance(found, big) < 1e-10
+        assert int(found.optimizer.iterations) == 2
 
 
 needs_multi_optimizer = pytest.mark.skipif(
@@ -161,23 +159,21 @@ def of_parts(**arguments):
     ],
 )
 def test_both_at_once_are_refused(optimizer, match):
-    net = model("ours")
+    found = model("ours")
     optimizer = optimizer(gradient_accumulation_steps=2)
-    net.compile(optimizer, "mse", gradient_mode=kpg.Accumulated(steps=2))
-    before = net.get_weights()
-    with pytest.raises(ValueError, match=match):
-        net.train_on_batch(X, Y)
-    assert_equal(net.get_weights(), before)
+    found.compile(optimizer, "mse", gradient_mode=kpg.Accumulated(steps=2))
+    with unchanged(found), pytest.raises(ValueError, match=match):
+        found.train_on_batch(X, Y)
 
 
 @needs_multi_optimizer
 def test_optimizers_of_parts_are_served():
     weights = []
     for optimizer in (of_parts(), keras.optimizers.SGD(0.1)):
-        net = model("ours")
+        found = model("ours")
         mode = kpg.Accumulated(steps=2, microbatch_size=2)
-        net.compile(optimizer, "mse", gradient_mode=mode)
+        found.compile(optimizer, "mse", gradient_mode=mode)
         for _ in range(2):
-            net.train_on_batch(X, Y)
-        weights.append(net.get_weights())
+            found.train_on_batch(X, Y)
+        weights.append(found.get_weights())
     assert_equal(*weights, rtol=1e-10)

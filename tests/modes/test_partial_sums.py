@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.models.making import assert_equal, compiled, net, normal
+from tests.modes.big_batch import EXECUTION
 
 
 class Plain(kpg.modes.GradientMode):
@@ -30,75 +32,6 @@ class Doubled(Plain):
         return sums
 
 
-def moved(cls, optimizer=None, **arguments):
-    keras.utils.set_random_seed(2)
-    inputs = keras.Input((4,))
-    h = keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2")
-    h = keras.layers.ActivityRegularization(l2=0.1)(h(inputs))
-    model = cls(inputs, keras.layers.Dense(3)(h))
-    optimizer = optimizer or keras.optimizers.SGD(0.5)
-    model.compile(optimizer, "mse", metrics=["mae"], **arguments)
-    data = np.random.default_rng(0)
-    x, y = data.normal(size=(7, 4)), data.normal(size=(7, 3))
-    before = [np.copy(w) for w in model.get_weights()]
-    logs = model.train_on_batch(x, y, return_dict=True)
-    logs = {name: float(value) for name, value in logs.items()}
-    after = model.get_weights()
-    return [a - b for a, b in zip(after, before)], logs
-
-
-MODES = {
-    "whole": lambda mode: mode(),
-    "in parts": lambda mode: kpg.Accumulated(microbatch_size=3, inner=mode()),
-}
-
-
-@pytest.mark.parametrize("execution", ["graph", "eager"])
-@pytest.mark.parametrize("parts", MODES)
-def test_equals_keras(parts, execution):
-    arguments = {"run_eagerly": execution == "eager", "jit_compile": False}
-    expected, logs = moved(keras.Model, **arguments)
-    mode = MODES[parts](Plain)
-    steps, own = moved(kpg.PerGradModel, gradient_mode=mode, **arguments)
-    for step, right in zip(steps, expected):
-        np.testing.assert_allclose(step, right, rtol=1e-4, atol=1e-6)
-    assert own == pytest.approx(logs, rel=1e-5)
-
-
-def test_loss_scale():
-    def scaled():
-        inner = keras.optimizers.SGD(0.5)
-        return keras.optimizers.LossScaleOptimizer(inner, 128.0)
-
-    expected, _ = moved(keras.Model, scaled(), jit_compile=False)
-    for mode in (Plain(), MODES["in parts"](Plain)):
-        steps, _ = moved(kpg.PerGradModel, scaled(), gradient_mode=mode)
-        for step, right in zip(steps, expected):
-            np.testing.assert_allclose(step, right, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("parts", MODES)
-def test_its_own_sums_are_used(parts):
-    """The penalties are added afterwards, once."""
-    steps = [
-        moved(kpg.PerGradModel, gradient_mode=MODES[parts](mode))[0]
-        for mode in (Plain, Doubled)
-    ]
-    bias = 1
-    np.testing.assert_allclose(steps[1][bias], 2 * steps[0][bias], rtol=1e-4)
-    assert not np.allclose(steps[1][0], 2 * steps[0][0], rtol=1e-4)
-
-
-def test_a_mode_without_sums_says_so():
-    with pytest.raises(NotImplementedError, match=r"must define partial_sums"):
-        moved(
-            kpg.PerGradModel,
-            gradient_mode=type("Empty", (kpg.modes.GradientMode,), {})(),
-        )
-    with pytest.raises(ValueError, match=r"or a mode with a method partial_su"):
-        kpg.Accumulated(inner=type("Empty", (kpg.modes.GradientMode,), {})())
-
-
 class Summed(kpg.modes.GradientMode):
     """The sum of the samples' gradients, from their factors."""
 
@@ -110,38 +43,67 @@ class Summed(kpg.modes.GradientMode):
         return kpg.modes.PartialSums(y_pred, sums)
 
 
+def moved(mode, scale=None, **how):
+    """What a step adds to the weights, and its logs."""
+    keras.utils.set_random_seed(2)
+    hidden = keras.layers.Dense(5, "tanh", kernel_regularizer="l2")
+    penalty = keras.layers.ActivityRegularization(l2=0.1)
+    model = net(hidden, penalty, shape=(4,))
+    optimizer = keras.optimizers.SGD(0.5)
+    if scale is not None:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, scale)
+    how |= {"optimizer": optimizer, "metrics": ["mae"]}
+    model = compiled(model, mode, **how)
+    before = model.get_weights()
+    x, y = normal(7, 4), normal(7, 3, seed=1)
+    logs = model.train_on_batch(x, y, return_dict=True)
+    logs = {name: float(value) for name, value in logs.items()}
+    return [a - b for a, b in zip(model.get_weights(), before)], logs
+
+
+PARTS = {
+    "whole": lambda mode: mode(),
+    "in parts": lambda mode: kpg.Accumulated(microbatch_size=3, inner=mode()),
+}
+
+
 @pytest.mark.parametrize("execution", ["graph", "eager"])
 @pytest.mark.parametrize("scale", [None, 128.0])
-@pytest.mark.parametrize("parts", MODES)
-def test_the_gradients_of_samples_add_up(parts, scale, execution):
-    def optimizer():
-        inner = keras.optimizers.SGD(0.5)
-        if scale is None:
-            return inner
-        return keras.optimizers.LossScaleOptimizer(inner, scale)
-
-    arguments = {"run_eagerly": execution == "eager", "jit_compile": False}
-    expected, logs = moved(keras.Model, optimizer(), **arguments)
-    mode = MODES[parts](Summed)
-    steps, own = moved(
-        kpg.PerGradModel, optimizer(), gradient_mode=mode, **arguments
-    )
-    for step, right in zip(steps, expected):
-        np.testing.assert_allclose(step, right, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("mode", [Plain, Summed])
+def test_equals_keras(mode, parts, scale, execution):
+    expected, logs = moved(None, scale, **EXECUTION[execution])
+    found, own = moved(PARTS[parts](mode), scale, **EXECUTION[execution])
+    assert_equal(found, expected, rtol=1e-4, atol=1e-6)
     assert own == pytest.approx(logs, rel=1e-5)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_its_own_sums_are_used(parts):
+    """The penalties are added afterwards, once."""
+    steps = [moved(PARTS[parts](mode))[0] for mode in (Plain, Doubled)]
+    bias = 1
+    np.testing.assert_allclose(steps[1][bias], 2 * steps[0][bias], rtol=1e-4)
+    assert not np.allclose(steps[1][0], 2 * steps[0][0], rtol=1e-4)
+
+
+def test_a_mode_without_sums_says_so():
+    empty = type("Empty", (kpg.modes.GradientMode,), {})()
+    with pytest.raises(NotImplementedError, match=r"must define partial_sums"):
+        moved(empty)
+    with pytest.raises(ValueError, match=r"or a mode with a method partial_su"):
+        kpg.Accumulated(inner=empty)
 
 
 def test_the_gradients_of_samples_need_a_graph():
     eager = type("Eager", (Summed,), {"needs_graph": False})()
-    moved(kpg.PerGradModel, gradient_mode=eager)
+    moved(eager)
     with pytest.raises(ValueError, match="Set `needs_graph = True` in the"):
-        moved(kpg.PerGradModel, gradient_mode=eager, run_eagerly=True)
+        moved(eager, run_eagerly=True)
 
 
 def test_the_gradients_of_mixed_samples_are_refused():
-    inputs = keras.Input((4,))
-    h = keras.layers.BatchNormalization(name="norm")(inputs)
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(h))
-    model.compile("sgd", "mse", gradient_mode=Summed())
+    mixing = keras.layers.BatchNormalization(name="norm")
+    model = compiled(net(mixing, shape=(4,)), Summed())
     with pytest.raises(ValueError, match="layer 'norm'"):
         model.train_on_batch(np.ones((2, 4)), np.ones((2, 3)))

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import keras_pergrad as kpg
+from tests.models.making import assert_equal, net
 
 X = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
 Y = X[:, :3] * 2
@@ -22,18 +23,6 @@ KINDS = {
 
 def make(base, kind):
     class Own(base):
-        def __init__(self):
-            super().__init__()
-            l2 = keras.regularizers.L2(0.5)
-            self.first = keras.layers.Dense(4, kernel_regularizer=l2)
-            self.second = keras.layers.Dense(3, bias_regularizer=l2)
-            self.second.bias_initializer = keras.initializers.Ones()
-
-        def call(self, x):
-            return self.second(self.first(x))
-
-    if kind is not None:
-
         def compute_loss(
             self, x=None, y=None, y_pred=None, sample_weight=None, training=True
         ):
@@ -41,14 +30,16 @@ def make(base, kind):
             penalties = self.losses if kind != "left out" else []
             return KINDS[kind](error, penalties)
 
-        Own.compute_loss = compute_loss
     keras.utils.set_random_seed(0)
-    return Own()
+    l2 = keras.regularizers.L2(0.5)
+    first = keras.layers.Dense(4, kernel_regularizer=l2)
+    ones = {"bias_initializer": "ones", "bias_regularizer": l2}
+    second = keras.layers.Dense(3, **ones)
+    return net(first, second, units=None, cls=Own if kind else base)
 
 
 def update(base, kind, scale=None, **arguments):
     model = make(base, kind)
-    model(X)
     before = model.get_weights()
     optimizer = keras.optimizers.SGD(1.0, loss_scale_factor=scale)
     loss = None if kind else "mse"
@@ -62,8 +53,7 @@ def test_as_in_keras(kind):
     expected = update(keras.Model, kind)
     for mode in ("vectorized", "per_sample"):
         found = update(kpg.PerGradModel, kind, gradient_mode=mode)
-        for a, b in zip(found, expected, strict=True):
-            np.testing.assert_allclose(a, b, 1e-4, 1e-5, err_msg=mode)
+        assert_equal(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("clips", [kpg.Vectorized, kpg.PerSample])
@@ -74,8 +64,7 @@ def test_beside_the_clipped_gradients(kind, clips):
     found = update(kpg.PerGradModel, kind, scale=16.0, gradient_mode=mode)
     weight = {"left out": 0.0, "weighed": 0.3}[kind]
     model = make(keras.Model, kind)
-    model(X)
-    kernel = model.first.kernel.numpy()
+    kernel = model.layers[1].kernel.numpy()
     np.testing.assert_allclose(found[0], weight * kernel, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found[3], weight * np.ones(3), atol=1e-6)
 
@@ -86,7 +75,6 @@ def test_the_measured_gradient_is_that_of_the_data(kind):
     norms = []
     for this in (kind, "left out"):
         model = make(keras.Model, this)
-        model(X)
         # Eagerly the whole gradient is measured, then the penalties taken off.
         model.compile(keras.optimizers.SGD(0.0), run_eagerly=True)
         watch = kpg.callbacks.GradientVariance(probe=(X, Y), repeats=1)

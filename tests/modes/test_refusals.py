@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.models.making import compiled, trained, unchanged
 
 layers = keras.layers
 
@@ -31,8 +32,7 @@ def test_sparse_and_ragged_inputs(make):
     model, x = make()
     y = tf.ones((3, 2))
     match = "batch has a sparse or ragged tensor"
-    net = kpg.PerGradModel.from_model(model)
-    net.compile("sgd", "mse", gradient_mode="vectorized")
+    net = compiled(model, "vectorized")
     with pytest.raises(ValueError, match=match):
         net.train_on_batch(x, y)
     with pytest.raises(ValueError, match=match):
@@ -40,6 +40,10 @@ def test_sparse_and_ragged_inputs(make):
     if make is _sparse:
         with pytest.raises(ValueError, match="sparse or ragged tensor"):
             kpg.per_sample_norms(net, x, y, method="per_sample")
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(3)
+        named = "Received: a SparseTensor in the ba"
+        with pytest.raises(ValueError, match=named):
+            trained(compiled(model, "accumulated"), data)
     for given in (None, x):
         (row,) = kpg.explain(model, 3, x=given).refused
         assert row.layer == model.name
@@ -96,17 +100,13 @@ def test_per_sample_names_an_output_with_samples_on_another_axis(axis):
     found = []
     for mode in ("batch", "vectorized", "per_sample"):
         keras.utils.set_random_seed(1)
-        model = kpg.PerGradModel.from_model(Triplets(axis))
-        model.compile("sgd", loss, gradient_mode=mode, jit_compile=False)
+        model = compiled(Triplets(axis), mode, loss, 0.01, jit_compile=False)
         model(x)
-        before = model.get_weights()
         if mode == "per_sample" and axis == 0:
             match = r"(?s)does not have its samples .*\(3, None, 3\).*axis=1"
-            with pytest.raises(ValueError, match=match):
-                model.fit(x, y, batch_size=6, verbose=0)
-            for old, new in zip(before, model.get_weights()):
-                np.testing.assert_array_equal(old, new)
+            with unchanged(model), pytest.raises(ValueError, match=match):
+                trained(model, x, y, batch_size=6)
             return
-        model.fit(x, y, batch_size=6, shuffle=False, verbose=0)
+        trained(model, x, y, batch_size=6)
         found.append(model.get_weights()[0])
         np.testing.assert_allclose(found[-1], found[0], rtol=1e-4, atol=1e-6)

@@ -1,5 +1,7 @@
 """Samples are clipped as in one big batch, however that is taken apart."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -8,18 +10,26 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests import oracle
 from tests.marks import few
-from tests.models.making import assert_equal
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    integers,
+    net,
+    normal,
+    trained,
+    unchanged,
+)
+from tests.modes import big_batch
 from tests.modes.big_batch import (
-    CASES,
     EXECUTION,
+    SIZES,
     X,
     assert_same,
-    batches,
-    compiled,
-    dense,
-    train,
+    ours,
+    plain,
 )
 
+layers = keras.layers
 INNER = {"vectorized": kpg.Vectorized, "per_sample": kpg.PerSample}
 # Weights and denominators of every kind that one batch can have.
 WHOLE = (
@@ -42,21 +52,16 @@ QUICK = (
     ("outputs-mixed", "per_sample", "graph"),
     ("added", "vectorized", "xla"),
 )
-_big = {}
 
 
-def clipped():
-    return kpg.ClippedMean(clip_norm=0.3)
+def clipped(clip_norm=0.3):
+    return kpg.Vectorized(kpg.ClippedMean(clip_norm))
 
 
-def big_batch(name):
-    """The same aggregation on the batches of 10, 10 and 3, in one piece."""
-    if name not in _big:
-        mode = kpg.Vectorized(aggregation=clipped())
-        _big[name] = train(
-            name, kpg.PerGradModel, gradient_mode=mode, jit_compile=False
-        )
-    return _big[name]
+@functools.cache
+def in_one_piece(name):
+    """The same aggregation on the batches of 10, 10 and 3."""
+    return ours(name, clipped(), jit_compile=False)
 
 
 @pytest.mark.usefixtures("float64")
@@ -65,13 +70,11 @@ def big_batch(name):
     few([(n, "vectorized", "graph") for n in WHOLE] + list(FEW), QUICK),
 )
 def test_in_microbatches(name, inner, execution):
-    inner = INNER[inner](aggregation=clipped())
+    inner = INNER[inner](aggregation=kpg.ClippedMean(clip_norm=0.3))
     mode = kpg.Accumulated(microbatch_size=4, inner=inner)
-    found = train(
-        name, kpg.PerGradModel, gradient_mode=mode, **EXECUTION[execution]
-    )
-    assert 0 < found[1]["clipped_fraction"][0] <= 1
-    (weights, history), (right, right_history) = found, big_batch(name)
+    weights, history = ours(name, mode, **EXECUTION[execution])
+    assert 0 < history["clipped_fraction"][0] <= 1
+    right, right_history = in_one_piece(name)
     assert_same((weights, {}), (right, {}))
     # Keras 3.8 rounds what an eager step logs to single precision.
     limits = {"rtol": 1e-6} if execution == "eager" else {}
@@ -86,30 +89,20 @@ def test_in_microbatches(name, inner, execution):
     + [(SPREAD[0], "vectorized", "xla"), (SPREAD[0], "per_sample", "eager")],
 )
 def test_over_several_steps(name, inner, execution):
-    inner = INNER[inner](aggregation=clipped())
+    inner = INNER[inner](aggregation=kpg.ClippedMean(clip_norm=0.3))
     mode = kpg.Accumulated(steps=3, microbatch_size=3, inner=inner)
-    weights, _ = train(
-        name,
-        kpg.PerGradModel,
-        gradient_mode=mode,
-        sizes=(4, 4, 2, 4, 4, 2, 3),
-        **EXECUTION[execution],
-    )
-    assert_same((weights, {}), (big_batch(name)[0], {}))
+    weights, _ = ours(name, mode, sizes=SIZES, **EXECUTION[execution])
+    assert_same((weights, {}), (in_one_piece(name)[0], {}))
 
 
 @pytest.mark.usefixtures("float64")
 def test_against_the_oracle():
-    model = compiled(
-        "sum_over_batch_size-weighted",
-        kpg.PerGradModel,
-        keras.optimizers.SGD(1.0),
-        gradient_mode=kpg.Accumulated(
-            steps=2, inner=kpg.Vectorized(aggregation=clipped())
-        ),
-    )
+    name = "sum_over_batch_size-weighted"
+    mode = kpg.Accumulated(steps=2, inner=clipped())
+    how = {"optimizer": keras.optimizers.SGD(1.0), "gradient_mode": mode}
+    model = big_batch.compiled(name, kpg.PerGradModel, **how)
     before = model.get_weights()
-    x, y, weights = batches("sum_over_batch_size-weighted", [23])[0]
+    x, y, weights = big_batch.batches(name, [23])[0]
     gradients = oracle.per_sample_gradients(model, x, y, weights)
     norms = np.sqrt(sum((g**2).reshape(23, -1).sum(1) for g in gradients))
     factors = 0.3 / np.maximum(norms, 0.3)
@@ -125,20 +118,16 @@ def test_against_the_oracle():
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_noise_once_an_update(steps):
-    inputs = keras.Input((100,))
     layer = keras.layers.Dense(100, use_bias=False)
-    model = kpg.PerGradModel(inputs, layer(inputs))
+    model = net(layer, shape=(100,), units=None)
     aggregation = kpg.ClippedMean(0.5, noise_multiplier=3.0, seed=1)
-    mode = kpg.Accumulated(
-        steps=steps,
-        microbatch_size=2,
-        inner=kpg.Vectorized(aggregation=aggregation),
-    )
-    model.compile(keras.optimizers.SGD(1.0), "mse", gradient_mode=mode)
+    inner = kpg.Vectorized(aggregation=aggregation)
+    mode = kpg.Accumulated(steps=steps, microbatch_size=2, inner=inner)
+    model = compiled(model, mode, rate=1.0)
     before = layer.kernel.numpy()
     # No input: the gradient is noise alone.
     x, y = np.zeros((24, 100)), np.zeros((24, 100))
-    model.fit(x, y, batch_size=24 // steps, verbose=0)
+    trained(model, x, y, batch_size=24 // steps)
     noise = layer.kernel.numpy() - before
     assert int(model.optimizer.iterations) == 1
     deviation = 3.0 * 0.5 / 24
@@ -147,14 +136,12 @@ def test_noise_once_an_update(steps):
 
 
 def test_a_sample_that_is_not_finite_counts_zero():
-    model = dense(kpg.PerGradModel)
-    inner = kpg.Vectorized(aggregation=kpg.ClippedMean(1.0))
-    mode = kpg.Accumulated(steps=2, microbatch_size=2, inner=inner)
-    model.compile("sgd", "mse", gradient_mode=mode)
+    mode = kpg.Accumulated(steps=2, microbatch_size=2, inner=clipped(1.0))
+    model = compiled(big_batch.dense(kpg.PerGradModel), mode)
     x = np.ones((10, 5))
     x[3] = np.nan
-    logs = model.fit(x, np.ones((10, 3)), batch_size=5, verbose=0).history
-    assert logs["nonfinite_samples"] == [1]
+    trained(model, x, np.ones((10, 3)), batch_size=5)
+    assert model.history.history["nonfinite_samples"] == [1]
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
@@ -163,57 +150,42 @@ def test_a_sample_that_is_not_finite_counts_zero():
 def test_plain_means_are_the_batch(inner):
     mode = kpg.Accumulated(steps=3, microbatch_size=3, inner=inner)
     name = "masked-mean_with_sample_weight-weighted"
-    sizes = (4, 4, 2, 4, 4, 2, 3)
-    arguments = {"jit_compile": False}
-    found, _ = train(
-        name, kpg.PerGradModel, gradient_mode=mode, sizes=sizes, **arguments
-    )
-    expected, _ = train(name, keras.Model, **arguments)
-    assert_same((found, {}), (expected, {}))
+    found, _ = ours(name, mode, sizes=SIZES, jit_compile=False)
+    assert_same((found, {}), (plain(name)[0], {}))
 
 
 @pytest.mark.parametrize(
     "name", ["sum-plain", "mean_with_sample_weight-plain", "masked-sum-plain"]
 )
 def test_scales_that_cannot_be_known_are_refused(name):
-    inner = kpg.Vectorized(aggregation=clipped())
-    mode = kpg.Accumulated(steps=2, inner=inner)
+    mode = kpg.Accumulated(steps=2, inner=clipped())
     with pytest.raises(ValueError, match="is not known before it is clipped"):
-        train(name, kpg.PerGradModel, gradient_mode=mode)
+        ours(name, mode)
 
 
 @pytest.mark.parametrize("execution", EXECUTION)
 def test_a_sum_in_add_loss_over_steps_is_refused(execution):
     # Only the data show that it is a sum.
-    inner = kpg.Vectorized(aggregation=clipped())
-    mode = kpg.Accumulated(steps=2, inner=inner)
+    mode = kpg.Accumulated(steps=2, inner=clipped())
     arguments = {"gradient_mode": mode, **EXECUTION[execution]}
-    model = compiled("added-only", kpg.PerGradModel, **arguments)
-    before = model.get_weights()
-
-    def fit():
-        return model.fit(X, batch_size=23, verbose=0)
-
-    if execution == "xla":  # Which drops assertions: nothing is trained.
-        assert fit().history["nonfinite_samples"] == [23]
-    else:
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="`add_loss` is a sum over"
-        ):
-            fit()
+    model = big_batch.compiled("added-only", kpg.PerGradModel, **arguments)
+    with unchanged(model):
+        if execution == "xla":  # Which drops assertions: nothing is trained.
+            logs = model.fit(X, batch_size=23, verbose=0).history
+            assert logs["nonfinite_samples"] == [23]
+            return
+        wrong = tf.errors.InvalidArgumentError
+        with pytest.raises(wrong, match="`add_loss` is a sum over"):
+            model.fit(X, batch_size=23, verbose=0)
         assert int(model.gradient_state.count) == 0
-    assert_equal(model.get_weights(), before)
 
 
-def test_batch_normalization_is_refused():
-    inputs = keras.Input((5,))
-    outputs = keras.layers.BatchNormalization()(inputs)
-    for inner in (kpg.Vectorized(), kpg.Vectorized(aggregation=clipped())):
-        model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(outputs))
-        mode = kpg.Accumulated(inner=inner)
-        model.compile("sgd", "mse", gradient_mode=mode)
-        with pytest.raises(ValueError, match=r"\(BatchNormalization\) makes"):
-            model.train_on_batch(np.ones((4, 5)), np.ones((4, 3)))
+@pytest.mark.parametrize("inner", ["vectorized", clipped()], ids=repr)
+def test_batch_normalization_is_refused(inner):
+    mode = kpg.Accumulated(inner=inner)
+    model = compiled(net(keras.layers.BatchNormalization()), mode)
+    with pytest.raises(ValueError, match=r"\(BatchNormalization\) makes"):
+        model.train_on_batch(np.ones((4, 5)), np.ones((4, 3)))
 
 
 def test_inner_as_name_object_or_config():
@@ -247,99 +219,65 @@ def test_bad_inner(inner, error, why):
         kpg.Accumulated(inner=inner)
 
 
-def test_every_case_exists():
-    assert set(WHOLE + SPREAD) <= set(CASES)
-    assert tf.executing_eagerly()
-
-
-def sequences(length=None, **arguments):
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((length,), dtype="int32")
-    h = keras.layers.Embedding(9, 4)(inputs)
-    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(h))
+def sequences(length=None, mode=None, model=None, **arguments):
+    """A model of sequences, or `model`, compiled."""
+    if model is None:
+        keras.utils.set_random_seed(1)
+        model = net(layers.Embedding(9, 4), shape=(length,), dtype="int32")
+    mode = mode or kpg.Accumulated(steps=2, inner=clipped(0.05))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        keras.optimizers.SGD(1.0), loss, jit_compile=False, **arguments
-    )
-    return model
+    arguments = {"rate": 1.0, "jit_compile": False, **arguments}
+    return compiled(model, mode, loss, **arguments)
 
 
 def tokens(length=6):
-    rng = np.random.default_rng(0)
-    shape = 8, length
-    return rng.integers(0, 9, shape), rng.integers(0, 3, shape)
-
-
-def over_two_steps():
-    inner = kpg.Vectorized(aggregation=kpg.ClippedMean(0.05))
-    return kpg.Accumulated(steps=2, inner=inner)
+    return integers(9, 8, length), integers(3, 8, length, seed=1)
 
 
 @pytest.mark.parametrize("length", [6, None])
 def test_sequences_whose_arrays_have_one_length(length):
-    model = sequences(length, gradient_mode=over_two_steps())
-    model.fit(*tokens(), batch_size=4, shuffle=False, verbose=0)
-    clips = kpg.Vectorized(aggregation=kpg.ClippedMean(0.05))
-    whole = sequences(6, gradient_mode=clips)
-    whole.fit(*tokens(), batch_size=8, shuffle=False, verbose=0)
-    assert_equal(model.get_weights(), whole.get_weights(), rtol=1e-5, atol=1e-6)
+    found = trained(sequences(length), *tokens(), batch_size=4).get_weights()
+    whole = trained(sequences(6, clipped(0.05)), *tokens(), batch_size=8)
+    assert_equal(found, whole.get_weights(), rtol=1e-5, atol=1e-6)
 
 
 def test_sequences_of_another_length_are_refused():
-    model = sequences(run_eagerly=False, gradient_mode=over_two_steps())
-    model.fit(*tokens(), batch_size=4, verbose=0)
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=r"Pad|pad .*to one length"):
-        model.fit(*tokens(3), batch_size=4, verbose=0)
-    assert_equal(model.get_weights(), before)
-    model.compile(
-        keras.optimizers.SGD(1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        gradient_mode=over_two_steps(),
-        jit_compile=False,
-    )
-    model.fit(*tokens(3), batch_size=4, verbose=0)
+    model = trained(sequences(run_eagerly=False), *tokens(), batch_size=4)
+    refused = pytest.raises(ValueError, match=r"Pad|pad .*to one length")
+    with unchanged(model), refused:
+        trained(model, *tokens(3), batch_size=4)
+    model = trained(sequences(model=model), *tokens(3), batch_size=4)
     assert int(model.optimizer.iterations) == 1
 
 
 def test_both_lengths_are_named_where_they_are_known():
-    model = sequences(gradient_mode=over_two_steps())
     data = [tf.data.Dataset.from_tensors(tokens(k)) for k in (6, 3)]
-    model.fit(data[0], epochs=1, verbose=0, shuffle=False)
+    model = trained(sequences(), data[0])
     model.train_function = None
     with pytest.raises(ValueError, match=r"has 3 values .* and had 6"):
-        model.fit(data[1], epochs=1, verbose=0, shuffle=False)
+        trained(model, data[1])
 
 
 def test_a_length_that_is_not_known_while_tracing_is_refused():
-    model = sequences(gradient_mode=over_two_steps())
-    kinds = tuple(tf.TensorSpec((None, None), "int64") for _ in range(2))
+    kinds = tuple(tf.TensorSpec((None, None), "int32") for _ in range(2))
     data = tf.data.Dataset.from_generator(
         lambda: iter([tokens()]), output_signature=kinds
     )
     with pytest.raises(ValueError, match=r"for one sample is not known.*pad"):
-        model.fit(data, verbose=0, shuffle=False)
+        trained(sequences(), data)
 
 
 @pytest.mark.parametrize("microbatch_size", [2, 5])
 def test_layers_with_a_rule_first_in_an_eager_step(microbatch_size):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(5, 4, 3)), rng.normal(size=(5, 2))
-
-    def trained(mode):
+    def update(mode):
         keras.utils.set_random_seed(0)
-        layers = [keras.Input((4, 3)), keras.layers.GRU(2)]
-        model = kpg.PerGradModel.from_model(
-            keras.Sequential([*layers, keras.layers.Dense(2)])
-        )
-        sgd = keras.optimizers.SGD(1.0)
-        model.compile(sgd, "mse", gradient_mode=mode, run_eagerly=True)
+        model = net(layers.GRU(2), shape=(4, 3), units=2)
+        model = compiled(model, mode, rate=1.0, run_eagerly=True)
         before = model.get_weights()
-        model.train_on_batch(x, y)
+        model.train_on_batch(normal(5, 4, 3), normal(5, 2, seed=1))
         return [b - a for a, b in zip(before, model.get_weights())]
 
-    whole = kpg.Vectorized(clipped())
-    parts = kpg.Accumulated(microbatch_size=microbatch_size, inner=whole)
-    for a, b in zip(trained(parts), trained(whole), strict=True):
-        assert abs(b).max() > 1e-4
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    parts = kpg.Accumulated(microbatch_size=microbatch_size, inner=clipped())
+    found = update(parts)
+    assert all(abs(step).max() > 1e-4 for step in found)
+    assert_equal(found, update(clipped()), rtol=1e-4, atol=1e-6)

@@ -1,5 +1,7 @@
 """Every mode with mean aggregation trains as plain `keras.Model` does."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -7,47 +9,28 @@ import pytest
 import keras_pergrad as kpg
 from tests import zoo
 from tests.marks import few
-
-EXECUTION = {
-    "graph": {"jit_compile": False},
-    "eager": {"run_eagerly": True},
-    "xla": {"jit_compile": True},
-}
+from tests.models.making import assert_equal, compiled
+from tests.modes.big_batch import EXECUTION
 
 
-def train(make, cls, **compile_arguments):
+def train(make, mode, **how):
     keras.utils.set_random_seed(3)
-    model = make(cls)
+    model = make(kpg.PerGradModel if mode else keras.Model)
     x, y, weights = zoo.data()
-    model.compile(
-        keras.optimizers.Adam(1e-2),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        **compile_arguments,
-    )
+    how |= {"optimizer": keras.optimizers.Adam(1e-2), "metrics": ["accuracy"]}
+    loss = "sparse_categorical_crossentropy"
+    model = compiled(model, mode, loss, **how)
     # Keras takes one or the other.
     weighted = {"sample_weight": weights}
     if make is zoo.sequential:
         weighted = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
-    history = model.fit(
-        x,
-        y,
-        **weighted,
-        batch_size=8,
-        epochs=3,
-        verbose=0,
-    )
-    return model.get_weights(), history.history
+    model.fit(x, y, **weighted, batch_size=8, epochs=3, verbose=0)
+    return model.get_weights(), model.history.history
 
 
-_plain = {}
-
-
+@functools.cache
 def plain(make, execution):
-    key = make.__name__, execution
-    if key not in _plain:
-        _plain[key] = train(make, keras.Model, **EXECUTION[execution])
-    return _plain[key]
+    return train(make, None, **EXECUTION[execution])
 
 
 @pytest.mark.parametrize("execution", few(EXECUTION, ["graph"]))
@@ -57,11 +40,8 @@ def plain(make, execution):
 )
 def test_same_weights_and_history(mode, make, execution):
     weights, history = plain(make, execution)
-    ours, our_history = train(
-        make, kpg.PerGradModel, gradient_mode=mode, **EXECUTION[execution]
-    )
+    ours, our_history = train(make, mode, **EXECUTION[execution])
     assert set(our_history) == set(history)
     for name, values in history.items():
         np.testing.assert_allclose(our_history[name], values, rtol=1e-4)
-    for a, b in zip(ours, weights, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+    assert_equal(ours, weights, rtol=1e-4, atol=2e-5)
