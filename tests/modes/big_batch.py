@@ -219,7 +219,7 @@ def ours(name, mode, **arguments):
 
 
 @functools.cache
-def plain(name, execution="graph"):
+def plain(name, execution):
     """As `train`, by `keras.Model` on batches of 10, 10 and 3."""
     return train(name, keras.Model, **EXECUTION[execution])
 

@@ -37,7 +37,7 @@ def test_equals_the_big_batch(name, execution):
     # 4 + 4 + 2 = 10 twice, and a tail of 3; microbatches of 3, 1 and 2.
     mode = kpg.Accumulated(steps=3, microbatch_size=3)
     weights, history = ours(name, mode, sizes=SIZES, **EXECUTION[execution])
-    right, right_history = plain(name)
+    right, right_history = plain(name, "graph")
     assert_same((weights, {}), (right, {}))
     for key in set(history) - {"loss", "score_loss", "picture_loss"}:
         np.testing.assert_allclose(history[key], right_history[key])

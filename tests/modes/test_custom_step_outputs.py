@@ -39,11 +39,14 @@ class Recipe(kpg.PerGradModel):
                 losses *= sample_weight
             return (losses, y_pred) if self.outputs_wanted else losses
 
-        how = {"return_outputs": True} if self.outputs_wanted else {}
-        gradients, logs, *outputs = self.compute_gradients(
-            loss_fn, x, y, sample_weight, **how
-        )
-        y_pred = outputs[0] if outputs else self(x, training=True)
+        given = loss_fn, x, y, sample_weight
+        if self.outputs_wanted:
+            gradients, logs, y_pred = self.compute_gradients(
+                *given, return_outputs=True
+            )
+        else:
+            gradients, logs = self.compute_gradients(*given)
+            y_pred = self(x, training=True)
         self.optimizer.apply(gradients, self.trainable_variables)
         metrics = self.compute_metrics(x, y, y_pred, sample_weight)
         return {**logs, **metrics}
