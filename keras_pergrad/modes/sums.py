@@ -79,7 +79,9 @@ class MicrobatchSums:
             )
             # Undoes the division in `target`.
             row_factor = rows if divisor_of(key) in self.mask_epsilons else None
-            gradients[key] = [times(g, row_factor) for g in group_gradients]
+            gradients[key] = _with_shapes(
+                [times(g, row_factor) for g in group_gradients], self.variables
+            )
         del tape
         return {
             "gradients": gradients,
@@ -302,6 +304,21 @@ def unscaled(gradients, scale):
     return map_tensors(lambda g: g / tf.cast(scale, g.dtype), dense)
 
 
+def _with_shapes(gradients, variables):
+    """Return gradients, or None, that know to have their variables' shapes.
+
+    TensorFlow does not know them where the length of an axis is not known.
+    """
+    return gradients and [
+        tf.ensure_shape(g, v.shape)
+        if tf.is_tensor(g)
+        and not isinstance(g, tf.IndexedSlices)
+        and not g.shape.is_fully_defined()
+        else g
+        for g, v in zip(gradients, variables, strict=True)
+    ]
+
+
 def plus(first, second):
     """Return the sums of two lists of gradients, some of them None."""
     return [
@@ -505,10 +522,11 @@ class WeightedSums(MicrobatchSums):
         terms, added = evaluated[0]
         if padded is not None:
             terms = [_without_padding(term, padded) for term in terms]
+        variables = self.variables
         return sums.y_pred, {
-            "gradients": {self._group: sums.gradients},
+            "gradients": {self._group: _with_shapes(sums.gradients, variables)},
             "norms": sums.norms,
-            "plain": sums.plain,
+            "plain": _with_shapes(sums.plain, variables),
             **self.loss_values(terms, added, rows),
         }
 

@@ -25,7 +25,8 @@ from keras_pergrad.keras_internals.state.model import Handle, plain_variables
 from keras_pergrad.model.model import PerGradModel
 from keras_pergrad.modes import microbatches
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.step_types import ShapesUnknown, StepTypes
+from keras_pergrad.proof.numbers import ShapesUnknown
+from keras_pergrad.proof.step_types import StepTypes
 from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 from keras_pergrad.uses import TracedStep, refusals, vouched_ops
 

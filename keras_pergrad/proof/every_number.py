@@ -55,7 +55,7 @@ class EveryNumber:
 
     _n: int
     _numbers: Any
-    _lengths: Any
+    _lengths_of: Any
     is_needed: bool = False
     # Id → tensor, so that the id stays its own.
     _irregular_values: dict = dataclasses.field(default_factory=dict)
@@ -141,17 +141,18 @@ class EveryNumber:
             largest = limits(op.outputs[0].dtype)[1]
             first, second = numbers
             return _has_headroom(first, second, self._n, largest)
-        if op.type in _QUOTIENTS and not self._divides(*numbers):
+        if op.type in _QUOTIENTS and not self._divides(op, *numbers):
             return False
         return _CONDITIONS[op.type](*numbers, self._n)
 
-    def _divides(self, x, y):
+    def _divides(self, op, x, y):
         """Whether sizes that follow the number are multiples at any length."""
-        if self._lengths.times == 1 or _is_long(x, self._n):
+        lengths = self._lengths_of(op)
+        if lengths.is_distinct or _is_long(x, self._n):
             return True
         pairs = zip(*map(np.ravel, np.broadcast_arrays(x, y)))
         return all(
-            self._lengths.divides([int(a)], [int(b)])
+            lengths.divides([int(a)], [int(b)])
             for a, b in pairs
             if a and a % self._n == 0
         )

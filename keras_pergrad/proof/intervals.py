@@ -72,7 +72,7 @@ class _Ranges:
             # Its value holds for the typed number of samples alone.
             return limits(tensor.dtype)
         number = self._op.value_of(tensor)
-        if self._op.lengths.primes and tensor.op.type != "Const":
+        if self._op.lengths.units and tensor.op.type != "Const":
             # What follows a length is known for one length alone.
             number = None
         if number is None and tensor.op.type == "Const":

@@ -108,10 +108,12 @@ def behind_vouched(layer, op_type, op_name):
 def shapes_unknown(model, error):
     """Say that no sizes were found for axes whose size is not known."""
     return (
-        f"The sizes of some axes of the batch of model {model.name!r} are not "
-        "known while tracing, and none that were tried fit all its ops: "
-        f"{_first_line(error)}. Give the axes a size (keras.Input(shape), or "
-        "a data set with known shapes), or use gradient_mode='batch'."
+        f"The step of model {model.name!r} is typed with numbers for the "
+        f"lengths that are not known while tracing "
+        f"({error.axes or 'the number of samples'}), and none that were tried "
+        f"fit all its ops: {_first_line(error)}. Declare the lengths in the "
+        "signature of the data (tf.TensorSpec, or `padded_shapes` of "
+        "padded_batch), or use gradient_mode='batch'."
     )
 
 

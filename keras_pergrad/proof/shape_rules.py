@@ -27,7 +27,7 @@ def reshape(op, types):
     if has_no_axis(input_type):
         return input_type
     output_type = reshaped_type(input_type, op.shape(), op.shape_out(), op.n)
-    if op.lengths.primes and not _is_explicit(op, output_type.axis):
+    if op.lengths.units and not _is_explicit(op, output_type.axis):
         _check_inferred_axis(op, input_type, output_type)
     return output_type
 
@@ -49,16 +49,17 @@ def _check_inferred_axis(op, input_type, output_type):
     input_sizes[input_type.axis] = input_type.rows * input_type.lead
     del output_sizes[output_type.axis]
     tensor, sizes = op.inputs[:2]
-    source = None if op.lengths.is_distinct else tensor.ref()
-    are_same = op.lengths.is_regular(sizes, op.value_of, source)
+    are_same = op.lengths.is_regular(sizes, op.value_of, tensor.ref())
     is_regular = are_same or op.lengths.is_regular(sizes, op.value_of)
     if not is_regular or not op.lengths.divides(
         input_sizes, output_sizes, are_same
     ):
         raise Mixes(
             "has -1 in place of the number of samples, which may cut across "
-            "them where the length of an axis is not known (give tf.shape(x)"
-            "[0], or data of known lengths)"
+            f"them, since the length of {op.lengths.text(op.lengths.axes)} is "
+            "not known: give tf.shape(x)[0] instead of -1, or declare the "
+            "length in the signature of the data (tf.TensorSpec, or "
+            "`padded_shapes` of padded_batch)"
         )
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
 from keras_pergrad.proof import messages
+from keras_pergrad.proof.numbers import ShapesUnknown
 from keras_pergrad.proof.op_facts import CALLS, FACTS
 from keras_pergrad.proof.origins import (
     CUSTOM_GRADIENT_OP,
@@ -16,7 +17,7 @@ from keras_pergrad.proof.origins import (
     custom_gradients,
     is_linear,
 )
-from keras_pergrad.proof.step_types import ShapesUnknown, StepTypes
+from keras_pergrad.proof.step_types import StepTypes
 from keras_pergrad.proof.tensor_types import (
     DIVIDED,
     FREE,

@@ -1,6 +1,6 @@
 """The types of a step that is being traced: see `StepTypes`."""
 
-import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -19,13 +19,16 @@ from keras_pergrad.proof.calls import (
     leading_nodes,
     topological_order,
 )
+from keras_pergrad.proof.numbers import (
+    OpenLengths,
+    ShapesUnknown,
+    free_primes,
+    known_numbers,
+    lengths_that_may_fit,
+)
 from keras_pergrad.proof.op_facts import FACTS
-from keras_pergrad.proof.open_lengths import LENGTH_CANDIDATES, OpenLengths
 from keras_pergrad.proof.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.proof.typing import Typing
-
-#: Numbers of samples; one that no tensor of the step has is chosen.
-_NUMBERS = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
 
 
 class StepTypes:
@@ -75,12 +78,15 @@ class StepTypes:
         weights = {id(t) for t in tf.nest.flatten(batch[2])}
         batch_inputs = {}
         inner_tensors = {id(outer): t for outer, t in captures_of(graph)}
-        for tensor in parts:
+        # The name of each part of the batch, as messages name it.
+        self._labels, self._dependences = {}, None
+        for label, tensor in _labelled(batch):
             if tf.is_tensor(tensor) and tensor.shape.rank != 0:
                 graph_tensor = inner_tensors.get(id(tensor), tensor)
                 if graph_tensor.graph is graph:
                     flags = 0 if id(tensor) in weights else VALUES
                     batch_inputs[graph_tensor.name] = graph_tensor, flags
+                    self._labels.setdefault(graph_tensor.name, label)
         self._batch_inputs = batch_inputs
         tensors = [t for t, _ in batch_inputs.values()]
         self.number = _batch_size(tensors)
@@ -88,8 +94,6 @@ class StepTypes:
             t.shape.rank is not None and None not in t.shape[1:]
             for t in tensors
         )
-        open_inputs = [t for t in tf.nest.flatten(batch[0]) if _is_open(t)]
-        self._is_single_input = len(open_inputs) < 2
         self._variables, self._typing_options = (
             variables,
             (is_vouched, has_known_shape, backward),
@@ -120,21 +124,56 @@ class StepTypes:
         names = [t.op.name for t in typed_tensors]
         names += _ops_with_effects(nodes, self._graph, self._first_op)
         nodes.only(names)
-        n = self.number
-        if n is None:
-            n = _unused_number(self._graph)
-        error = None
-        for lengths in (OpenLengths(),) if self.fixed else LENGTH_CANDIDATES:
-            lengths = dataclasses.replace(
-                lengths, is_single_input=self._is_single_input
+        axes = [
+            (label, k)
+            for (tensor, _), label in zip(
+                self._batch_inputs.values(), self._labels.values()
+            )
+            if tensor.shape.rank is not None
+            for k, size in enumerate(tensor.shape)
+            if k and size is None
+        ]
+        n, primes = self.number, []
+        definitions = Definitions(self._graph)
+        if n is None or axes:
+            taken = known_numbers(self._graph, nodes, definitions)
+            taken.update(k for v in self._variables for k in v.shape if k)
+            taken.update([] if n is None else [n])
+            free_number, primes = free_primes(taken - {0})
+            n = free_number if n is None else n
+        candidates = lengths_that_may_fit(axes, primes)
+        lengths = next(candidates)
+        while True:
+            typing = Typing(
+                definitions,
+                n,
+                self.number is None,
+                *self._typing_options,
+                lengths,
+                functools.partial(self._inputs_of, nodes),
             )
             try:
-                self._type_with(nodes, inputs, n, lengths)
+                self._type_with(typing, nodes, inputs)
+                return
             except (ValueError, tf.errors.OpError) as failure:
                 error = failure
-                continue
-            return
-        raise ShapesUnknown(error)
+            try:
+                lengths = candidates.send(error)
+            except StopIteration:
+                raise ShapesUnknown(error, OpenLengths.text(axes)) from None
+
+    def _inputs_of(self, nodes, name):
+        """Return the names of the batch's parts on which a node depends."""
+        if self._dependences is None:
+            parts = {
+                key.rsplit(":", 1)[0]: {label}
+                for key, label in self._labels.items()
+            }
+            for node in topological_order(nodes.by_name, nodes.needs.get):
+                needs = [parts[k] for k in nodes.needs[node] if k in parts]
+                parts[node] = frozenset().union(*needs)
+            self._dependences = parts
+        return self._dependences.get(name, frozenset(self._labels.values()))
 
     def _inputs(self):
         """Return name → tensor of what the step is given."""
@@ -171,14 +210,8 @@ class StepTypes:
         typing.run(nodes, tensors_by_name, graph)
         return [typing.of(tensors_by_name[t.name]) for t in tensors]
 
-    def _type_with(self, nodes, inputs, n, lengths):
-        typing = Typing(
-            Definitions(self._graph),
-            n,
-            self.number is None,
-            *self._typing_options,
-            lengths,
-        )
+    def _type_with(self, typing, nodes, inputs):
+        n, lengths = typing.n, typing.lengths
         graph, tensors = tf.Graph(), dict(inputs)
         # Where all shapes are known, a copy of the graph would show no more.
         is_in_place = self.number is not None and self.fixed
@@ -190,7 +223,8 @@ class StepTypes:
                 for name, tensor in inputs.items():
                     shape = tensor.shape
                     if name in self._batch_inputs and shape.rank is not None:
-                        shape = [n, *lengths.sizes(shape[1:])]
+                        sizes = lengths.sizes(self._labels[name], shape)
+                        shape = [n, *sizes[1:]]
                     tensors[name] = placeholder(tensor.dtype, shape, tensor)
         typing.set_inputs(
             [tensors[name] for name in self._batch_inputs],
@@ -249,15 +283,19 @@ def _ops_with_effects(nodes, graph, first):
     ]
 
 
-class ShapesUnknown(ValueError):
-    """An error: no sizes were found with which all shapes fit."""
-
-
-def _is_open(tensor):
-    """Whether an axis of an input has no length while tracing."""
-    return tf.is_tensor(tensor) and (
-        tensor.shape.rank is None or None in tensor.shape[1:]
-    )
+def _labelled(batch):
+    """Yield (name, tensor) of each part of a batch, as `tf.nest` has them."""
+    pending = list(zip(("x", "y", "sample_weight"), batch))[::-1]
+    while pending:
+        name, part = pending.pop()
+        if isinstance(part, dict):
+            items = [(f"{name}[{key!r}]", part[key]) for key in sorted(part)]
+        elif isinstance(part, (list, tuple)):
+            items = [(f"{name}[{k}]", value) for k, value in enumerate(part)]
+        else:
+            yield from ((name, t) for t in tf.nest.flatten(part))
+            continue
+        pending += items[::-1]
 
 
 def _batch_size(tensors):
@@ -265,17 +303,3 @@ def _batch_size(tensors):
         if tensor.shape.rank and tensor.shape[0] is not None:
             return tensor.shape[0]
     return None
-
-
-def _unused_number(graph):
-    """Return a number of samples of which no known size is a multiple."""
-    sizes = set()
-    for op in graph.get_operations():
-        for tensor in op.outputs:
-            if tensor.shape.rank:
-                sizes.update(tensor.shape.as_list())
-    sizes -= {None, 0}
-    for number in _NUMBERS:
-        if not any(size % number == 0 for size in sizes):
-            return number
-    return _NUMBERS[-1]

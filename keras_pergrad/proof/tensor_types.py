@@ -301,9 +301,9 @@ class TypedOp:
         type: its type, a string.
         inputs, outputs: the tensors that it takes and gives.
         type_of: the type of a tensor.
+        lengths: the `OpenLengths` of the parts of the batch that it follows.
         n: the number of samples, with which it is typed.
         any_number: whether the step takes any number of samples.
-        lengths: the `OpenLengths` of the batch.
         numbers: the `StaticNumbers` of the typed graph.
         lists: its `ListShapes`.
     """
@@ -313,9 +313,9 @@ class TypedOp:
     inputs: Any
     outputs: Any
     type_of: Any
+    lengths: Any
     n: int
     any_number: bool
-    lengths: Any
     numbers: Any
     lists: Any
 

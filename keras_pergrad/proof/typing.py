@@ -25,8 +25,8 @@ from keras_pergrad.proof.divisors import Divisors
 from keras_pergrad.proof.elementwise_rules import is_self_comparison
 from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.list_rules import ListShapes
+from keras_pergrad.proof.numbers import OpenLengths
 from keras_pergrad.proof.op_facts import CALLS, FACTS, PADS
-from keras_pergrad.proof.open_lengths import OpenLengths
 from keras_pergrad.proof.static_numbers import (
     RULE_FAILURES,
     Sizes,
@@ -68,6 +68,8 @@ class Typing:
             none.
         backward: the names of the ops of the backward pass.
         lengths: the `OpenLengths` of the batch.
+        inputs_of: `inputs_of(name)` gives the names of the batch's parts on
+            which an op of the graph depends; None: on all.
 
     Attributes:
         state: what variables hold, a `State`.
@@ -90,12 +92,14 @@ class Typing:
         has_known_shape=None,
         backward=(),
         lengths=None,
+        inputs_of=None,
     ):
         self.definitions, self.n = definitions, n
         self.lengths = lengths or OpenLengths()
         self.any_number = any_number
         self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
-        options = is_vouched, has_known_shape, backward, self.lengths
+        self._inputs_of, self._top = inputs_of, None
+        options = is_vouched, has_known_shape, backward, self.lengths, inputs_of
         self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
         self._divisors = Divisors()
@@ -104,9 +108,9 @@ class Typing:
         self.without_axis, self.count = [], 0
         self._types, self._numbers = {}, StaticNumbers()
         self._sizes = Sizes(n, any_number, self._numbers)
-        self._every_number = EveryNumber(n, self._numbers, self.lengths)
+        self._every_number = EveryNumber(n, self._numbers, self._lengths_of)
         self.lists = ListShapes()
-        self._context = n, any_number, self.lengths, self._numbers, self.lists
+        self._context = n, any_number, self._numbers, self.lists
         # Typed tensors stay alive, so that no other one gets the id of one.
         self._alive, self._names, self._path = [], {}, ""
         self.level, self.assumes_same_for_all = 0, False
@@ -195,6 +199,8 @@ class Typing:
         try:
             self.run(nodes, tensors, graph)
         except (ValueError, tf.errors.OpError) as error:
+            if self.lengths.tied(error) is not None:
+                raise  # The step is typed again.
             raise Untyped(f"shapes do not fit in {name}: {error}") from None
         return inputs, [tensors[n] for n in nodes.outputs]
 
@@ -206,17 +212,19 @@ class Typing:
         was_backward = self._in_backward
         self._in_backward = self._is_backward(name)
         path, self._path = self._path, f"{self._path}{name}/"
+        top, self._top = self._top, self._top or name
         outputs: Any
         results: Any
         try:
             outputs, results = calls.type_call(call, types, self)
         except (Mixes, Untyped) as error:
             # First the path: the failure is named as of the call itself.
-            self._path, self._in_backward = path, was_backward
+            self._path, self._top = path, top
+            self._in_backward = was_backward
             mixed = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = calls.unknown_outputs(call)
             results = [mixed] * len(outputs)
-        self._path, self._in_backward = path, was_backward
+        self._path, self._top, self._in_backward = path, top, was_backward
         # Not inside of the graph: there nothing can be evaluated.
         values: Any = [
             call.values.get(k) if call.is_control_flow else self._numbers.of(t)
@@ -369,7 +377,14 @@ class Typing:
 
     def _typed_op(self, op):
         op_fields = op, op.type, op.inputs, op.outputs, self.of
-        return TypedOp(*op_fields, *self._context)
+        return TypedOp(*op_fields, self._lengths_of(op), *self._context)
+
+    def _lengths_of(self, op):
+        """Return the lengths of the parts of the batch that an op follows."""
+        if self.lengths.is_distinct or self._inputs_of is None:
+            return self.lengths
+        name = self._top or self._names.get(op, op.name)
+        return self.lengths.of_inputs(self._inputs_of(name))
 
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.proof.intervals import number_range
-from keras_pergrad.proof.open_lengths import OpenLengths
+from keras_pergrad.proof.numbers import OpenLengths
 from keras_pergrad.proof.static_numbers import StaticNumbers
 from keras_pergrad.proof.tensor_types import FREE
 

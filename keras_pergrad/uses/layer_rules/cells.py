@@ -123,9 +123,7 @@ class Cell:
         bias = self.input_bias()
         if bias is not None:
             z += self._value(bias)
-        static_steps = inputs.shape[1]
-        steps = tf.shape(inputs)[1] if static_steps is None else static_steps
-        z = tf.reshape(z, [-1, steps, kernel.shape[-1]])
+        z = tf.reshape(z, [*sizes_of(inputs, [0, 1]), kernel.shape[-1]])
         return tf.ensure_shape(z, [*inputs.shape[:2], kernel.shape[-1]])
 
     def input_bias(self):
@@ -379,8 +377,7 @@ class ConvLstm(Lstm):
         bias = self.input_bias()
         if bias is not None:
             z += self._value(bias)
-        steps = sizes_of(inputs, [1])[0]
-        z = tf.reshape(z, [-1, steps, *z.shape[1:]])
+        z = tf.reshape(z, [*sizes_of(inputs, [0, 1]), *z.shape[1:]])
         return tf.ensure_shape(z, [*inputs.shape[:2], *z.shape[2:]])
 
     def state_product(self, h):
