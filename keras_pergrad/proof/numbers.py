@@ -91,6 +91,20 @@ class OpenLengths:
         axes = {key: k for key, k in self.axes.items() if key[0] in names}
         return dataclasses.replace(self, axes=axes)
 
+    def of_sizes(self, sizes):
+        """Return those without given lengths of which no size is a multiple.
+
+        `sizes`: all of an op that the graph does not know.
+        """
+        given = {
+            key
+            for key in self.given
+            if key in self.axes
+            and not any(size is None or size % self.axes[key] == 0 for size in sizes)
+        }
+        axes = {key: k for key, k in self.axes.items() if key not in given}
+        return dataclasses.replace(self, axes=axes, given=self.given - given)
+
     def tied(self, error):
         """Return lengths with those made equal that differ in an error.
 

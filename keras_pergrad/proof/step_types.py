@@ -150,7 +150,7 @@ class StepTypes:
                 self.number is None,
                 *self._typing_options,
                 lengths,
-                functools.partial(self._inputs_of, nodes),
+                functools.partial(self._lengths_at, nodes),
             )
             try:
                 self._type_with(typing, nodes, inputs)
@@ -162,8 +162,8 @@ class StepTypes:
             except StopIteration:
                 raise ShapesUnknown(error, OpenLengths.text(axes)) from None
 
-    def _inputs_of(self, nodes, name):
-        """Return the names of the batch's parts on which a node depends."""
+    def _lengths_at(self, nodes, lengths, name, op):
+        """Return the lengths that an op, as of `Typing`, may have in shapes."""
         if self._dependences is None:
             parts = {
                 key.rsplit(":", 1)[0]: {label}
@@ -173,7 +173,21 @@ class StepTypes:
                 needs = [parts[k] for k in nodes.needs[node] if k in parts]
                 parts[node] = frozenset().union(*needs)
             self._dependences = parts
-        return self._dependences.get(name, frozenset(self._labels.values()))
+        if name in self._dependences:
+            lengths = lengths.of_inputs(self._dependences[name])
+        if op is None or not lengths.given:
+            return lengths
+        source = self._graph.get_operation_by_name(name)
+        typed_tensors = *op.inputs, *op.outputs
+        pairs = zip(typed_tensors, (*source.inputs, *source.outputs))
+        open_sizes = [
+            size
+            for typed, tensor in pairs
+            if typed.shape.rank is not None and tensor.shape.rank is not None
+            for size, known in zip(typed.shape, tensor.shape)
+            if known is None
+        ]
+        return lengths.of_sizes(open_sizes)
 
     def _inputs(self):
         """Return name → tensor of what the step is given."""

@@ -68,8 +68,9 @@ class Typing:
             none.
         backward: the names of the ops of the backward pass.
         lengths: the `OpenLengths` of the batch.
-        inputs_of: `inputs_of(name)` gives the names of the batch's parts on
-            which an op of the graph depends; None: on all.
+        lengths_at: `lengths_at(lengths, name, op)` gives those lengths that
+            an op may have in its shapes; `name` is that of the node or, in a
+            function, of its call, where `op` is None. None: all of them.
 
     Attributes:
         state: what variables hold, a `State`.
@@ -92,14 +93,14 @@ class Typing:
         has_known_shape=None,
         backward=(),
         lengths=None,
-        inputs_of=None,
+        lengths_at=None,
     ):
         self.definitions, self.n = definitions, n
         self.lengths = lengths or OpenLengths()
         self.any_number = any_number
         self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
-        self._inputs_of, self._top = inputs_of, None
-        options = is_vouched, has_known_shape, backward, self.lengths, inputs_of
+        self._lengths_at, self._top = lengths_at, None
+        options = is_vouched, has_known_shape, backward, self.lengths, lengths_at
         self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
         self._divisors = Divisors()
@@ -380,11 +381,12 @@ class Typing:
         return TypedOp(*op_fields, self._lengths_of(op), *self._context)
 
     def _lengths_of(self, op):
-        """Return the lengths of the parts of the batch that an op follows."""
-        if self.lengths.is_distinct or self._inputs_of is None:
+        """Return the lengths that an op may have in its shapes."""
+        if self.lengths.is_distinct or self._lengths_at is None:
             return self.lengths
-        name = self._top or self._names.get(op, op.name)
-        return self.lengths.of_inputs(self._inputs_of(name))
+        if self._top is not None:
+            return self._lengths_at(self.lengths, self._top, None)
+        return self._lengths_at(self.lengths, self._names.get(op, op.name), op)
 
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
