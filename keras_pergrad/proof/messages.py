@@ -221,9 +221,11 @@ def loss_couples(model, mixed):
             "loss of its own to compile(loss=...) or add_loss; or compile with "
             "gradient_mode='batch'."
         )
+    # Which length is open, the reader cannot see in the op.
+    reason = f", which {why}" if op_type == "Reshape" and why else ""
     return (
         f"The loss of model {model.name!r} compares the samples of a batch "
-        f"with each other (op {op_type}, {op_name}): what one sample's "
+        f"with each other (op {op_type}, {op_name}{reason}): what one sample's "
         "output contributes depends on the outputs of others, so that "
         "per-sample gradients are not defined. Use a sum or a mean of losses "
         "of each sample by itself, or compile with gradient_mode='batch'."

@@ -100,7 +100,9 @@ class OpenLengths:
             key
             for key in self.given
             if key in self.axes
-            and not any(size is None or size % self.axes[key] == 0 for size in sizes)
+            and not any(
+                size is None or size % self.axes[key] == 0 for size in sizes
+            )
         }
         axes = {key: k for key, k in self.axes.items() if key not in given}
         return dataclasses.replace(self, axes=axes, given=self.given - given)

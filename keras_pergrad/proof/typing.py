@@ -100,7 +100,13 @@ class Typing:
         self.any_number = any_number
         self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
         self._lengths_at, self._top = lengths_at, None
-        options = is_vouched, has_known_shape, backward, self.lengths, lengths_at
+        options = (
+            is_vouched,
+            has_known_shape,
+            backward,
+            self.lengths,
+            lengths_at,
+        )
         self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
         self._divisors = Divisors()
