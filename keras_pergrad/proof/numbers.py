@@ -18,7 +18,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.op_facts import op_types
+from keras_pergrad.proof.op_facts import FACTS, op_types
 
 #: Ops on sizes that do the same for every length.
 _REGULAR = op_types(
@@ -279,7 +279,7 @@ def known_numbers(graph, nodes, definitions):
         for tensor in op.outputs:
             if tensor.shape.rank:
                 numbers.update(tensor.shape.as_list())
-    pending, visited = [list(nodes.by_name.values())], set()
+    pending, visited = [nodes.by_name.values()], set()
     while pending:
         constants = {}
         for node in pending.pop():
@@ -287,16 +287,25 @@ def known_numbers(graph, nodes, definitions):
             if value is not None:
                 constants[node.name] = value
                 numbers.update(np.ravel(value).tolist())
+            if not FACTS[node.op].has_functions:
+                continue
             for attribute in node.attr.values():
-                for shape in (attribute.shape, *attribute.list.shape):
-                    numbers.update(d.size for d in shape.dim)
                 for function in (attribute.func, *attribute.list.func):
                     definition = definitions.definition(function.name)
                     if definition is None or function.name in visited:
                         continue
                     visited.add(function.name)
                     pending.append(definition.node_def)
+                    numbers.update(_sizes_of_nodes(definition.node_def))
     return {abs(k) for k in numbers if k}
+
+
+def _sizes_of_nodes(nodes):
+    """Yield the sizes that nodes of a function have among their attributes."""
+    for node in nodes:
+        for attribute in node.attr.values():
+            for shape in (attribute.shape, *attribute.list.shape):
+                yield from (d.size for d in shape.dim)
 
 
 def _constant(node, constants):

@@ -165,7 +165,7 @@ class StepTypes:
     def _lengths_at(self, nodes, lengths, name, op):
         """Return the lengths that an op, as of `Typing`, may have in shapes."""
         if self._dependences is None:
-            parts = {
+            parts: dict = {
                 key.rsplit(":", 1)[0]: {label}
                 for key, label in self._labels.items()
             }
