@@ -193,7 +193,7 @@ class ClippedMean(Aggregation):
         self, gradients: list[Any], n: Any, state: Any = None
     ) -> list[Any]:
         if self.changes:
-            self._own(state).advance("steps")
+            self._own(state).advance_schedules()
         size = self.expected_batch_size
         if not self.adds_noise and size is None:
             return gradients

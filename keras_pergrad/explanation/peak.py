@@ -171,8 +171,8 @@ def _load(folder, request):
         rows = *rows, _targets(model, rows[0])
     limit = getattr(getattr(model, "aggregation_state", None), "limit", None)
     if limit is not None:  # of private training, which counts its updates
+        model.aggregation_state.enter_phase(model.trainable_variables)
         limit.assign(keras.ops.full_like(limit, 2**62))
-        model.aggregation_state.prepare_noise(model.trainable_variables)
     return model, _repeated_batches(rows, request["samples"])
 
 

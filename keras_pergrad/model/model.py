@@ -211,7 +211,11 @@ class PerGradModel(FitHooks, keras.Model):
         >>> net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         >>> model = kpg.PerGradModel.from_model(net)
         """
-        return PerGradModel._wrap_model(cls, model)
+        wrapped = PerGradModel._wrap_model(cls, model)
+        state = getattr(model, "aggregation_state", None)
+        if isinstance(state, AggregationState):
+            wrapped.aggregation_state = state.handed_on(model, wrapped)
+        return wrapped
 
     def compile(
         self,

@@ -1,6 +1,7 @@
 """The augmented views of the examples of private training."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import positive_integer
@@ -10,6 +11,7 @@ from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.models.parts import trace_symbolically
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.privacy.mechanism import Generators
+from keras_pergrad.privacy.phase import checksum
 from keras_pergrad.proof.op_facts import DRAWS, FACTS, KNOWN_STATE
 
 #: The stream of the views' seeds. Batches are drawn from others: no part of
@@ -54,8 +56,10 @@ class Augmentation:
         augment: a layer, or a function of a batch of inputs.
         count: how many views an example has.
         spec: the `tf.TensorSpec`s of batches, a tuple (x, ...).
+        samples: how many examples the data have.
 
     Attributes:
+        checksum: a text that changes if an op of `augment` does.
         spec: those of batches of views.
         row_spec: those of batches of one view of each example.
 
@@ -64,7 +68,7 @@ class Augmentation:
             one example, or does what cannot be repeated.
     """
 
-    def __init__(self, augment, count, spec):
+    def __init__(self, augment, count, spec, samples):
         self._augment, self._count = augment, count
         self._is_layer = isinstance(augment, keras.layers.Layer)
         x, *others = spec
@@ -84,6 +88,8 @@ class Augmentation:
         )
         concrete = self._view.get_concrete_function()
         _require_repeatable(concrete.graph)
+        _require_no_data(concrete.graph, single, samples)
+        self.checksum = _graph_checksum(concrete.graph)
         self._view_spec = map_tensors(
             lambda t: tf.TensorSpec(t.shape, t.dtype),
             concrete.structured_outputs,
@@ -142,13 +148,46 @@ def _folded(seed, number):
     return tf.random.experimental.stateless_fold_in(seed, number)
 
 
-def _require_repeatable(graph):
-    """Refuse ops that keep state, or draw what a seed does not determine."""
+def _nodes(graph):
+    """Return all nodes of a graph, those of its functions included."""
     definition = graph.as_graph_def()
     bodies = [f.node_def for f in definition.library.function]
-    for op_type in sorted(
-        {node.op for nodes in (definition.node, *bodies) for node in nodes}
-    ):
+    return [node for nodes in (definition.node, *bodies) for node in nodes]
+
+
+def _constants(graph):
+    """Return the values of all constants, and of all that is captured."""
+    held = [
+        tf.make_ndarray(node.attr["value"].tensor)
+        for node in _nodes(graph)
+        if node.op == "Const"
+    ]
+    captured = [t for t, _ in graph.captures if t.dtype != tf.resource]
+    return [*held, *map(np.asarray, captured)]
+
+
+def _require_no_data(graph, single, samples):
+    """Refuse an array that has a row for each example."""
+    shapes = {(samples, *spec.shape[1:]) for spec in tf.nest.flatten(single)}
+    for value in _constants(graph):
+        if samples > 1 and value.shape in shapes:
+            raise ValueError(
+                "A view is made of its example alone. Expected that `augment` "
+                "holds none of the others. Received: one with an array of the "
+                f"shape {value.shape}, as the data have. Leave it out, or mix "
+                "with public examples, in another number than `samples`."
+            )
+
+
+def _graph_checksum(graph):
+    # In whatever order a graph lists its functions.
+    types = sorted(node.op for node in _nodes(graph))
+    return checksum([types, sorted(checksum([c]) for c in _constants(graph))])
+
+
+def _require_repeatable(graph):
+    """Refuse ops that keep state, or draw what a seed does not determine."""
+    for op_type in sorted({node.op for node in _nodes(graph)}):
         facts = FACTS[op_type]
         is_unknown = facts.has_state and not (
             facts.has_functions or op_type in KNOWN_STATE

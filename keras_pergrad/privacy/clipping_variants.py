@@ -205,7 +205,7 @@ class AdaptiveClippedMean(ClippedMean):
         # This state counts no steps: it has no schedule to go on with.
         current.changes = False
         gradients = ClippedMean.finish(current, gradients, n, state)
-        self._adapt_clip(state)
+        self._adapt_clip(state, len(gradients))
         return gradients
 
     def noise_variance(self, n: Any, state: Any = None) -> Any:
@@ -213,17 +213,19 @@ class AdaptiveClippedMean(ClippedMean):
         current.noise_multiplier = self.gradient_noise
         return ClippedMean.noise_variance(current, n, state)
 
-    def _adapt_clip(self, state):
-        """Move the clip towards the quantile, and forget the counts."""
+    def _adapt_clip(self, state, index):
+        """Move the clip towards the quantile, and forget the counts.
+
+        `index`: of the noise of the count, after those of the gradients.
+        """
         below, seen = state.below, state.seen
         # ±½ for each sample: one sample changes the count by ½, not by 1, so
         # the noise hides twice as well.
         centered_count = tf.convert_to_tensor(below) - seen / 2
         if self._count_deviation:
             scalar = tf.zeros([], "float32")
-            centered_count += replicas.from_first_replica(
-                [state.normal(scalar, self._count_deviation)]
-            )[0]
+            noise = state.gradient_noise(index, scalar, self._count_deviation)
+            centered_count += replicas.from_first_replica([noise])[0]
         # The expected size, where it is given: the true one tells of the data.
         size = self.expected_batch_size
         if not size:

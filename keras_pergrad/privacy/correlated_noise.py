@@ -1,15 +1,14 @@
-"""Noise that is correlated over the steps of a private training.
+"""The noise of private training, which may be correlated over its steps.
 
-In place of independent draws z the sums of clipped gradients get C⁻¹z, where C
-is a lower triangular Toeplitz matrix over the steps, the strategy. Part of the
-noise of a step is then taken back by later ones, so that the sum over many
+In place of independent draws z, the sums of clipped gradients then get C⁻¹z,
+where C is a lower triangular Toeplitz matrix over the steps, the strategy. Part
+of the noise of a step is taken back by later ones, so that the sum over many
 steps, which the weights are, holds less of it.
 """
 
 import dataclasses
 import functools
 import math
-import zlib
 from typing import Any, Literal
 
 import numpy as np
@@ -144,106 +143,110 @@ def _rounded(coefficients):
 # The noise of one model.
 
 
-class CorrelatedNoise:
-    """The noise C⁻¹z of one model, and what is kept for it from step to step.
+class PhaseNoise:
+    """The noise of one model, independent or C⁻¹z, and what is kept for it.
 
-    The draws z are a function of a seed, the number of the phase, the step
-    and the number of the weight. With a banded strategy the noise of the last
-    bands − 1 steps is kept; with a banded inverse the draws of these steps are
-    drawn again.
+    The draws z are a function of the seed of the phase, the step and the number
+    of the weight. With a banded strategy the noise of the last bands − 1 steps
+    is kept; with a banded inverse the draws of these steps are drawn again.
 
     Attributes:
-        strategy: the `Strategy`.
+        strategy: the `Strategy`; None: the noise is z itself.
         weights: the shape and dtype of each weight; None before a `fit`.
+        is_known: whether what is kept is the noise of the steps before.
     """
 
-    def __init__(self, strategy: Strategy):
+    def __init__(self, strategy: Strategy | None = None):
         self.strategy = strategy
-        #: The numbers of the phase and of the step, the seed of the draws, and
-        #: a checksum of `weights`.
-        self._position = [_shared_variable(np.int64(0)) for _ in range(4)]
         self.weights: list[tuple[Any, Any]] | None = None
+        self.is_known = True
+        self._seed = _shared_variable(np.zeros(2, "int64"))
         self._history: list[Any] = []
-        self._loaded: list[np.ndarray] = []
+        self._loaded: list[np.ndarray] | None = None
 
-    def begin(self, phase: int, step: int, seed: int, variables: Any) -> bool:
-        """Go on at a step of a phase, or begin the phase at step 0.
-
-        Args:
-            phase, step, seed: integers.
-            variables: the weights, or None: those of before.
-
-        Returns:
-            False if the noise before this step is not known here.
-        """
-        self._allocate(variables)
-        position = [phase, step, seed, zlib.crc32(repr(self.weights).encode())]
-        if step == 0:
-            self._set_position(*position)
+    def set_seed(self, seed: np.ndarray, restarts: bool) -> None:
+        """Go on with the seed of a phase, or begin the phase at step 0."""
+        self._seed.assign(seed)
+        if restarts:
+            self.is_known, self._loaded = True, None
             for history in self._history:
                 history.assign(tf.zeros(history.shape, history.dtype))
-        return [int(p.numpy()) for p in self._position] == position
 
-    def _allocate(self, variables):
-        """Make room for what is kept, and put in what was loaded."""
-        before = self.weights
+    @property
+    def _kept_steps(self):
+        """The noise of how many steps is kept."""
+        is_kept = self.strategy is not None and self.strategy.kind == "banded"
+        return self.strategy.bands - 1 if is_kept else 0
+
+    def allocate(self, variables: Any = None) -> None:
+        """Make room for what is kept of weights, and put in what was loaded.
+
+        Args:
+            variables: the weights that get the noise; None: those of before.
+        """
         if variables is not None:
             self.weights = [(tuple(v.shape), _dtype(v)) for v in variables]
-        kept = self.strategy.bands - 1
-        if self.strategy.kind != "banded" or not kept:
-            return
-        weights = self.weights or []
+        kept = self._kept_steps
+        weights = (self.weights or []) if kept else []
         needed = [((kept, *shape), dtype) for shape, dtype in weights]
-        if self.weights != before:
+        held = [(tuple(h.shape), h.dtype.name) for h in self._history]
+        if held != needed:
+            self.is_known = self.is_known and not held
             self._history = [
                 _shared_variable(tf.zeros(shape, dtype))
                 for shape, dtype in needed
             ]
-        loaded, self._loaded = self._loaded, []
-        if [(a.shape, a.dtype.name) for a in loaded] == needed:
-            for history, array in zip(self._history, loaded):
-                history.assign(array)
-        elif loaded or self.weights != before:
-            self._set_position(0, 0, 0, 0)
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            shapes = [(array.shape, array.dtype.name) for array in loaded]
+            self.is_known = shapes == needed
+            if self.is_known:
+                for history, array in zip(self._history, loaded):
+                    history.assign(array)
 
-    def _set_position(self, *position):
-        for variable, value in zip(self._position, position):
-            variable.assign(value)
-
-    def draw(self, index: int, like: tf.Tensor, allowed: Any) -> tf.Tensor:
-        """Return the noise for a weight at this step, for draws of 1.
+    def draw(
+        self, index: int, like: tf.Tensor, step: Any, allowed: Any
+    ) -> tf.Tensor:
+        """Return the noise for a weight at a step of the phase, for draws of 1.
 
         Args:
-            index: the number of the weight.
+            index: the number of the weight, or the next one for something else.
             like: its gradient.
-            allowed: a scalar, whether the step is made.
+            step, allowed: scalars: the number, and whether the step is made.
         """
+        step = tf.cast(step, "int64")
+        normal = self._normal(index, like, step)
+        if self.strategy is None:
+            return tf.cast(normal, like.dtype)
         first, *others = self.strategy.coefficients
-        step = self._step()
-        normal = self._normal(index, like, 0)
         if self.strategy.kind == "banded":
+            # Before a `fit` nothing is kept: such a step is the first one.
             earlier = self._weighted_sum(
-                others, normal, lambda age: self._kept(index, step - age)
+                others if self._history else [],
+                normal,
+                step,
+                lambda age: self._kept(index, step - age),
             )
             noise = (normal - earlier) / first
             self._keep(index, step, noise, allowed)
         else:
             noise = first * normal + self._weighted_sum(
-                others, normal, lambda age: self._normal(index, like, age)
+                others,
+                normal,
+                step,
+                lambda age: self._normal(index, like, step - age),
             )
         return tf.cast(noise, like.dtype)
 
-    def _weighted_sum(self, coefficients, like, earlier):
+    def _weighted_sum(self, coefficients, like, step, earlier):
         """Return Σ_j coefficients[j − 1] · earlier(j) over the steps so far."""
-        # With one band nothing is taken back. Before a `fit` nothing is kept:
-        # such a step is the first one.
-        if self.strategy.kind == "banded" and not self._history:
+        if not coefficients:
             return tf.zeros_like(like)
         coefficients = tf.constant(coefficients, like.dtype)
         count = tf.size(coefficients, "int64")
         # A loop, so that the memory of one array is enough for all of them.
         return tf.while_loop(
-            lambda age, total: age <= tf.minimum(self._step(), count),
+            lambda age, total: age <= tf.minimum(step, count),
             lambda age, total: (
                 age + 1,
                 total + tf.gather(coefficients, age - 1) * earlier(age),
@@ -265,16 +268,12 @@ class CorrelatedNoise:
         # In place: the history is many times as large as the weight.
         history.scatter_update(tf.IndexedSlices(stored[None], slot[None]))
 
-    def _normal(self, index, like, age):
-        """Return the draw of a step that is `age` steps ago."""
-        step = self._step() - age
-        stream = tf.convert_to_tensor(self._position[0]) + 1
-        # 32 bits of the seed and the phase above them: no two draws are alike.
-        seed = tf.stack(
-            [
-                stream * 2**32 + tf.convert_to_tensor(self._position[2]),
-                step * len(self.weights or [None]) + index,
-            ]
+    def _normal(self, index, like, step):
+        """Return the draw of a step."""
+        # Both words of a phase's seed are random, so that no other phase has
+        # any of these seeds.
+        seed = tf.convert_to_tensor(self._seed) + tf.stack(
+            [tf.constant(index, "int64"), step]
         )
         return tf.random.stateless_normal(
             tf.shape(like),
@@ -284,35 +283,26 @@ class CorrelatedNoise:
             alg="philox",
         )
 
-    def _step(self):
-        return tf.convert_to_tensor(self._position[1])
-
-    def variance(self) -> tf.Tensor:
-        """Return the variance of the noise at this step, for draws of 1."""
+    def variance(self, step: Any) -> Any:
+        """Return the variance of the noise at a step, for draws of 1."""
+        if self.strategy is None:
+            return 1.0
         variances = self.strategy.variances(_MAX_VARIANCES)
-        step = tf.minimum(self._step(), _MAX_VARIANCES - 1)
+        step = tf.minimum(tf.cast(step, "int64"), _MAX_VARIANCES - 1)
         return tf.gather(tf.constant(variances, "float32"), step)
 
-    def advance(self, count: Any) -> None:
-        """Go on by `count` steps, in the graph of a step."""
-        self._position[1].assign_add(count)
-
     def save(self, store: Any) -> None:
-        """Save what goes on with the weights."""
-        store[_POSITION] = np.array([p.numpy() for p in self._position])
+        """Save what is kept of the steps before."""
         for k, history in enumerate(self._history):
             store[f"{_HISTORY}{k}"] = history.numpy()
 
     def load(self, store: Any) -> None:
-        """Load what was saved; `begin` then puts it in its place."""
-        names = list(store.keys())
-        if _POSITION in names:
-            self._set_position(*(int(p) for p in np.asarray(store[_POSITION])))
-        count = sum(name.startswith(_HISTORY) for name in names)
+        """Load what was saved; `allocate` then puts it in its place."""
+        count = sum(name.startswith(_HISTORY) for name in list(store.keys()))
         self._loaded = [np.array(store[f"{_HISTORY}{k}"]) for k in range(count)]
 
 
-_POSITION, _HISTORY = "noise_position", "noise_history_"
+_HISTORY = "noise_history_"
 
 
 def _dtype(variable):

@@ -14,6 +14,7 @@ from keras_pergrad.keras_internals.fit.callback_list import (
     as_callback_list,
     with_first,
 )
+from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.accounting import affordable_steps, compute_epsilon
 from keras_pergrad.privacy.ledger import Ledger
@@ -28,6 +29,25 @@ class TrainedModels(weakref.WeakSet):
     def __reduce__(self):
         # Pickled and copied without the models.
         return type(self), ()
+
+
+_TRAINED = TrainedModels()
+
+
+def is_trained_elsewhere(model):
+    """Whether a model was trained privately that shares weights with it."""
+    own = {id(variable) for variable in model.weights}
+    run = model.aggregation_state.run
+    for other in {*_TRAINED, *layers_of(model)} - {model}:
+        ledger = getattr(other, "aggregation_state", None)
+        is_private = isinstance(ledger, Ledger) and ledger.begun
+        if (
+            is_private
+            and ledger.run != run
+            and own & set(map(id, other.weights))
+        ):
+            return True
+    return False
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -50,6 +70,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Allow as many updates as the budget is enough for."""
         ledger = self.model.aggregation_state
+        _TRAINED.add(self.model)
         if self._register_model is not None:
             self._register_model(self.model)
         self._first_step = ledger.updates
@@ -160,6 +181,7 @@ def prepare(aggregation, model, arguments):
         lines = "\n".join(f"- {without_batch_mode(t)}" for t in problems)
         raise ValueError(f"This training would not be private:\n{lines}")
     state = model.aggregation_state
+    state.outside = state.outside or is_trained_elsewhere(model)
     state.proof = state.proof.merged_with(
         model_check.proof_record(model, batches)
     )
@@ -167,7 +189,11 @@ def prepare(aggregation, model, arguments):
     arguments["callbacks"] = _put_budget_first(aggregation, callbacks)
     strategy = model.distribute_strategy
     with strategy.scope():
-        state.prepare_noise(model.trainable_variables)
+        state.enter_phase(
+            model.trainable_variables,
+            replicas=strategy.num_replicas_in_sync,
+            **batches.facts(),
+        )
     arguments["shuffle"] = False  # Batches are drawn; Keras would warn.
     arguments["x"] = batches.dataset(model.aggregation_state, strategy)
     if strategy.num_replicas_in_sync > 1:

@@ -1,5 +1,6 @@
 """The ledger of one model: epsilon spent, and where its draws stand."""
 
+import dataclasses
 import json
 import secrets
 import weakref
@@ -9,12 +10,12 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.state.saved import AggregationState
-from keras_pergrad.privacy.correlated_noise import CorrelatedNoise
+from keras_pergrad.privacy.correlated_noise import PhaseNoise
 from keras_pergrad.privacy.mechanism import Mechanism, make_key
 from keras_pergrad.privacy.model_check import ProofRecord
+from keras_pergrad.privacy.phase import Phase, checksum, noise_seed
 
 LEDGER = "ledger"
-STEPS = "phase_steps"
 
 
 class Ledger(AggregationState):
@@ -25,38 +26,52 @@ class Ledger(AggregationState):
     earlier checkpoint may have chosen it by what came later.
 
     Attributes:
-        phases: the earlier phases, a tuple of (`Mechanism`, steps).
-        key: of the batches, see `sampling`.
+        phase: the record of this phase, a `Phase`.
+        phases: the earlier phases, a tuple of (`Mechanism`, steps); how many
+            there are is part of all draws.
         run: a text that the states of one run of training have in common.
         outside: whether the model was trained without privacy in between.
+        has_seed: whether draws follow from a seed that the user gave, or that
+            an earlier version took from Keras.
         proof: how far it is proved that examples are apart, a `ProofRecord`.
         checksum: of the weights that this ledger stands for, or None.
         epoch_start: how many updates of this phase there were when the
             running epoch began.
-        phase_steps: a variable: the updates of this phase.
+        steps: a variable: the updates of this phase.
         limit: a variable: the last update that `fit` has allowed.
-        correlated_noise: the noise of earlier steps, or None.
+        noise: the `PhaseNoise`.
     """
 
     def __init__(self, mechanism, seed, **kept):
-        super().__init__(seed, **kept, **{STEPS: 0, "limit": 0})
-        self.mechanism = mechanism
+        super().__init__(seed, **{**kept, "steps": 0, "limit": 0})
+        #: What clipping estimates. Its count of steps is ours.
+        self._estimates = {*kept} - {"steps"}
+        self.phase = Phase(mechanism, make_key(seed))
         self.phases = ()
-        self.key = make_key(seed)
         self.run = secrets.token_hex(8)
         self.outside = False
+        self.has_seed = seed is not None
         self.proof = ProofRecord()
         self.checksum = None
         self.epoch_start = 0
-        self.correlated_noise = mechanism.strategy and CorrelatedNoise(
-            mechanism.strategy
-        )
+        self.noise = PhaseNoise(mechanism.strategy)
         self._model_ref = None
+        self._set_steps(0)
+
+    @property
+    def mechanism(self):
+        """The `Mechanism` of this phase."""
+        return self.phase.mechanism
+
+    @property
+    def key(self):
+        """The key of all draws, two integers."""
+        return self.phase.key
 
     @property
     def updates(self):
         """The updates of this phase so far, a number."""
-        return int(np.asarray(getattr(self, STEPS)))
+        return int(np.asarray(self.steps))
 
     @property
     def spent(self):
@@ -75,45 +90,37 @@ class Ledger(AggregationState):
 
     def next_update(self):
         """Return the number of the next update, and whether it is allowed."""
-        number = tf.convert_to_tensor(getattr(self, STEPS))
+        number = tf.convert_to_tensor(self.steps)
         return number, number < tf.convert_to_tensor(self.limit)
 
     def count_update(self, allowed):
         """Count an update if it is allowed."""
-        count = tf.cast(allowed, "int64")
-        self.advance(STEPS, count)
-        if self.correlated_noise is not None:
-            self.correlated_noise.advance(count)
+        self.advance("steps", tf.cast(allowed, "int64"))
+
+    def advance_schedules(self):
+        """Do nothing: schedules go by `steps`, which `count_update` counts."""
 
     def gradient_noise(self, index, like, deviation):
-        if self.correlated_noise is None:
-            return super().gradient_noise(index, like, deviation)
-        _, allowed = self.next_update()
-        noise = self.correlated_noise.draw(index, like, allowed)
+        noise = self.noise.draw(index, like, *self.next_update())
         return noise * tf.cast(deviation, noise.dtype)
 
     def noise_variance(self):
-        if self.correlated_noise is None:
-            return 1.0
-        return self.correlated_noise.variance()
+        return self.noise.variance(self.steps)
 
-    def prepare_noise(self, variables=None):
-        """Let the noise go on, or close the phase where it cannot.
+    def enter_phase(self, variables, **facts):
+        """Let the phase go on in a `fit` if it is the same, else close it.
 
         Args:
-            variables: the weights that get the noise; None: those of before.
+            variables: the weights that get the noise.
+            facts: what a `Phase` has besides; what is left out is as before.
         """
-        noise = self.correlated_noise
-        if noise is None:
-            return
-        words = np.asarray(self.generator.state)
-        seed = int(words[0]) & 0xFFFFFFFF
-        phase, step = len(self.phases), self.updates
-        if not noise.begin(phase, step, seed, variables):
-            # Part of the earlier noise could not be taken back any more.
-            self._continue_phase(self.spent, self.mechanism, 0)
-            self._restart_schedules()
-            noise.begin(phase + 1, 0, seed, variables)
+        shapes = [(tuple(v.shape), str(v.dtype)) for v in variables]
+        before = self.phase
+        self.phase = dataclasses.replace(
+            before, weights=checksum(shapes), **facts
+        )
+        self.noise.allocate(variables)
+        self._continue_phase(self.phases, before, self.updates)
 
     def begin_fit(self, model):
         """Take note of training that is not counted."""
@@ -136,46 +143,56 @@ class Ledger(AggregationState):
         return self.checksum != weights_checksum(model)
 
     def resume_from(self, before):
-        """Take over from the state before another compile()."""
-        super().resume_from(before)
-        if isinstance(before, Ledger):
-            self._continue_phase(
-                before.phases, before.mechanism, before.updates
-            )
-            self.run = before.run
-            self.outside = before.outside
-            self.proof = before.proof
-            self.checksum = before.checksum
-            if self.seed is None or self.seed == before.seed:
-                self.key = before.key
-            if before.mechanism == self.mechanism:
-                self.correlated_noise = before.correlated_noise
+        """Take over from the ledger before another compile()."""
+        for name in self._estimates & {*before.kept}:
+            getattr(self, name).assign(np.asarray(getattr(before, name)))
+        self.run = before.run
+        self.outside = before.outside
+        self.has_seed = self.has_seed or before.has_seed
+        self.proof = before.proof
+        self.checksum = before.checksum
+        if before.mechanism == self.mechanism:
+            self.noise = before.noise
+        self._continue_phase(before.phases, before.phase, before.updates)
 
-    def _continue_phase(self, phases, mechanism, steps):
-        """Continue the last phase if it is the same, else close it."""
-        self.phases = tuple(phases)
-        if mechanism != self.mechanism:
-            if steps:
-                self.phases = (*self.phases, (mechanism, steps))
-            steps = 0
-            self._restart_schedules()
-        getattr(self, STEPS).assign(np.asarray(steps, "int64"))
+    def handed_on(self, source, model):
+        if not self.begun:
+            return None
+        ledger = Ledger(self.mechanism, None)
+        ledger.add_record(self.record())
+        ledger.run = self.run
+        ledger.outside = self.outside or self.was_changed(source)
+        ledger.checksum = weights_checksum(model)
+        return ledger
+
+    def _continue_phase(self, phases, phase, steps):
+        """Go on after steps of a phase if it is this one, else close it."""
+        own = self.phase
+        if self.seed is None:  # Its key is as good as ours.
+            own = dataclasses.replace(own, key=phase.key)
+        self.phases, self.phase = tuple(phases), own
+        if steps and own.may_continue(phase) and self.noise.is_known:
+            self.phase = phase
+        elif steps:
+            self.phases, steps = (*self.phases, (phase.mechanism, steps)), 0
+        self._set_steps(steps)
+
+    def _set_steps(self, steps):
+        """Stand after some steps of this phase, with its noise."""
+        self.steps.assign(np.asarray(steps, "int64"))
         self.limit.assign(np.asarray(0, "int64"))
-
-    def _restart_schedules(self):
-        if "steps" in self.kept:  # Schedules begin with the phase.
-            self.steps.assign(np.asarray(0, "int64"))
+        seed = noise_seed(self.key, len(self.phases))
+        self.noise.set_seed(seed, restarts=steps == 0)
 
     def record(self):
         """Return what was spent, and where draws stand, for JSON."""
         return {
             "phases": [[m.to_dict(), steps] for m, steps in self.phases],
-            "mechanism": self.mechanism.to_dict(),
+            "phase": self.phase.to_dict(),
             "steps": self.updates,
-            "key": [str(word) for word in self.key],
-            "noise": [int(word) for word in np.asarray(self.generator.state)],
             "run": self.run,
             "outside": self.outside,
+            "has_seed": self.has_seed,
             "proof": self.proof.to_dict(),
             "checksum": self._current_checksum(),
         }
@@ -184,39 +201,38 @@ class Ledger(AggregationState):
         model = self._model_ref and self._model_ref()
         return self.checksum if model is None else weights_checksum(model)
 
-    def continue_from_record(self, record):
-        """Continue what `record` gave, in a ledger that has not begun."""
-        self.set_generator(np.asarray(record["noise"], "uint32"))
-        self._continue_phase(*_recorded_phases(record), record["steps"])
-        self._merge_proof(record)
-        self.outside = self.outside or record["outside"]
-        self.run = record["run"]
-        if self.seed is None:
-            self.key = tuple(int(word) for word in record["key"])
+    def add_record(self, record):
+        """Count what another run has spent, given by `record`, beside this."""
+        phases, phase, steps = _read(record)
+        self.phases = _nonempty_phases(
+            (*self.spent, *phases, (phase.mechanism, steps))
+        )
+        self._set_steps(0)
+        self._take_notes(record)
 
-    def _merge_proof(self, record):
-        phases, mechanism = _recorded_phases(record)
-        begun = bool(_nonempty_phases((*phases, (mechanism, record["steps"]))))
+    def _take_notes(self, record):
+        """Note what holds of any training that a record counts."""
+        phases, phase, steps = _read(record)
+        begun = bool(_nonempty_phases((*phases, (phase.mechanism, steps))))
         proof = ProofRecord.from_record(record.get("proof"), begun)
         self.proof = self.proof.merged_with(proof)
+        self.outside = self.outside or record["outside"]
+        self.has_seed = self.has_seed or record.get("has_seed", begun)
 
     def save_own_variables(self, store):
-        super().save_own_variables(store)
+        for name in self.kept:
+            store[name] = np.asarray(getattr(self, name))
         text = json.dumps(self.record()).encode()
         store[LEDGER] = np.frombuffer(text, "uint8")
-        if self.correlated_noise is not None:
-            self.correlated_noise.save(store)
+        self.noise.save(store)
 
     def load_own_variables(self, store):
-        if LEDGER not in list(store.keys()):
-            # Of a model that was not trained privately.
-            if not self.begun:
-                super().load_own_variables(store)
-            return
-        text = np.asarray(store[LEDGER]).tobytes().decode()
-        record = json.loads(text)
-        phases, mechanism = _recorded_phases(record)
-        loaded = _nonempty_phases((*phases, (mechanism, record["steps"])))
+        names = list(store.keys())
+        if LEDGER not in names:
+            return  # Of a model that was not trained privately.
+        record = json.loads(np.asarray(store[LEDGER]).tobytes().decode())
+        phases, phase, steps = _read(record)
+        loaded = _nonempty_phases((*phases, (phase.mechanism, steps)))
         own_phases, same_run = (
             _nonempty_phases(self.spent),
             record["run"] == self.run,
@@ -224,39 +240,30 @@ class Ledger(AggregationState):
         # A later state of the same run replaces this one, an earlier state
         # changes nothing, and what another run or branch spent is added.
         if not own_phases or (same_run and _is_prefix(own_phases, loaded)):
-            super().load_own_variables(store)
-            self.continue_from_record(record)
-            if self.correlated_noise is not None:
-                self.correlated_noise.load(store)
+            for name in {*self._estimates} & {*names}:
+                getattr(self, name).assign(np.asarray(store[name]))
+            self.noise.load(store)
+            if self.noise.weights is not None:  # It is loaded within a `fit`.
+                self.noise.allocate()
+            self._continue_phase(phases, phase, steps)
+            self._take_notes(record)
+            self.run = record["run"]
         elif not (same_run and _is_prefix(loaded, own_phases)):
             self.add_record(record)
         self.outside = self.outside or record["outside"]
         self.checksum = record["checksum"]
-        if self.correlated_noise and self.correlated_noise.weights:
-            self.prepare_noise()  # It is loaded within a `fit`.
-
-    def add_record(self, record):
-        """Count what another run has spent, given by `record`, beside this."""
-        phases, mechanism = _recorded_phases(record)
-        spent = (*self.spent, *phases, (mechanism, record["steps"]))
-        self._continue_phase(_nonempty_phases(spent), self.mechanism, 0)
-        self._merge_proof(record)
-        self.outside = self.outside or record["outside"]
-        self._restart_schedules()
-        noise = record["noise"]
-        generator_state = np.asarray(self.generator.state)
-        if int(noise[0]) == int(generator_state[0]) and int(noise[1]) > int(
-            generator_state[1]
-        ):
-            # The same stream of noise: go on where both have been.
-            self.generator.state.assign(
-                np.asarray(noise, generator_state.dtype)
-            )
 
 
-def _recorded_phases(record):
+def _read(record):
+    """Return the closed phases of a record, its phase and the steps of that."""
     phases = [(Mechanism.from_dict(m), steps) for m, steps in record["phases"]]
-    return phases, Mechanism.from_dict(record["mechanism"])
+    if "phase" in record:
+        return phases, Phase.from_dict(record["phase"]), record["steps"]
+    # Earlier versions drew their noise from a stream that has no phases, so
+    # what they have begun is closed.
+    config = {"mechanism": record["mechanism"], "key": record["key"]}
+    phase = Phase.from_dict(config)
+    return [*phases, (phase.mechanism, record["steps"])], phase, 0
 
 
 def _nonempty_phases(phases):

@@ -345,6 +345,8 @@ def poisson_sample(generator, total, rate):
 
 
 SAMPLINGS = tuple(SELECTIONS)
+#: The names of the clippings that are known to bound gradients.
+BOUNDING = "ClippedMean", "AutomaticClippedMean", "AdaptiveClippedMean"
 UNITS = EXAMPLE, UNIQUE, USER = ("example", "unique", "user")
 
 

@@ -253,6 +253,7 @@ def find_problems(model, batches, public_layers=()):
     sentences += [
         *_layer_problems(model),
         *_adapted_problems(model, public_layers),
+        *_adapted_problems(getattr(batches, "augment", None), public_layers),
     ]
     sentences += _variable_problems(model)
     if not sentences:
@@ -353,6 +354,8 @@ def _layer_problems(model):
 
 
 def _adapted_problems(model, public):
+    if not isinstance(model, layers.Layer):
+        return  # a function that makes views, or None
     for layer, state in adapted_layers(model, public):
         yield (
             f"layer {layer.name!r} ({type(layer).__name__}) was adapted to "

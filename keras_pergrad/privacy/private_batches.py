@@ -17,8 +17,8 @@ from keras_pergrad.privacy.mechanism import (
     Generators,
     Mechanism,
     draw_batch,
-    make_key,
 )
+from keras_pergrad.privacy.phase import checksum
 from keras_pergrad.privacy.random_access import batch_spec
 
 #: The number of batches whose rows are drawn together.
@@ -39,21 +39,24 @@ class PrivateBatches:
         self,
         source: Any,
         mechanism: Mechanism,
-        rows: np.ndarray | None = None,
+        users: "Users | None" = None,
         excluded_rows: Any = (),
         augment: Any = None,
     ):
         self.source = source
         self.mechanism = mechanism
-        self.rows: np.ndarray | None = rows
+        self.users: Users | None = users
         self.excluded_rows: np.ndarray = np.asarray(excluded_rows, int)
         self._source_spec: Any = batch_spec(source)
         #: Of what a step gets, and of what the model is called with.
         self.spec: Any = self._source_spec
         self.row_spec: Any = self._source_spec
+        self.augment: Any = augment
         self._augmentation: Any = None
         if augment is not None:
-            views = Augmentation(augment, mechanism.augmentations, self.spec)
+            views = Augmentation(
+                augment, mechanism.augmentations, self.spec, source.size
+            )
             self._augmentation = views
             self.spec, self.row_spec = views.spec, views.row_spec
 
@@ -67,6 +70,15 @@ class PrivateBatches:
             f"PrivateBatches({m.examples} examples, sampling={m.sampling!r}, "
             f"batch_size={m.batch_size})"
         )
+
+    def facts(self) -> dict[str, str]:
+        """Return what the record of a `Phase` has of the examples."""
+        users, views = self.users, self._augmentation
+        return {
+            "data": self.source.checksum(),
+            "users": "" if users is None else checksum([users.ids]),
+            "augment": "" if views is None else views.checksum,
+        }
 
     def batch(
         self, ledger: Any, step: int, part: int = 0, parts: int = 1
@@ -89,14 +101,12 @@ class PrivateBatches:
         self, ledger: Any, step: int, part: int = 0, parts: int = 1
     ) -> np.ndarray:
         """Return the rows of the source that are in one batch."""
-        phase = len(ledger.phases)
-        chosen = draw_batch(
-            self.mechanism, ledger.key, step, phase, part, parts
-        )
+        key, phase = ledger.key, len(ledger.phases)
+        chosen = draw_batch(self.mechanism, key, step, phase, part, parts)
         if len(self.excluded_rows):
             # Drawn first, so that all other draws are as they were.
             chosen = chosen[~np.isin(chosen, self.excluded_rows)]
-        return chosen if self.rows is None else self.rows[chosen]
+        return chosen if self.users is None else self.users.rows(key)[chosen]
 
     def dataset(self, ledger: Any, strategy: Any) -> Any:
         """Return what `fit` takes: one epoch, or endless with replicas."""
@@ -227,8 +237,26 @@ def privacy_unit(user_ids):
     return UNIQUE if isinstance(user_ids, str) else USER
 
 
-def select_user_rows(total, user_ids, max_per_user, sampling, seed):
-    """Return the rows to use if users have several examples, else None."""
+class Users:
+    """The users of the examples, of each of whom only so many are used."""
+
+    def __init__(self, ids, most):
+        #: The number of the user of each example.
+        self.ids = np.unique(np.asarray(ids), return_inverse=True)[1].ravel()
+        self.most = most
+        #: How many examples are used.
+        self.count = int(np.minimum(np.bincount(self.ids), most).sum())
+        self._rows = None, None
+
+    def rows(self, key):
+        """Return the rows that are used with a key of draws, sorted."""
+        if self._rows[0] != key:
+            self._rows = key, sample_user_rows(self.ids, self.most, key)
+        return self._rows[1]
+
+
+def check_users(total, user_ids, max_per_user, sampling):
+    """Return the `Users` if these have several examples, else None."""
     has_ids = user_ids is not None and not isinstance(user_ids, str)
     if has_ids != (max_per_user is not None) or (
         isinstance(user_ids, str) and user_ids != UNIQUE
@@ -255,13 +283,13 @@ def select_user_rows(total, user_ids, max_per_user, sampling, seed):
             f"With `user_ids` only sampling={SAMPLINGS_OF_USERS[0]!r} is "
             f"accounted for. Received: sampling={sampling!r}"
         )
-    return sample_user_rows(user_ids, max_per_user, seed)
+    return Users(user_ids, max_per_user)
 
 
-def sample_user_rows(user_ids, max_per_user, seed=None):
+def sample_user_rows(user_ids, max_per_user, key):
     """Return the rows that are used, sorted; of each user `max_per_user`."""
     # A number of a phase that no batch is drawn with.
-    generator = Generators(make_key(seed), phase=2**63, part=0)(0)
+    generator = Generators(tuple(key), phase=2**63, part=0)(0)
     order = generator.permutation(len(user_ids))
     _, users = np.unique(np.asarray(user_ids)[order], return_inverse=True)
     by_user = np.argsort(users, kind="stable")

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.keras_internals.tensorflow.settings import is_inspecting
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import Mechanism
@@ -87,15 +86,13 @@ class PrivateMean(Aggregation):
             self.after,
             isinstance(before, Ledger) and before.begun,
         )
-        if after is not None and not has_begun:
-            state.continue_from_record(after)
-            if isinstance(before, Ledger):
-                return state
-        if isinstance(before, AggregationState):
+        if isinstance(before, Ledger):
             state.resume_from(before)
         # Compiled again, it may count twice what was spent: never too little.
-        if after is not None and has_begun and before.run != after["run"]:
+        if after is not None and not (has_begun and before.run == after["run"]):
             state.add_record(after)
+            if not has_begun:
+                state.run = after["run"]
         return state
 
     def finish(self, gradients, n, state=None):

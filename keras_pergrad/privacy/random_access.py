@@ -8,6 +8,10 @@ from keras_pergrad.keras_internals.data.batches import (
     frame_to_array,
     is_composite,
 )
+from keras_pergrad.privacy.phase import checksum
+
+#: How many examples a checksum is of, where not all are in memory.
+_CHECKED = 16
 
 
 def make_source(x, y=None, sample_weight=None):
@@ -60,6 +64,14 @@ def _has_shape(part):
 class _Source:
     """Examples by their numbers, 0 to `size`."""
 
+    def checksum(self):
+        """Return a text that changes if one of a few examples does."""
+        chosen = np.linspace(0, self.size - 1, _CHECKED).astype(int)
+        return self._checksum_of(self.take(np.unique(chosen)))
+
+    def _checksum_of(self, parts):
+        return checksum([self.size, *_flatten_arrays(parts)])
+
     def begin_epoch(self):
         """Do what is due before the first batch of an epoch is taken."""
 
@@ -83,6 +95,17 @@ class _ArraySource(_Source):
             )
         self.size = sizes[0]
 
+    def checksum(self):
+        """Return a text that changes if an example in memory does."""
+        if self._is_in_memory:
+            return self._checksum_of(self.parts)
+        return super().checksum()
+
+    @property
+    def _is_in_memory(self):
+        parts = _flatten_arrays(self.parts)
+        return all(type(part) is np.ndarray for part in parts)
+
     def hint(self):
         """Return what may help if there are too many or too few examples."""
         return ""
@@ -92,9 +115,7 @@ class _ArraySource(_Source):
 
     def tensors(self):
         """Return all of the data if it is in memory anyway, else None."""
-        if any(
-            type(part) is not np.ndarray for part in _flatten_arrays(self.parts)
-        ):
+        if not self._is_in_memory:
             return None
         return _map_arrays(
             lambda part: tf.constant(_cast_floats(part)), self.parts
@@ -181,13 +202,19 @@ class _PyDatasetSource(_SingleExampleSource):
         # the first epoch.
         dataset.on_epoch_begin()
         self._is_prepared = True
-        self.batch_length = self._batch_length(dataset[0])
+        first = _lists_to_tuples(dataset[0])
+        self.batch_length = self._batch_length(first)
         last_length = (
             self.batch_length
             if count == 1
             else self._batch_length(dataset[count - 1])
         )
         self.size = (count - 1) * self.batch_length + last_length
+        # Not at each `fit`: the hooks may have to be called around it.
+        self._first_checksum = self._checksum_of(_map_arrays(np.asarray, first))
+
+    def checksum(self):
+        return self._first_checksum
 
     def begin_epoch(self):
         if not self._is_prepared:

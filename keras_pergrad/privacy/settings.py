@@ -9,11 +9,17 @@ import numpy as np
 
 from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
 from keras_pergrad.common.numbers import positive_integer, positive_number
-from keras_pergrad.privacy.clipping_variants import AdaptiveClippedMean
+from keras_pergrad.common.registry import serialize
+from keras_pergrad.privacy.clipping_variants import (
+    AdaptiveClippedMean,
+    AutomaticClippedMean,
+)
 from keras_pergrad.privacy.correlated_noise import Kind, make_strategy
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.mechanism import SAMPLINGS
+from keras_pergrad.privacy.mechanism import BOUNDING, SAMPLINGS
 
+#: The clippings that are known to keep gradients within `clip_norm`.
+_KNOWN = ClippedMean, AutomaticClippedMean, AdaptiveClippedMean
 NOISES = INDEPENDENT, CORRELATED = ("independent", "correlated")
 #: What is done with the noise of earlier steps → the kind of the strategy.
 EARLIER_NOISE: dict[str, Kind] = {"kept": "banded", "redrawn": "banded_inverse"}
@@ -209,7 +215,7 @@ def spent_phases(model):
 
 
 def configure_clipping(
-    clipping, clip_norm, noise, seed, size, is_correlated=False
+    clipping, clip_norm, noise, seed, size, is_correlated=False, vouched=()
 ):
     """Return the clipping, with its noise, seed and batch size set."""
     if clipping is None:
@@ -230,6 +236,17 @@ def configure_clipping(
             "expected_batch_size, which PrivateTraining gives it. "
             f"Received: clipping={clipping!r}"
         )
+    kind = type(clipping).__name__
+    if type(clipping) not in _KNOWN and (
+        kind not in vouched or kind in BOUNDING
+    ):
+        raise ValueError(
+            f"Nothing proves that {kind} keeps each sample's gradient within "
+            f"`clip_norm`. Expected one of {', '.join(BOUNDING)}, or, where "
+            f"you know it, vouched=[{kind!r}] beside it (with a name of its "
+            "own), which the statement then says. Received: clipping="
+            f"{clipping!r}, vouched={list(vouched)}"
+        )
     if is_correlated and (
         is_schedule(noise) or isinstance(clipping, AdaptiveClippedMean)
     ):
@@ -246,7 +263,8 @@ def configure_clipping(
         )
     config = {
         **clipping.get_config(),
-        "noise_multiplier": noise,
+        # What is added is made of what is accounted for.
+        "noise_multiplier": serialize(noise) if is_schedule(noise) else noise,
         "seed": seed,
         "expected_batch_size": size,
     }

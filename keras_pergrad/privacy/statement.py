@@ -15,8 +15,10 @@ from keras_pergrad.privacy.accounting import MU_DELTA, trade_off
 from keras_pergrad.privacy.mechanism import (
     ADD_OR_REMOVE,
     BLANK,
+    BOUNDING,
     EXAMPLE,
     REPLACE,
+    UNIQUE,
     USER,
     Mechanism,
 )
@@ -167,6 +169,8 @@ class Statement(dict[str, Any]):
         planned: bool = False,
         outside: bool = False,
         proof: ProofRecord | None = None,
+        has_seed: bool = False,
+        has_views: bool = False,
         vouched: Sequence[str] = (),
         weights_file: str | os.PathLike[str] | None = None,
     ) -> "Statement":
@@ -196,7 +200,9 @@ class Statement(dict[str, Any]):
             proof=proof.in_words(vouched),
             vouched=list(names),
             phases=[_phase_entry(m, steps) for m, steps in started or phases],
-            assumptions=list(_assumptions(started or phases, names)),
+            assumptions=list(
+                _assumptions(started or phases, names, has_seed, has_views)
+            ),
             not_covered=list(_NOT_COVERED),
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             versions=_versions(),
@@ -208,14 +214,20 @@ class Statement(dict[str, Any]):
     def __str__(self) -> str:
         verb = "will be" if self["planned"] else "is"
         lines = [
-            f"The weights {'would be' if self['planned'] else 'are'} "
-            f"({self['epsilon']:.4g}, {self['delta']:.3g})-differentially "
-            f"private: for data that differ by {self['neighbours']}, every "
-            "set of results has a probability that is at most "
-            f"e^{self['epsilon']:.4g} times the other plus "
-            f"{self['delta']:.3g}. "
-            f"This {verb} counted by dp-accounting ({self['accountant']})."
+            "The model was not trained privately: no update was made, so "
+            "nothing was spent, and nothing is guaranteed but what was "
+            "before."
         ]
+        if self["planned"] or any(p["steps"] for p in self["phases"]):
+            lines = [
+                f"The weights {'would be' if self['planned'] else 'are'} "
+                f"({self['epsilon']:.4g}, {self['delta']:.3g})-differentially "
+                f"private: for data that differ by {self['neighbours']}, every "
+                "set of results has a probability that is at most "
+                f"e^{self['epsilon']:.4g} times the other plus "
+                f"{self['delta']:.3g}. This {verb} counted by dp-accounting "
+                f"({self['accountant']})."
+            ]
         if self["outside"]:
             lines.append(
                 "THIS DOES NOT HOLD if the examples were used when the "
@@ -346,7 +358,7 @@ def _describe_strategy(strategy):
     return f", correlated over {count} steps ({kind} strategy)"
 
 
-def _assumptions(phases, vouched=()):
+def _assumptions(phases, vouched, has_seed, has_views):
     mechanisms = dict.fromkeys(m for m, _ in phases)
     yield from dict.fromkeys(
         mechanism.selection.in_words.format(
@@ -367,10 +379,10 @@ def _assumptions(phases, vouched=()):
         )
     if any(m.unit == EXAMPLE for m in mechanisms):
         yield "each example is of another person: else a person has less"
-    yield (
-        "nobody who sees the result knows or can guess the seeds of noise "
-        "and batches, which come from pseudo-random generators (the noise "
-        "from a 32-bit seed)"
+    if any(m.unit == UNIQUE for m in mechanisms):
+        yield "each example is of another person, as user_ids='unique' says"
+    yield _seed_assumption(
+        has_seed, any(mechanism.search for mechanism in mechanisms)
     )
     yield (
         "noise and sums are computed with floating-point numbers as if they "
@@ -382,6 +394,18 @@ def _assumptions(phases, vouched=()):
         yield (
             "what the user vouches for treats each example by itself: "
             f"{', '.join(vouched)}"
+        )
+    for clipping in dict.fromkeys(m.clipping for m in mechanisms if m.clipping):
+        (name,) = json.loads(clipping)
+        if name not in BOUNDING:
+            yield (
+                f"{name} keeps the gradient of each sample within its "
+                "clip_norm, for which the user vouches"
+            )
+    if has_views or any(m.augmentations > 1 for m in mechanisms):
+        yield (
+            "`augment` makes a view of one example alone, and holds nothing "
+            "of the others, such as their mean"
         )
     for search in [json.loads(m.search) for m in mechanisms if m.search]:
         yield (
@@ -396,3 +420,25 @@ def _assumptions(phases, vouched=()):
             "folder"
         )
     yield "the weights were changed by no other training on these examples"
+
+
+def _seed_assumption(has_seed, is_search):
+    """Say what must stay unknown for the noise to hide anything."""
+    if is_search:
+        what = (
+            "seed of the search, which its folder holds and from which the "
+            "noise and the batches of its trials follow"
+        )
+    elif has_seed:
+        what = (
+            "`seed` that was given (or by an earlier version drawn from 30 "
+            "bits) and from which noise and batches follow: a seed is for a "
+            "reproduction, and without it they have a key of 128 bits from "
+            "the operating system"
+        )
+    else:
+        what = (
+            "key of noise and batches, 128 bits from the operating system, "
+            "from which pseudo-random generators go on"
+        )
+    return f"nobody who sees the result knows or can guess the {what}"

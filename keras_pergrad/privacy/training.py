@@ -24,13 +24,14 @@ from keras_pergrad.privacy.fit_check import (
     PrivacyBudget,
     TrainedModels,
     clipping_json,
+    is_trained_elsewhere,
 )
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
 from keras_pergrad.privacy.private_batches import (
     PrivateBatches,
+    check_users,
     privacy_unit,
-    select_user_rows,
 )
 from keras_pergrad.privacy.private_mean import PrivateMean
 from keras_pergrad.privacy.random_access import make_source, require_examples
@@ -111,8 +112,11 @@ class PrivateTraining:
             size: they are set here.
         microbatch_size: how many examples go through the model at a time.
         method: "vectorized" or "per_sample", the mode inside.
-        seed: an integer makes noise and batches repeatable. Whoever knows it
-            can remove the noise: keep it secret, or omit it.
+        seed: an integer makes noise and batches repeatable, for a
+            reproduction. Whoever knows it can remove the noise, and the
+            statement says that it was given. Without it noise and batches have
+            a key of 128 bits from the operating system, whatever
+            `keras.utils.set_random_seed` was given.
         user_ids: the user of each sample, (samples,). The guarantee is then
             for users, with all their examples. "unique": each example is from
             a different person; this turns off the warning that the guarantee
@@ -135,6 +139,9 @@ class PrivateTraining:
             time, while data are prepared; `evaluate` and `predict` do not
             call it. The seed, the number of the step and that of the example
             determine what it draws.
+        vouched: the name of the class of `clipping`, where it is one of your
+            own, of which nothing proves that it keeps each sample's gradient
+            within `clip_norm`. The statement says that you vouch for it.
 
     Raises:
         ValueError: an argument is out of range.
@@ -194,6 +201,7 @@ class PrivateTraining:
         continue_from: keras.Model | None = None,
         augmentations: int | None = None,
         augment: Callable[[Any], Any] | None = None,
+        vouched: Sequence[str] = (),
     ):
         accounting.import_dp_accounting()
         self.delta: float = check_probability("delta", delta)
@@ -211,13 +219,13 @@ class PrivateTraining:
         self.seed: int | None = seed_or_none(seed)
         self.num_samples: int = positive_integer("samples", samples)
         sampling = check_sampling(sampling, noise)
-        self._user_rows = select_user_rows(
-            self.num_samples, user_ids, samples_per_user, sampling, self.seed
+        self._user_rows = check_users(
+            self.num_samples, user_ids, samples_per_user, sampling
         )
         num_used = (
             self.num_samples
             if self._user_rows is None
-            else len(self._user_rows)
+            else self._user_rows.count
         )
         if self.delta > 1 / num_used:
             warnings.warn(
@@ -255,6 +263,7 @@ class PrivateTraining:
             self.seed,
             mechanism.batch_size,
             is_correlated=strategy is not None,
+            vouched=vouched,
         )
         noise_config = multiplier
         if is_schedule(multiplier):
@@ -401,6 +410,8 @@ class PrivateTraining:
                 self.delta,
                 self,
                 planned=True,
+                has_seed=self.seed is not None,
+                has_views=self.augment is not None,
                 vouched=earlier_proof.get("names", ()),
                 weights_file=weights_file,
             )
@@ -411,11 +422,14 @@ class PrivateTraining:
                 f"a PrivateTraining. Received: {model!r}"
             )
         outside = ledger.outside or ledger.was_changed(model)
+        outside = outside or is_trained_elsewhere(model)
         return Statement.of(
             ledger.spent,
             self.delta,
             self,
             outside=outside,
+            has_seed=ledger.has_seed,
+            has_views=self.augment is not None or bool(ledger.phase.augment),
             proof=ledger.proof,
             vouched=getattr(model, "vouched", ()),
             weights_file=weights_file,

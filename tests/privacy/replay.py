@@ -26,11 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.modes import sums
 from keras_pergrad.modes.microbatches import part_sizes
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.mechanism import REPLACE
+from keras_pergrad.privacy.mechanism import REPLACE, make_key
 from keras_pergrad.privacy.private_mean import PrivateMean
 from tests.models import making
 from tests.privacy.tiny import private
@@ -143,22 +142,13 @@ class Recorder:
 @contextlib.contextmanager
 def recording(recorder):
     """Let a recorder see batches, draws and releases of what is traced here."""
-    finish, normal = PrivateMean.finish, AggregationState.normal
-    gradient_noise = Ledger.gradient_noise
-
-    def seen_draw(draw, deviation):
-        seen = [draw, tf.cast(deviation, "float32")]
-        tf.numpy_function(recorder.see_draw, seen, [])
-        return draw
-
-    def seen_normal(self, like, deviation):
-        return seen_draw(normal(self, like, deviation), deviation)
+    finish, gradient_noise = PrivateMean.finish, Ledger.gradient_noise
 
     def seen_noise(self, index, like, deviation):
         draw = gradient_noise(self, index, like, deviation)
-        if self.correlated_noise is None:
-            return draw  # It was seen.
-        return seen_draw(draw, deviation)
+        seen = [draw, tf.cast(deviation, "float32")]
+        tf.numpy_function(recorder.see_draw, seen, [])
+        return draw
 
     def seen_finish(self, gradients, n, state=None):
         gradients = [tf.convert_to_tensor(g) for g in gradients]
@@ -181,7 +171,6 @@ def recording(recorder):
             tf.numpy_function(lambda n: recorder.sizes.add(int(n)), [rows], [])
 
     with (
-        mock.patch.object(AggregationState, "normal", seen_normal),
         mock.patch.object(Ledger, "gradient_noise", seen_noise),
         mock.patch.object(PrivateMean, "finish", seen_finish),
         mock.patch.object(sums, "PaddedBatch", SeenBatch),
@@ -195,7 +184,6 @@ def kept_variables(model):
         *model.variables,
         *model.optimizer.variables,
         *(getattr(ledger, name) for name in ledger.kept),
-        ledger.generator.state,
     ]
 
 
@@ -256,7 +244,9 @@ def data_of(setting, training, form, recorder):
     recorder.steps = recorder.runs[form] = []
     data = training.batches(*arrays if setting.weighted else arrays[:2])
     if form == BLANK:
-        rows = np.arange(N) if data.rows is None else data.rows
+        rows = np.arange(N)
+        if data.users is not None:
+            rows = data.users.rows(make_key(SEED))
         data.excluded_rows = np.flatnonzero(np.isin(rows, setting.unit))
     return data
 

@@ -12,6 +12,7 @@ import keras_pergrad as kpg
 from keras_pergrad.privacy import correlated_noise
 from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.mechanism import Mechanism, draw_batch, make_key
+from keras_pergrad.privacy.phase import noise_seed
 from tests.models.making import assert_equal
 from tests.power_cut import PowerCut
 from tests.privacy import tiny
@@ -80,15 +81,15 @@ def test_a_strategy_is_what_its_matrix_is(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_is_made_of_independent_draws(kind):
     steps, size = 20_000, 16
-    noise = correlated_noise.CorrelatedNoise(make_strategy(kind, 8, steps))
-    noise.begin(0, 0, 11, [tf.zeros(size)])
+    noise = correlated_noise.PhaseNoise(make_strategy(kind, 8, steps))
+    noise.set_seed(noise_seed(make_key(11), 0), restarts=True)
+    noise.allocate([tf.zeros(size)])
 
     @tf.function
     def drawn():
         found = tf.TensorArray("float32", steps)
         for step in tf.range(steps):
-            values = noise.draw(0, tf.zeros(size), True)
-            noise.advance(1)
+            values = noise.draw(0, tf.zeros(size), step, True)
             found = found.write(step, values)
         return found.stack()
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_pergrad.privacy.mechanism import make_key
 from tests.models.making import assert_equal
 from tests.privacy.tiny import N, X, Y, fit, fitted, model, private
 
@@ -109,7 +110,7 @@ def test_users_in_a_series():
     for ids in (users, pandas.Series(users, index=SHUFFLED)):
         training = private(user_ids=ids, samples_per_user=2, batch_size=5)
         assert training.mechanism.examples == N // 2
-        rows.append(training.batches(X, Y).rows)
+        rows.append(training.batches(X, Y).users.rows(make_key(3)))
     np.testing.assert_array_equal(*rows)
 
 

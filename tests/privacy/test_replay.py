@@ -10,7 +10,8 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.data.batches import PaddedBatch
 from keras_pergrad.keras_internals.state.saved import AggregationState
-from keras_pergrad.privacy import model_check, training
+from keras_pergrad.privacy import model_check
+from keras_pergrad.privacy.private_batches import Users
 from tests.hunt.planting import Fault
 from tests.marks import few
 from tests.models import making
@@ -274,9 +275,9 @@ def padding_counted(right):
     return lambda self, weights, sample_index=None: weights
 
 
-@fault(training, "select_user_rows", "rows of a user", SETTINGS["users"])
+@fault(Users, "rows", "rows of a user", SETTINGS["users"])
 def all_rows_of_a_user(right):
-    return lambda total, *arguments: np.arange(total)
+    return lambda self, key: np.arange(len(self.ids))
 
 
 keeping = Setting(make=network(KeepsMean))

@@ -1,6 +1,7 @@
 """Private training in `fit`, from its first step to its budget's end."""
 
 import contextlib
+import dataclasses
 import types
 
 import keras
@@ -137,8 +138,10 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(seed, tmp_path):
         net = model(training)
         # What the undisturbed run draws, where the system draws the seeds.
         if keys is None or extra:
-            keys = keys or net.aggregation_state.key
-            net.aggregation_state.key = keys
+            ledger = net.aggregation_state
+            keys = keys or ledger.key
+            ledger.phase = dataclasses.replace(ledger.phase, key=keys)
+            ledger._set_steps(0)
         history = fit(net, training, 3, extra)
         return net, history["epsilon"]
 

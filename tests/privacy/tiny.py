@@ -11,6 +11,8 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.privacy.accounting import compute_epsilon
+from keras_pergrad.privacy.mechanism import make_key
+from keras_pergrad.privacy.phase import noise_seed
 from tests.models import making
 
 N = 40
@@ -122,13 +124,15 @@ def refused(net, match, error=ValueError):
 
 
 def normal_draws(steps, phase=0, seed=3):
-    """What correlated noise of `model` is made of, (steps, weights)."""
+    """What the noise of `model` is made of, (steps, weights)."""
 
-    def draw(number, size):
-        seeds = [(phase + 1) * 2**32 + seed, number]
+    words = noise_seed(make_key(seed), phase)
+
+    def draw(index, step, size):
+        seeds = np.add(words, [index, step])
         return tf.random.stateless_normal([size], seeds, alg="philox")
 
-    pairs = [(draw(2 * k, 3), draw(2 * k + 1, 1)) for k in range(steps)]
+    pairs = [(draw(0, k, 3), draw(1, k, 1)) for k in range(steps)]
     return np.array([np.concatenate(pair) for pair in pairs])
 
 

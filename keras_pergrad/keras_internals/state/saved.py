@@ -72,6 +72,13 @@ class AggregationState(SavedState):
         variable = getattr(self, name)
         variable.assign(variable + value)
 
+    def advance_schedules(self) -> None:
+        """Let schedules go on by a step."""
+        self.advance("steps")
+
+    def handed_on(self, source: keras.Model, model: keras.Model) -> Any:
+        """Return the state of another model with the same weights, or None."""
+
     def normal(self, like: tf.Tensor, deviation: Any) -> Any:
         """Return noise of the shape and type of a tensor."""
         if tf.is_tensor(deviation):

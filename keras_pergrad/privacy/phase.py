@@ -1,0 +1,81 @@
+"""The record of a phase of private training, by which it goes on or ends."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_pergrad.privacy.mechanism import Generators, Mechanism
+
+#: The stream of the noise's seeds, which no part of the examples has.
+_NOISE_STREAM = 2**63 + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """All that decides a draw, an order or a noise of private training.
+
+    While the record stays equal, the phase goes on to the last bit. With
+    another record a new phase begins: it is counted beside the phases before,
+    and has draws and noise of its own.
+
+    Attributes:
+        mechanism: the numbers that epsilon depends on.
+        key: of all draws, two integers of 64 bits.
+        replicas: how many there are; each draws from its part of the examples.
+        weights: a checksum of the shapes of the trainable weights.
+        data: a checksum of the examples, in their order.
+        users: a checksum of whose the examples are; "" without users.
+        augment: a checksum of the ops that make views; "" without views.
+
+    The last five are None until a `fit` begins.
+    """
+
+    mechanism: Mechanism
+    key: tuple[int, int]
+    replicas: int | None = None
+    weights: str | None = None
+    data: str | None = None
+    users: str | None = None
+    augment: str | None = None
+
+    def may_continue(self, other: "Phase") -> bool:
+        """Whether nothing that is known here is otherwise in `other`."""
+        mine, others = vars(self), vars(other)
+        return all(mine[k] in (None, others[k]) for k in mine)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `from_dict` takes, for JSON."""
+        # Integers of 64 bits are text, since others read JSON as floats.
+        key = [str(word) for word in self.key]
+        return {**dataclasses.asdict(self), "key": key}
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> "Phase":
+        first, second = map(int, config["key"])
+        mechanism = Mechanism.from_dict(config["mechanism"])
+        own = {"key": (first, second), "mechanism": mechanism}
+        return cls(**{**config, **own})
+
+
+def noise_seed(key: tuple[int, int], number: int) -> np.ndarray:
+    """Return the seed of the noise of a phase, by its number: (2,) int64."""
+    bits = Generators(key, number, _NOISE_STREAM)(0).bit_generator
+    return bits.random_raw(2).view("int64")
+
+
+def checksum(parts: Sequence[Any]) -> str:
+    """Return a text that changes if a part does: an array or what prints."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        is_plain = isinstance(part, np.ndarray) and part.dtype.kind not in "OU"
+        if isinstance(part, np.ndarray):
+            found.update(f"{part.dtype} {part.shape}".encode())
+        if is_plain:
+            found.update(np.ascontiguousarray(part).reshape(-1).view("uint8"))
+        else:
+            text = part.tolist() if isinstance(part, np.ndarray) else part
+            found.update(repr(text).encode())
+    return found.hexdigest()
