@@ -31,6 +31,7 @@ from keras_pergrad.privacy.accounting import (
     compute_epsilon,
 )
 from keras_pergrad.privacy.mechanism import import_dp_accounting
+from keras_pergrad.privacy.random_access import make_source
 from keras_pergrad.privacy.search_trials import (
     CLIP_NORM,
     SEARCH_FILE,
@@ -41,6 +42,7 @@ from keras_pergrad.privacy.search_trials import (
     stored_search,
     write_json,
 )
+from keras_pergrad.privacy.settings import CORRELATED
 from keras_pergrad.privacy.statement import Statement, describe_noise
 from keras_pergrad.privacy.training import PrivateTraining
 
@@ -131,7 +133,8 @@ def search(
             `PrivateTraining.batches`.
         folder: where trials are recorded. Called again after it was
             interrupted, the search goes on with the same trials, draws and
-            noise, and has the same result. The folder must stay secret.
+            noise, and has the same result; other arguments or other examples
+            are refused. The folder must stay secret.
         epochs: how many epochs each trial trains for.
         expected_trials: the mean of the number of trials, at least 1.
         public_score: `public_score(model)` returns a number from public data
@@ -201,12 +204,18 @@ def search(
     folder = pathlib.Path(folder)
     stored = stored_search(folder)
     noise = training.get("noise_multiplier")
+    is_correlated = training.get("noise") == CORRELATED
+    if noise is None and is_correlated and training.get("bands") is None:
+        # Those that are best for one training with this budget.
+        strategy = PrivateTraining(**training).mechanism.strategy
+        training["bands"] = strategy and strategy.bands
     if noise is None:
         noise = stored["noise"] if stored else _calibrate(settings, training)
     training["noise_multiplier"] = noise
+    source = make_source(x, y, sample_weight)
     seed = seed_or_none(seed)
     if seed is None:
-        seed = stored["seed"] if stored else secrets.randbits(63)
+        seed = stored["seed"] if stored else secrets.randbits(128)
     private = _private_training(settings, training)
     _require_budget(private)
     record = {
@@ -216,6 +225,7 @@ def search(
             "epochs": epochs,
             "delta": private.delta,
             "target_epsilon": private.target_epsilon,
+            "data": source.checksum(),
         },
         "seed": seed,
         "noise": noise if isinstance(noise, float) else None,
@@ -372,7 +382,7 @@ def _private_training(settings, training):
         raise ValueError(
             "dp-accounting cannot count such trials in a search, which takes "
             "Rényi differential privacy. With `user_ids`, expected "
-            "samples_per_user=1, or sampling='shuffled'. Received: "
+            "samples_per_user=1. Received: "
             f"{private!r}"
         ) from error
     return private

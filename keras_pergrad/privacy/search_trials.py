@@ -47,7 +47,7 @@ def draw_trials(space, settings, seed):
     """Return the trials: of each its point and its seeds, for JSON."""
 
     def make_generator(number):
-        return np.random.default_rng([_SEARCH_DOMAIN, seed % 2**64, number])
+        return np.random.default_rng([_SEARCH_DOMAIN, seed % 2**128, number])
 
     distribution = trial_distribution(
         settings["distribution"], settings["expected_trials"]
@@ -61,6 +61,8 @@ def draw_trials(space, settings, seed):
             name: _draw_value(name, choice, generator)
             for name, choice in space.items()
         }
+        # That of noise and batches has more bits.
+        seeds = seeds[0], generator.integers(2**63), seeds[2]
         trials.append({"seeds": [int(s) for s in seeds], "point": point})
     return trials
 

@@ -252,7 +252,9 @@ class PrivateTraining:
             bands,
             earlier_noise,
             self.steps,
-            None if noise_multiplier is not None else self._calibrate,
+            self._calibrate
+            if noise_multiplier is None and target_epsilon is not None
+            else None,
         )
         mechanism = dataclasses.replace(mechanism, strategy=strategy)
         multiplier = self._choose_noise(noise_multiplier, mechanism)

@@ -245,6 +245,7 @@ class Counting(layers.Layer):
         (lambda x: x + tf.random.normal((3,)), "RandomStandardNormal, which"),
         (in_numpy, "PyFunc, which may keep"),
         (Counting(), "AssignVariableOp, which may keep"),
+        (lambda x: (x + tf.constant(X)[:1]) / 2, r"the shape \(40, 3\), as"),
     ],
 )
 def test_an_augment_that_is_no_function_of_an_example_is_refused(
@@ -252,3 +253,14 @@ def test_an_augment_that_is_no_function_of_an_example_is_refused(
 ):
     with pytest.raises(ValueError, match=expected):
         with_views(augment=augment).batches(X, Y)
+
+
+def test_an_augment_that_was_adapted_is_refused_unless_public():
+    adapted = layers.Normalization(name="adapted")
+    adapted.adapt(X)
+    for augment in (adapted, keras.Sequential([layers.Rescaling(2), adapted])):
+        training = with_views(augment=augment)
+        net = model(training)
+        with tiny.refused(net, "'adapted' .Normalization. was adapted to"):
+            fit(net, training)
+    fitted(with_views(augment=adapted, public_layers=["adapted"]))

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.data.batches import PaddedBatch
-from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.privacy import model_check
+from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.private_batches import Users
 from tests.hunt.planting import Fault
 from tests.marks import few
@@ -235,22 +235,18 @@ def noise_on_the_sum_and_beside(right):
     return finish
 
 
-@fault(AggregationState, "normal", "noise")
+@fault(Ledger, "gradient_noise", "noise")
 def no_noise(right):
-    def normal(self, like, deviation):
-        return right(self, like, deviation) * 0
-
-    return normal
+    return lambda *arguments: right(*arguments) * 0
 
 
-@fault(AggregationState, "normal", "noise")
+@fault(Ledger, "gradient_noise", "noise")
 def the_same_noise(right):
-    def normal(self, like, deviation):
-        right(self, like, deviation)
+    def gradient_noise(self, index, like, deviation):
         draw = tf.random.stateless_normal(tf.shape(like), [1, 2])
         return draw * tf.cast(deviation, draw.dtype)
 
-    return normal
+    return gradient_noise
 
 
 @fault(

@@ -58,7 +58,9 @@ def search(folder, make=make_model, space=SPACE, **arguments):
         "seed": SEED,
         "verbose": 0,
     }
-    return kpg.privacy.search(make, space, X, Y, **{**defaults, **arguments})
+    given = {**defaults, **arguments}
+    x = given.pop("x", X)
+    return kpg.privacy.search(make, space, x, Y, **given)
 
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -340,6 +342,23 @@ def test_another_search_does_not_go_on_in_a_folder(undisturbed):
         "epochs": {"epochs": 3},
         "space": {"space": {**SPACE, "rate": [0.1, 0.5, 2.5]}},
         "distribution": {"distribution": "logarithmic"},
+        "data": {"x": X + 1},
     }.items():
         with pytest.raises(ValueError, match=f"other arguments: {name}[,.]"):
             search(folder, **arguments)
+
+
+def test_the_bands_are_chosen_for_the_budget(tmp_path):
+    def untrained(private, rate):
+        raise InterruptedError(private.mechanism.strategy)
+
+    arguments = {
+        "noise": "correlated",
+        "target_epsilon": 20.0,
+        "noise_multiplier": None,
+    }
+    with pytest.raises(InterruptedError, match="banded"):
+        search(tmp_path, untrained, **arguments)
+    users = {"user_ids": np.arange(N) // 2, "samples_per_user": 2}
+    with pytest.raises(ValueError, match=r"expected samples_per_user=1\. Rec"):
+        search(tmp_path / "users", **users)

@@ -18,6 +18,12 @@ from tests.privacy.tiny import N, X, Y, fit, fitted, model, private, words
 USERS = {"user_ids": np.arange(N) // 4, "samples_per_user": 2}
 
 
+@keras.saving.register_keras_serializable("tests")
+class Halved(kpg.ClippedMean):
+    def weights(self, norms):
+        return super().weights(norms) / 2
+
+
 def by_user(most=2):
     return private(**{**USERS, "samples_per_user": most})
 
@@ -37,7 +43,8 @@ def test_a_plan():
         "a sample weight follows from its own",
         "an example keeps its number",
         "the weights were changed by no other",
-        "the seeds of noise and batches",
+        "the `seed` that was given",
+        "each example is of another person, as user_ids='unique' says",
         "floating-point",
         "hyper-parameters",
         "evaluated on these examples",
@@ -57,6 +64,13 @@ def test_a_plan():
         ({"sampling": "fixed"}, "one example exchanged for another"),
         ({"sampling": "fixed"}, "each batch is 10"),
         ({"user_ids": None}, "another person: else a person has less"),
+        ({"seed": None}, "the key of noise and batches, 128 bits from"),
+        (tiny.VIEWS, "`augment` makes a view of one example alone"),
+        (
+            {"clipping": Halved(1.0), "vouched": ["Halved"]},
+            "Halved keeps the gradient of each sample within its clip_norm, "
+            "for which the user vouches",
+        ),
         (USERS, "one user more or one user less"),
         (USERS, "`user_ids` are right; of each user at most 2"),
     ],
@@ -256,7 +270,7 @@ def test_what_is_proved():
     record = net.aggregation_state.record()
     del record["proof"]
     other = model(training)
-    other.aggregation_state.continue_from_record(record)
+    other.aggregation_state.add_record(record)
     assert "was not recorded" in words(training.statement(other))
 
 

@@ -181,6 +181,15 @@ def test_warnings():
 
 USERS = {"user_ids": np.arange(N), "samples_per_user": 2}
 noisy = kpg.ClippedMean(1.0, noise_multiplier=2.0)
+
+
+class NoClip(kpg.ClippedMean):
+    def weights(self, norms):
+        return keras.ops.ones_like(norms)
+
+
+impostor = type("ClippedMean", (NoClip,), {})(1.0)
+IMPOSTOR = {"clipping": impostor, "vouched": ["ClippedMean"]}
 #: A part of the message, and arguments of `PrivateTraining`.
 ARGUMENTS = [
     ("`sampling` must be one of", {"sampling": "random"}),
@@ -195,6 +204,8 @@ ARGUMENTS = [
     ("`clip_norm` must be finite", {"clip_norm": float("inf")}),
     ("Expected `clip_norm` or `clipping`", {"clip_norm": 1, "clipping": noisy}),
     ("PrivateTraining gives it", {"clipping": noisy}),
+    ("proves that NoClip .* vouched=..NoClip", {"clipping": NoClip(1.0)}),
+    ("proves that ClippedMean .* name of its own", IMPOSTOR),
     ("must be a ClippedMean", {"clipping": kpg.aggregations.UPGrad()}),
     ("`user_ids`, one for each example, together", {"user_ids": "same"}),
     ("Expected 40 `user", {"user_ids": [1, 2], "samples_per_user": 1}),

@@ -123,10 +123,10 @@ def refused(net, match, error=ValueError):
     making.assert_equal(net.get_weights(), before)
 
 
-def normal_draws(steps, phase=0, seed=3):
+def normal_draws(steps, phase=0, seed=3, key=None):
     """What the noise of `model` is made of, (steps, weights)."""
 
-    words = noise_seed(make_key(seed), phase)
+    words = noise_seed(key or make_key(seed), phase)
 
     def draw(index, step, size):
         seeds = np.add(words, [index, step])

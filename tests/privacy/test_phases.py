@@ -1,0 +1,399 @@
+"""A phase goes on only if everything that decides its draws is the same."""
+
+import collections
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting as dp
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from dp_accounting import dp_event, pld
+from scipy import stats
+
+import keras_pergrad as kpg
+from tests.models.making import assert_equal
+from tests.power_cut import PowerCut
+from tests.privacy import tiny
+from tests.privacy.tiny import N, Y, normal_draws, private
+
+ZEROS = np.zeros((N, 3), "float32")
+#: Of no weight, so that what a step changes is its noise.
+DATA = ZEROS, Y, np.zeros(N)
+GOES_ON, NEW, REFUSED = "goes on", "new phase", "refused"
+
+
+def model(training, rate=1.0, **arguments):
+    return tiny.model(training, keras.optimizers.SGD(rate), **arguments)
+
+
+def noise_of(net, training, data=DATA, epochs=1, callbacks=()):
+    """The noise of each step of a `fit`, for draws of 1, (steps, weights)."""
+    seen = [tiny.flat(net)]
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(tiny.flat(net))
+    )
+    data = training.batches(*data)
+    tiny.fit(net, training, epochs, [watch, *callbacks], data)
+    # Weights before the bias, also where the bias is not trained.
+    steps = -np.diff(seen, axis=0) / float(net.optimizer.learning_rate.numpy())
+    return steps * training.mechanism.batch_size
+
+
+def events_of(training, steps):
+    """The events of dp-accounting that so many steps are."""
+    m = training.mechanism
+    if m.strategy is not None:
+        column = m.strategy.times(np.arange(steps) == 0.0)
+        noise = dp.GaussianDpEvent(2.0 / float(np.linalg.norm(column)))
+        step = dp.PoissonSampledDpEvent(m.rate * m.strategy.bands, noise)
+        return [step] * math.ceil(steps / m.strategy.bands)
+    if m.sampling != "poisson":
+        epochs = math.ceil(steps / m.steps_per_epoch)
+        return [dp.GaussianDpEvent(2.0)] * epochs
+    events, count = [], m.examples_per_user
+    for noise, many in collections.Counter(m.noise(0, steps).tolist()).items():
+        event = dp.PoissonSampledDpEvent(m.rate, dp.GaussianDpEvent(noise))
+        if count > 1:
+            shares = stats.binom.pmf(np.arange(count + 1), count, m.rate)
+            sizes = tuple(np.arange(count + 1.0))
+            event = dp_event.MixtureOfGaussiansDpEvent(
+                noise, sizes, tuple(shares.tolist())
+            )
+        events.append(dp.SelfComposedDpEvent(event, many))
+    return events
+
+
+def epsilon_of(phases, delta=1e-2):
+    """Epsilon of (`PrivateTraining`, steps), by dp-accounting alone."""
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if any(t.mechanism.sampling != "poisson" for t, _ in phases):
+        relation = dp.NeighboringRelation.REPLACE_SPECIAL
+    events = [event for phase in phases for event in events_of(*phase)]
+    accountant = pld.PLDAccountant(relation)
+    return accountant.compose(dp.ComposedDpEvent(events)).get_epsilon(delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table on the page of private training.
+
+    Attributes:
+        happens: what it says.
+        after, before: arguments of `PrivateTraining`, in the second `fit` and
+            beside the defaults in both.
+        data: those of the second `fit`.
+        change: a function of the model before the second `fit`.
+        compiled: arguments of `model`, then.
+        match: part of the message where it is refused.
+    """
+
+    happens: str
+    after: dict[str, Any] = dataclasses.field(default_factory=dict)
+    before: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data: Any = DATA
+    change: Callable[[Any], Any] | None = None
+    compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+    match: str = ""
+
+
+def shifted(scale):
+    return lambda x: x + scale * keras.random.normal(keras.ops.shape(x))
+
+
+def freeze(net):
+    net.layers[-1].bias.trainable = False
+
+
+def on_two_replicas(net):
+    net.aggregation_state.phase = dataclasses.replace(
+        net.aggregation_state.phase, replicas=2
+    )
+
+
+ids = np.repeat(np.arange(N // 4), 4)
+USERS = {"user_ids": ids, "samples_per_user": 2, "batch_size": 10}
+VIEWS = {"augmentations": 2, "augment": shifted(0.1)}
+BANDED = {"noise": "correlated", "bands": 2, "steps": 8}
+SHUFFLED = {"sampling": "shuffled"}
+falling = keras.optimizers.schedules.PiecewiseConstantDecay([2], [2.0, 1.0])
+ROWS = {
+    "nothing": Row(GOES_ON),
+    "steps": Row(GOES_ON, {"steps": 30}),
+    "budget and delta": Row(GOES_ON, {"target_epsilon": 90.0}),
+    "learning rate": Row(GOES_ON, compiled={"rate": 0.5}),
+    "seed": Row(NEW, {"seed": 4}),
+    "no seed": Row(GOES_ON, before={"seed": None}),
+    "data": Row(NEW, data=(ZEROS + 1, *DATA[1:])),
+    "order of the data": Row(NEW, data=(ZEROS, Y[::-1], DATA[2])),
+    "samples": Row(NEW, {"samples": 30}, data=[part[:30] for part in DATA]),
+    "rows": Row(REFUSED, data=[d[:30] for d in DATA], match="samples=40"),
+    "batch size": Row(NEW, {"batch_size": 10}),
+    "sampling": Row(NEW, SHUFFLED),
+    "order": Row(NEW, {"sampling": "ordered"}, SHUFFLED),
+    "relation": Row(REFUSED, {"sampling": "fixed"}, match="holds for both"),
+    "replicas": Row(NEW, change=on_two_replicas),
+    "noise multiplier": Row(NEW, {"noise_multiplier": 3.0}),
+    "schedule": Row(GOES_ON, before={"noise_multiplier": falling}),
+    "clip norm": Row(NEW, {"clip_norm": 0.5}),
+    "clipping": Row(NEW, {"clipping": kpg.privacy.AutomaticClippedMean()}),
+    "trainable": Row(NEW, change=freeze),
+    "users": Row(NEW, {"user_ids": np.roll(ids, 1)}, USERS),
+    "most of a user": Row(NEW, {"samples_per_user": 1}, USERS),
+    "views": Row(NEW, {"augmentations": 3}, VIEWS),
+    "augment": Row(NEW, {"augment": shifted(0.2)}, VIEWS),
+    "bands": Row(NEW, {"bands": 1}, BANDED),
+    "correlated": Row(GOES_ON, before=BANDED),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_happens_when_it_changes(name, tmp_path):
+    row = ROWS[name]
+    first = private(**{"batch_size": 20, **row.before})
+    second = private(**{"batch_size": 20, **row.before, **row.after})
+    net, own = model(first), first.mechanism.strategy
+    found = noise_of(net, first)
+    steps, key = len(found), net.aggregation_state.key
+    net.save_weights(tmp_path / "net.weights.h5")
+    again = model(second, **row.compiled)
+    again.load_weights(tmp_path / "net.weights.h5")
+    if row.change is not None:
+        row.change(again)
+        again.compile(
+            again.optimizer,
+            "binary_crossentropy",
+            gradient_mode=second.gradient_mode,
+        )
+    if row.happens == REFUSED:
+        with tiny.refused(again, row.match):
+            noise_of(again, second, row.data)
+        return
+    later, ledger = noise_of(again, second, row.data), again.aggregation_state
+    count, goes_on = len(later), row.happens == GOES_ON
+    phases = [(first, steps), (second, count)]
+    if goes_on:
+        phases = [(first, steps + count)]
+    expected = tuple((t.mechanism, many) for t, many in phases)
+    assert ledger.spent == expected
+    assert second.statement(again)["epsilon"] == pytest.approx(
+        epsilon_of(phases), abs=1e-4
+    )
+    assert not second.statement(again)["outside"]
+    if first.seed is not None:
+        key = None
+    # The noise is that of its phase and step.
+    if own is not None and goes_on:
+        found = np.concatenate([found, later]) / 2.0
+        found = np.stack([own.times(column) for column in found.T], 1)
+        drawn = normal_draws(steps + count, 0, first.seed, key)
+    else:
+        drawn = (
+            normal_draws(steps + count, 0, first.seed, key)[steps:]
+            if goes_on
+            else normal_draws(count, 1, second.seed)
+        )
+        clip = second.clipping.clip_norm
+        scales = second.mechanism.noise(0, steps + count)[-count:] * clip
+        found = later / scales[:, None]
+    trained = sum(math.prod(v.shape) for v in again.trainable_variables)
+    np.testing.assert_allclose(
+        found[:, :trained], drawn[:, :trained], atol=1e-4
+    )
+
+
+def test_no_noise_comes_twice():
+    """Not where a seed comes back, nor in the noise of a count."""
+    one = {"clipping": kpg.privacy.AdaptiveClippedMean(1.0, clip_rate=0.0)}
+    trainings = [private(seed=1, **one), private(seed=2, noise_multiplier=3.0)]
+    net, found = model(trainings[0]), []
+    for number, place in enumerate((0, 1, 0)):
+        training = trainings[place]
+        tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
+        noise = noise_of(net, training)
+        noise /= getattr(training.clipping, "gradient_noise", 3.0)
+        drawn = normal_draws(4, number, training.seed)
+        np.testing.assert_allclose(noise, drawn, atol=1e-4)
+        found.append(drawn)
+    assert len(np.unique(found)) == np.size(found)
+    assert [steps for _, steps in net.aggregation_state.spent] == [4, 4, 4]
+
+
+growing = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 5.0])
+
+
+def schedule_that_forgets():
+    """Keeps in its config less than what it does."""
+
+    @keras.saving.register_keras_serializable("tests")
+    class Forgets(keras.optimizers.schedules.LearningRateSchedule):
+        def __init__(self, start=2.0):
+            self.start = start
+
+        def __call__(self, step):
+            return self.start + 0.0 * tf.cast(step, "float32")
+
+        def get_config(self):
+            return {}
+
+    return Forgets(0.1)
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (3, None)])
+@pytest.mark.parametrize("noise", [growing, schedule_that_forgets()])
+def test_what_a_schedule_adds_is_what_is_accounted_for(noise, seeds):
+    """Also after `continue_from`, where it begins again with the phase."""
+    first = private(noise_multiplier=noise, seed=seeds[0])
+    net = model(first)
+    found = [noise_of(net, first)]
+    second = private(noise_multiplier=noise, seed=seeds[1], continue_from=net)
+    other = model(second)
+    other.set_weights(net.get_weights())
+    found.append(noise_of(other, second))
+    ledger = other.aggregation_state
+    assert ledger.spent == ((first.mechanism, 4), (second.mechanism, 4))
+    keys = [t.seed is None and ledger.key for t in (first, second)]
+    for number, (noises, key) in enumerate(zip(found, keys)):
+        drawn = normal_draws(4, number, 3, key or None)
+        accounted = first.mechanism.noise(0, 4)[:, None]
+        np.testing.assert_allclose(noises, accounted * drawn, atol=1e-3)
+    assert second.statement(other)["epsilon"] == pytest.approx(
+        epsilon_of([(first, 4), (second, 4)]), abs=1e-4
+    )
+
+
+def loaded(net):
+    net.save("net.keras")
+    return keras.saving.load_model("net.keras")
+
+
+def nested(net):
+    inputs = keras.Input((3,))
+    return kpg.PerGradModel(inputs, net(inputs))
+
+
+def from_model(net):
+    return kpg.PerGradModel.from_model(net)
+
+
+#: How a model comes to have weights that were trained privately, and whether
+#: what was spent goes with them.
+ELSEWHERE = {
+    "from_model": (from_model, True),
+    "loaded": (lambda net: from_model(loaded(net)), True),
+    "saved again": (lambda net: loaded(compiled_again(from_model(net))), True),
+    "ends": (lambda net: kpg.PerGradModel(net.inputs, net.outputs), False),
+    "nested": (nested, False),
+    "loaded and nested": (lambda net: nested(loaded(net)), False),
+    "in a Sequential": (lambda n: from_model(keras.Sequential([n])), False),
+    "part": (lambda net: making_part(net), False),
+}
+
+
+def making_part(net):
+    inputs = keras.Input((3,))
+    return kpg.PerGradModel(inputs, net.layers[-1](inputs))
+
+
+def compiled_again(net):
+    return tiny.compile_privately(net, private())
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_weights_that_were_trained_elsewhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    training = private()
+    net = model(training)
+    tiny.fit(net, training)
+    make, goes_along = ELSEWHERE[name]
+    other = compiled_again(make(net))
+    assert_equal(other.get_weights(), net.get_weights())
+    for count in (0, 4):
+        if count:
+            found = noise_of(other, training)
+        statement = training.statement(other)
+        assert statement["outside"] is not goes_along
+        phases = [(training, 4)] * goes_along + [(training, count)]
+        expected = epsilon_of(phases) if goes_along or count else 0
+        assert statement["epsilon"] == pytest.approx(expected, abs=1e-4)
+    if goes_along:  # The first model goes on with noise of its own.
+        assert training.statement(net)["outside"] or name != "from_model"
+        mine = other.aggregation_state
+        assert mine.key != net.aggregation_state.key
+        drawn = 2.0 * normal_draws(4, 1, key=mine.key)
+        np.testing.assert_allclose(found, drawn, atol=1e-3)
+
+
+def test_a_model_that_was_never_trained():
+    training = private()
+    for net in (model(training), compiled_again(from_model(model(training)))):
+        text = tiny.words(training.statement(net))
+        assert "was not trained privately: no update was made" in text
+        assert "-differentially private: for" not in text
+
+
+def test_without_a_seed_no_other_seed_makes_noise():
+    training = private(seed=None)
+    nets = [model(training) for _ in range(2)]  # which set Keras's seed
+    keys = [net.aggregation_state.key for net in nets]
+    assert len({*sum(keys, ())}) == 4
+    assert min(map(min, keys)).bit_length() > 40
+    found = np.concatenate([noise_of(net, training) for net in nets])
+    assert len(np.unique(found)) == found.size
+    said = "128 bits from the operating system, from which"
+    assert said in tiny.words(training.statement(nets[0]))
+
+
+def test_a_killed_run_of_users_ends_as_an_undisturbed_one(tmp_path):
+    """Each process draws a key of its own, and takes that of the file."""
+
+    def start(key=None):
+        training = private(**USERS, batch_size=5, seed=None, samples=N)
+        net = tiny.model(training)
+        if key is not None:
+            ledger = net.aggregation_state
+            ledger.phase = dataclasses.replace(ledger.phase, key=key)
+            ledger._set_steps(0)
+        return net, training
+
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    (killed, first), (resumed, second) = start(), start()
+    with pytest.raises(RuntimeError, match="power cut"):
+        tiny.fit(killed, first, 3, [backup, PowerCut()])
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    tiny.fit(resumed, second, 3, [backup])
+    whole, third = start(killed.aggregation_state.key)
+    tiny.fit(whole, third, 3)
+    assert_equal(resumed, whole)
+    assert resumed.aggregation_state.spent == whole.aggregation_state.spent
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_a_ledger_of_an_earlier_version_is_read(seed):
+    """What it has begun is closed: its noise is of a stream without phases."""
+    training = private(seed=seed)
+    net = model(training)
+    noise_of(net, training)
+    store = {}
+    net.aggregation_state.save_own_variables(store)
+    record = net.aggregation_state.record()
+    phase = record.pop("phase")
+    del record["has_seed"]
+    record |= {k: phase[k] for k in ("mechanism", "key")} | {"noise": [7, 12]}
+    text = json.dumps(record).encode()
+    store |= {"ledger": np.frombuffer(text, "uint8"), "noise_state": [7, 12]}
+    again = model(training)
+    again.set_weights(net.get_weights())
+    again.aggregation_state.load_own_variables(store)
+    found = noise_of(again, training)
+    ledger = again.aggregation_state
+    assert ledger.spent == ((training.mechanism, 4), (training.mechanism, 4))
+    drawn = 2.0 * normal_draws(4, 1, key=ledger.key)
+    np.testing.assert_allclose(found, drawn, atol=1e-3)
+    statement = training.statement(again)
+    assert not statement["outside"]
+    assert "by an earlier version" in tiny.words(statement)
