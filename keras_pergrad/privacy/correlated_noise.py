@@ -302,6 +302,14 @@ class PhaseNoise:
         self._loaded = [np.array(store[f"{_HISTORY}{k}"]) for k in range(count)]
 
 
+def shared_by_workers(words: tuple[int, int]) -> tuple[int, int]:
+    """Return two integers of 64 bits, those of the first of several workers."""
+    # A strategy gives all of them the first one's value of a new variable.
+    variable = _shared_variable(np.array(words, "uint64").view("int64"))
+    first, second = variable.numpy().view("uint64").tolist()
+    return first, second
+
+
 _HISTORY = "noise_history_"
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.state.saved import AggregationState
-from keras_pergrad.privacy.correlated_noise import PhaseNoise
+from keras_pergrad.privacy.correlated_noise import PhaseNoise, shared_by_workers
 from keras_pergrad.privacy.mechanism import Mechanism, make_key
 from keras_pergrad.privacy.model_check import ProofRecord
 from keras_pergrad.privacy.phase import Phase, checksum, noise_seed
@@ -46,7 +46,7 @@ class Ledger(AggregationState):
         super().__init__(seed, **{**kept, "steps": 0, "limit": 0})
         #: What clipping estimates. Its count of steps is ours.
         self._estimates = {*kept} - {"steps"}
-        self.phase = Phase(mechanism, make_key(seed))
+        self.phase = Phase(mechanism, shared_by_workers(make_key(seed)))
         self.phases = ()
         self.run = secrets.token_hex(8)
         self.outside = False

@@ -74,7 +74,8 @@ def checksum(parts: Sequence[Any]) -> str:
         if isinstance(part, np.ndarray):
             found.update(f"{part.dtype} {part.shape}".encode())
         if is_plain:
-            found.update(np.ascontiguousarray(part).reshape(-1).view("uint8"))
+            flat = np.ascontiguousarray(part).reshape(-1)
+            found.update(flat.view("uint8").data)
         else:
             text = part.tolist() if isinstance(part, np.ndarray) else part
             found.update(repr(text).encode())

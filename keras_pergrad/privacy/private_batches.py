@@ -246,13 +246,14 @@ class Users:
         self.most = most
         #: How many examples are used.
         self.count = int(np.minimum(np.bincount(self.ids), most).sum())
-        self._rows = None, None
+        self._key = self._rows = None
 
-    def rows(self, key):
+    def rows(self, key) -> Any:
         """Return the rows that are used with a key of draws, sorted."""
-        if self._rows[0] != key:
-            self._rows = key, sample_user_rows(self.ids, self.most, key)
-        return self._rows[1]
+        if self._key != key:
+            self._rows = sample_user_rows(self.ids, self.most, key)
+            self._key = key
+        return self._rows
 
 
 def check_users(total, user_ids, max_per_user, sampling):

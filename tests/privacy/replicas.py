@@ -7,6 +7,7 @@ one line of JSON in the end.
 
 import json
 import sys
+import tempfile
 
 import tensorflow as tf
 
@@ -94,6 +95,20 @@ def correlated():
     return float(np.abs(moved - expected).max() / np.abs(expected).max())
 
 
+def resumed():
+    """The steps of each phase, where training goes on on two replicas."""
+    training = private(noise="correlated", bands=4, steps=16)
+    alone = model(training)
+    fit(alone, training)
+    with tempfile.TemporaryDirectory() as folder:
+        alone.save_weights(f"{folder}/net.weights.h5")
+        with strategy.scope():
+            net = model(training)
+        net.load_weights(f"{folder}/net.weights.h5")
+    fit(net, training)
+    return [steps for _, steps in net.aggregation_state.spent]
+
+
 def refusal():
     try:
         trained(private(sampling="fixed", batch_size=5))
@@ -103,8 +118,11 @@ def refusal():
 
 if __name__ == "__main__":
     results = {"sums": clipped_sums(), "noise": noise()}
+    # Without a seed workers have one key, too: these numbers are compared.
+    results["unseeded"] = trained(private(seed=None))[1].tolist()
     if arguments["mirrored"]:
         results["correlated"] = correlated()
         results["views"] = clipped_sums(2, augmentations=2, augment=shifted)
+        results["resumed"] = resumed()
         results["refusal"] = refusal()
     print(json.dumps(results))

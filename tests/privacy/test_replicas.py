@@ -27,6 +27,8 @@ def test_mirrored():
     check(mirrored)
     check_sums(mirrored["views"])
     assert "multiples of 2, the number of replicas" in mirrored["refusal"]
+    # The order is another one for each number of replicas.
+    assert mirrored["resumed"] == [4, 4]
     # Of 16 steps of 1e-4: the last digit of a weight is 5e-4 of a step.
     assert mirrored["correlated"] < 2e-3
 
