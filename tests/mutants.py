@@ -256,8 +256,8 @@ PLANTED = {
     "privacy/ledger.py": {
         "tests": ["privacy/test_ledger.py"],
         "forgotten-updates": (
-            "before.phases, before.mechanism, before.updates",
-            "before.phases, before.mechanism, 0",
+            "before.phases, before.phase, before.updates",
+            "before.phases, before.phase, 0",
         ),
     },
     "privacy/accounting.py": {

@@ -70,7 +70,7 @@ def checksum(parts: Sequence[Any]) -> str:
     """Return a text that changes if a part does: an array or what prints."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
-        is_plain = isinstance(part, np.ndarray) and part.dtype.kind not in "OU"
+        is_plain = isinstance(part, np.ndarray) and part.dtype.kind not in "OUT"
         if isinstance(part, np.ndarray):
             found.update(f"{part.dtype} {part.shape}".encode())
         if is_plain:

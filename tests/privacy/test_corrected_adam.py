@@ -86,7 +86,7 @@ CLIPPINGS = {
 def test_correlated_noise_has_another_variance_at_each_step():
     training = private(noise="correlated", bands=3, steps=8)
     state = training.gradient_mode.aggregation.make_state()
-    state.prepare_noise([tf.zeros(3)])
+    state.enter_phase([tf.zeros(3)])
     found = []
     for _ in range(8):
         mean = training.gradient_mode.aggregation
