@@ -21,6 +21,7 @@ from keras_pergrad.keras_internals.losses.compiled import (
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models.parts import (
     inner_layers,
+    nested_optimizers,
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.replicas import replicas
@@ -43,7 +44,7 @@ class LossModel(keras.Model):
         object.__setattr__(self, "_chosen", list(variables))
         object.__setattr__(self, "_loss_fn", loss_fn)
         object.__setattr__(self, "_batch", batch)
-        object.__setattr__(self, "_with_outputs", with_outputs)
+        object.__setattr__(self, "keeps_outputs", with_outputs)
         object.__setattr__(self, "_errors", [])
         loss = _MeanOfOutputs(dtype=keras.config.floatx())
         compile_loss_of_samples(self, loss, owner)
@@ -60,7 +61,7 @@ class LossModel(keras.Model):
     def call(self, inputs):
         batch = pack_like(self._batch, inputs)
         try:
-            if not self._with_outputs:
+            if not self.keeps_outputs:
                 return checked_losses(self._loss_fn(*batch))
             losses, outputs = _losses_and_outputs(self._loss_fn(*batch))
             losses = checked_losses(losses)
@@ -150,14 +151,11 @@ def function_gradients(
             f"Received: loss_fn={loss_fn!r}"
         )
     mode = owner.gradient_mode
+    optimizer = owner.optimizer if optimizer is None else optimizer
     if return_outputs and isinstance(mode, Accumulated):
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
     if replicas.has_several_replicas():
-        raise ValueError(
-            "compute_gradients() gives the gradients of one device, and this "
-            "step runs on several replicas of a tf.distribute strategy. Train "
-            "without the strategy, or without a train_step of its own."
-        )
+        _require_shares(optimizer)
     if mode.updates_by_itself:
         alternative = "PerSample(updates='batch')"
         if isinstance(mode, Accumulated):
@@ -184,7 +182,7 @@ def function_gradients(
             "its list: pass the layer or model instead, as in "
             "variables=self.generator."
         )
-    optimizer = owner.optimizer if optimizer is None else optimizer
+    replicas.require_inside(owner, variables, optimizer)
     model = LossModel(
         owner, loss_fn, batch, variables, optimizer, return_outputs
     )
@@ -199,12 +197,15 @@ def function_gradients(
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
     if not name:
         # Keras overwrites the results of a step with those of its metrics.
-        track_loss(owner, step.loss, n)
+        track_loss(owner, step.loss, n, step.whole)
     logs = prefixed(name, {"loss": step.loss, **step.statistics})
     logs = owner._gradient_logs.of_loss(name).update(logs)
     outputs = [step.y_pred[1]] if return_outputs else []
     prepare = tf.tuple if type(mode) is Batch else for_optimizer
-    return prepare(step.gradients), logs, *outputs
+    gradients = prepare(step.gradients)
+    if step.whole:
+        gradients = replicas.shares(gradients)
+    return gradients, logs, *outputs
 
 
 def require_mode_used(cls, base, mode):
@@ -285,10 +286,35 @@ def _flatten(value):
     return tf.nest.flatten(value) if type(value) in _NESTED_TYPES else [value]
 
 
+def _require_shares(optimizer):
+    """Refuse an optimizer that would not train by shares of a gradient."""
+    replicas.require_built(optimizer)
+    for nested in nested_optimizers(optimizer):
+        for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+            value = getattr(nested, name, None)
+            if value:
+                raise ValueError(
+                    "compute_gradients() on several replicas gives each its "
+                    "share of the gradient, which the optimizer adds up after "
+                    "it has clipped. Expected an optimizer that does not clip. "
+                    f"Received: {name}={value!r}. Clip each sample by the "
+                    "mode, as in Vectorized(ClippedMean(1.0)); or train by "
+                    "fit() without a train_step of your own."
+                )
+
+
 def _build_layers(owner, loss_fn, batch, return_outputs):
     """Create the weights of layers that no call has built yet."""
-    if all(layer.built for layer in inner_layers(owner)):
+    unbuilt = [layer for layer in inner_layers(owner) if not layer.built]
+    if not unbuilt:
         return
+    if replicas.has_several_replicas():
+        raise ValueError(
+            "compute_gradients() on several replicas expected layers that are "
+            f"built. Received: layer {unbuilt[0].name!r}, which has no weights "
+            "yet. Build it, or call it on a batch, inside `with "
+            "strategy.scope():`; then build its optimizer."
+        )
     specs = map_tensors(
         lambda t: keras.KerasTensor(t.shape, t.dtype.name), batch
     )

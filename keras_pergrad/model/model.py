@@ -430,13 +430,16 @@ class PerGradModel(FitHooks, keras.Model):
             variable (None: the loss does not depend on it) for
             `optimizer.apply(gradients, variables)`, weight regularisers and
             noise included; a dict by name of the epoch's mean loss and what
-            the mode logs; the outputs of the batch, in its order.
+            the mode logs; the outputs of the batch, in its order. On several
+            replicas of a strategy the gradients are those of the batch of all,
+            and each replica gets an equal share, which `apply` adds up.
 
         Raises:
             TypeError: `loss_fn` is not a function.
             ValueError: losses or outputs of another shape, a layer couples the
                 samples, the mode calls the optimizer itself or (for outputs)
-                takes microbatches, or there are several replicas.
+                takes microbatches; on several replicas, the optimizer clips
+                or something was not built in the strategy's scope.
 
         Example:
 
@@ -489,8 +492,11 @@ class PerGradModel(FitHooks, keras.Model):
 
     def _logs_of_epoch(self, logs, otherwise):
         """Return an epoch's metrics of all replicas, and the other logs."""
-        has_own_step = type(self).train_step is not PerGradModel.train_step
-        if has_own_step or not isinstance(logs, dict):
+        own, several = type(self), self.distribute_strategy.num_replicas_in_sync
+        is_ours = own.train_step is PerGradModel.train_step or (
+            several > 1 and custom_step.uses_mode(own, PerGradModel)
+        )
+        if not is_ours or not isinstance(logs, dict):
             return otherwise(logs)
         metrics = self.get_metrics_result()
         return {**logs, **metrics} if set(metrics) <= set(logs) else logs

@@ -227,7 +227,8 @@ def step_of_parts(parting, model, batch):
         # An update has logged them itself; NaN is left out of their means.
         undefined = tf.constant(float("nan"))
         logged.update(dict.fromkeys(mode.logged_by_updates(model), undefined))
-    return Step(batch_sums.loss(totals), None, gradients, logged, whole=True)
+    outputs = totals.get("outputs")
+    return Step(batch_sums.loss(totals), outputs, gradients, logged, whole=True)
 
 
 def _accumulate(parting, model, batch_sums, groups, norms, scale):

@@ -215,10 +215,12 @@ class MicrobatchSums:
         # A replica without samples adds zeros, where its means are NaN.
         sums = replicas.zero_without_samples(self.count, sums)
         metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
+        outputs = sums.pop("outputs", None)
         replicas.add(self.model.metrics_variables, metrics or ())
         if norms is not None:
             norms = replicas.gather_rows(norms)
-        return {**replicas.sum_over_replicas(sums), "norms": norms}
+        sums = replicas.sum_over_replicas(sums)
+        return {**sums, "norms": norms, "outputs": outputs}
 
     def groups(self, totals):
         """Return the sums of the batch, by group: (gradients, denominator)."""
@@ -415,6 +417,8 @@ class WeightedSums(MicrobatchSums):
                 _require_mean(kind) for kind in self.added_kinds
             ]
         self.mode, self.aggregation = mode, aggregation
+        #: Whether the step gives the outputs of its replica's part.
+        self.keeps_outputs = getattr(self.model, "keeps_outputs", False)
         self._denominators: Any = []
         self._group = "batch" if self.is_single_batch else fractions.ROWS
 
@@ -477,7 +481,9 @@ class WeightedSums(MicrobatchSums):
             norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
             norms.set_shape([None, *groups])
         metrics = self.update_metrics(x, y, y_pred, sample_weight)
-        return {**sums, "norms": norms, "metrics": metrics}
+        outputs = y_pred if self.keeps_outputs else None
+        results = {"norms": norms, "metrics": metrics, "outputs": outputs}
+        return {**sums, **results}
 
     def _compiled_sums(self, batch):
         """Return `_mode_sums` of a padded part, compiled by XLA on its own."""

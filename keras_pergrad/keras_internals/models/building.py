@@ -9,6 +9,7 @@ Private names in use: `tensorflow.python.pywrap_tfe.TFE_Py_TapeSetIsStopped`,
 """
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,11 +33,10 @@ from keras_pergrad.keras_internals.replicas import replicas
 def build_all(model, batch):
     """Build a compiled model, its metrics, its loss and its optimizer."""
     # Of several replicas none builds: all that they share exists already.
-    build_context = (
-        contextlib.nullcontext
-        if replicas.has_several_replicas()
-        else _outside_trace
-    )
+    build_context: Any = _outside_trace
+    if replicas.has_several_replicas():
+        replicas.require_built(model.optimizer)
+        build_context = contextlib.nullcontext
     specs = tf.nest.map_structure(_spec, batch)
     with build_context():
         if _has_unbuilt_own_loss(model):

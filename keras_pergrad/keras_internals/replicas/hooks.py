@@ -8,6 +8,7 @@ Private names in use: `Model._maybe_symbolic_build`,
 import contextlib
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.fit.train_function import make_for_mode
@@ -114,7 +115,10 @@ class FitHooks(LoopsWhereMasked):
                 return
             if iterator is not None:
                 data_batch = replicas.first_replica_part(strategy, iterator)
-            build_symbolically(self, data_batch)
+            if type(self).call is not keras.Model.call:
+                build_symbolically(self, data_batch)
+            elif not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
         replicas.require_inside(self)
 
     def train_on_batch(self, *args, **kwargs):

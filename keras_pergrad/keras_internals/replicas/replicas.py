@@ -78,18 +78,28 @@ def require_supported(strategy):
     )
 
 
-def require_inside(model):
-    """Refuse what was created outside of the scope of the strategy."""
+def require_inside(model, variables=None, optimizer=None):
+    """Refuse what was created outside of the scope of the strategy.
+
+    Args:
+        model: the compiled model, with its metrics.
+        variables: what is trained, by default all that is trainable.
+        optimizer: what trains it, by default the model's.
+    """
     strategy = model._distribute_strategy
+    if has_several_replicas():
+        strategy = tf.distribute.get_strategy()
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
-    for nested in nested_optimizers(model.optimizer):
+    if variables is None:
+        variables = model.trainable_variables
+    for nested in nested_optimizers(optimizer or model.optimizer):
         owner = getattr(nested, "_distribution_strategy", strategy)
         if owner is not strategy:
             what = f"the optimizer {nested.name!r}"
             raise ValueError(_OUTSIDE_SCOPE.format(what=what))
     variables_by_kind = {
-        "weight": model.trainable_variables,
+        "weight": variables,
         "metric's variable": model.metrics_variables,
     }
     for kind, variables in variables_by_kind.items():
@@ -100,6 +110,19 @@ def require_inside(model):
                 raise ValueError(_OUTSIDE_SCOPE.format(what=what))
 
 
+def require_built(optimizer):
+    """Refuse an optimizer that one of several replicas would have to build."""
+    if optimizer is None or optimizer.built:
+        return
+    raise ValueError(
+        "A step on several replicas expected weights and an optimizer that "
+        f"exist before it begins. Received: the optimizer {optimizer.name!r}, "
+        "which has no variables yet. Inside `with strategy.scope():`, build "
+        "the model (call it on a batch, or give it an Input), and then its "
+        "optimizer: optimizer.build(model.trainable_variables)."
+    )
+
+
 @contextlib.contextmanager
 def explaining(strategy):
     """Add advice to an error that is raised on one of several workers."""
@@ -108,6 +131,11 @@ def explaining(strategy):
     except _WORKER_ERRORS as error:
         if on_several_workers(strategy):
             error.add_note(_WORKER_ADVICE)
+        raise
+    except ValueError as error:
+        is_reduction = "Invalid reduction dimension 0" in str(error)
+        if is_reduction and on_several_workers(strategy):
+            error.add_note(_LOGS_ADVICE)
         raise
 
 
@@ -159,6 +187,11 @@ _WORKER_ADVICE = (
     "Another worker has most likely stopped; the error above or its own log "
     "says which and why. No worker can go on without it: start all of them "
     "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
+)
+_LOGS_ADVICE = (
+    "On several workers Keras takes the mean over the first axis of what "
+    "train_step() returns. In a train_step of your own, return logs of shape "
+    "(1,): {name: tf.reshape(value, [1]) for name, value in logs.items()}."
 )
 _OUTSIDE_SCOPE = (
     "Under a tf.distribute strategy everything that is trained must belong to "
@@ -268,6 +301,18 @@ def synchronizing_layers(model):
         for layer in layers_of(model)
         if getattr(layer, "synchronized", False) and layer.trainable
     ]
+
+
+def shares(gradients):
+    """Return what adds up over the replicas to gradients of all of them.
+
+    Any optimizer of Keras adds up what its replicas apply, and has no public
+    way not to.
+    """
+    if not has_several_replicas():
+        return gradients
+    share = 1 / tf.distribute.get_replica_context().num_replicas_in_sync
+    return map_tensors(lambda g: tf.math.scalar_mul(share, g), gradients)
 
 
 def run_if(condition, function):
