@@ -39,15 +39,21 @@ def _is_command():
 
 
 if not _is_command():
-    import keras as _keras
+    _OTHER_BACKEND = (
+        "keras_pergrad needs Keras on TensorFlow, but Keras runs on {!r}. Set "
+        "the environment variable KERAS_BACKEND=tensorflow before Keras is "
+        'first imported (or "backend": "tensorflow" in ~/.keras/keras.json).'
+    )
+    try:
+        import keras as _keras
+    except ImportError as _error:  # of a backend that is not installed
+        _backend = _os.environ.get("KERAS_BACKEND", "tensorflow")
+        if _backend == "tensorflow":
+            raise
+        raise ImportError(_OTHER_BACKEND.format(_backend)) from _error
 
     if _keras.backend.backend() != "tensorflow":
-        raise ImportError(
-            "keras_pergrad needs Keras on TensorFlow, but Keras runs on "
-            f"{_keras.backend.backend()!r}. Set the environment variable "
-            "KERAS_BACKEND=tensorflow before Keras is first imported (or "
-            '"backend": "tensorflow" in ~/.keras/keras.json).'
-        )
+        raise ImportError(_OTHER_BACKEND.format(_keras.backend.backend()))
 
     # For load_model, which asks for classes by their names. All other names
     # are imported when they are first asked for.

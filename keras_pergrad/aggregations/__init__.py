@@ -14,6 +14,7 @@ from keras_pergrad.aggregations.gramian import GramianAggregation
 from keras_pergrad.aggregations.of_conflicts import IMTLG, PCGrad, UPGrad
 from keras_pergrad.aggregations.of_weights import MGDA, AlignedMTL, CAGrad
 from keras_pergrad.aggregations.robust import GeometricMedian, Krum
+from keras_pergrad.common.lazy_names import refuse_name as _refuse_name
 
 __all__ = [
     "IMTLG",
@@ -35,3 +36,7 @@ __all__ = [
 
 def __dir__():
     return __all__
+
+
+def __getattr__(name):
+    _refuse_name(__name__, name)

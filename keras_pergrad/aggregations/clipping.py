@@ -15,6 +15,7 @@ from keras_pergrad.aggregations.aggregation import (
     of_samples,
 )
 from keras_pergrad.aggregations.logs import DefinedMean
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import (
     number_at_least_zero,
     positive_number,
@@ -106,10 +107,7 @@ class ClippedMean(Aggregation):
                 f"noise_multiplier={noise_multiplier!r}"
             )
         self.seed: int | None = seed_or_none(seed)
-        if per not in PER:
-            raise ValueError(
-                f"`per` must be one of {PER}. Received: per={per!r}"
-            )
+        require_one_of("per", per, PER)
         self.per: Literal["model", "layer", "variable"] = per
         if expected_batch_size is not None:
             size = positive_number(

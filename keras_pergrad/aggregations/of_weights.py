@@ -20,6 +20,7 @@ from keras_pergrad.aggregations.programs import (
     solve,
     solve_complementarity,
 )
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import (
     number_at_least_zero,
     positive_integer,
@@ -353,11 +354,7 @@ class AlignedMTL(GramianAggregation):
         scale_mode: Literal["min", "median", "rmse"] = "min",
     ):
         self.preference: list[float] | None = checked_preference(preference)
-        if scale_mode not in SCALES:
-            raise ValueError(
-                f"`scale_mode` must be one of {SCALES}. Received: "
-                f"scale_mode={scale_mode!r}"
-            )
+        require_one_of("scale_mode", scale_mode, SCALES)
         self.scale_mode: Literal["min", "median", "rmse"] = scale_mode
 
     def gramian_weights(

@@ -15,6 +15,7 @@ from keras_pergrad.batch_norm.exchange import (
     norms,
     save_as_exchanged,
 )
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.inspection import require_model
@@ -122,9 +123,7 @@ def replace_batch_norm(
 
 def _check_arguments(model, by, groups):
     require_model(model)
-    if by not in _KINDS:
-        kinds = ", ".join(map(repr, _KINDS))
-        raise ValueError(f"`by` must be one of {kinds}. Received: by={by!r}")
+    require_one_of("by", by, _KINDS)
     if groups is not None and by != "group":
         raise ValueError(
             "`groups` goes with by='group' only. Received: "

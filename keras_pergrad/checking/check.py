@@ -20,9 +20,11 @@ from keras_pergrad.checking.check_table import (
 )
 from keras_pergrad.common.machine import accelerators
 from keras_pergrad.common.machine import requested_devices as device_names
+from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
+from keras_pergrad.functions.data_passes import make_ready
 from keras_pergrad.keras_internals.data.batches import (
     as_tensors,
     with_checked_lengths,
@@ -30,8 +32,8 @@ from keras_pergrad.keras_internals.data.batches import (
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.models.inspection import (
-    check_trainable,
     require_any_batch_size,
+    require_compiled,
     require_one_batch,
     require_weights,
 )
@@ -123,7 +125,7 @@ def check_gradients(
         A `GradientCheck` with `.rows`, `.ok` and `.answer`.
 
     Raises:
-        ValueError: a model that is not compiled or not built, or draws
+        ValueError: a model that is not compiled, or draws
             random numbers without `keras.random`; a dataset, or no `y` for
             a loss that needs it; an unknown mode, device or setting;
             `repeats` below 1.
@@ -141,8 +143,7 @@ def check_gradients(
     >>> check.ok
     True
     """
-    check_trainable(model)
-    require_any_batch_size(model, "check_gradients()")
+    require_compiled(model)
     require_one_batch(model, x, y)
     repeats = positive_integer("repeats", repeats)
     _check_settings(settings)
@@ -151,9 +152,11 @@ def check_gradients(
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
     batch = keras.utils.unpack_x_y_sample_weight(data)
     samples = len(tf.nest.flatten(batch[0])[0])
-    modes = _labelled_modes(gradient_modes, model, samples)
     tensors = as_tensors(batch)
     with_checked_lengths(*tensors)
+    make_ready(model, tensors)
+    require_any_batch_size(model, "check_gradients()")
+    modes = _labelled_modes(gradient_modes, model, samples)
     build_symbolically(model, tensors)
     combinations = [
         (label, device, setting)
@@ -218,9 +221,10 @@ def _left_out_notes(apart):
 def _check_settings(settings):
     unknown = [s for s in settings if s not in execution.SETTINGS]
     if isinstance(settings, str) or unknown or not settings:
+        hint = did_you_mean(next(iter(unknown), ""), execution.SETTINGS)
         raise ValueError(
             f"`settings` expected a list with some of {execution.SETTINGS}. "
-            f"Received: settings={settings!r}"
+            f"Received: settings={settings!r}.{hint}"
         )
 
 

@@ -6,6 +6,8 @@ from typing import Any, Self, TypeVar
 
 import keras
 
+from keras_pergrad.common.names import NamedArguments, did_you_mean
+
 PACKAGE = "keras_pergrad"
 
 #: The class that a decorator gets and returns.
@@ -63,6 +65,7 @@ class Registry:
                     f"Unknown {self.kind}: {identifier!r}. Known are "
                     + ", ".join(repr(n) for n in self._classes)
                     + f", or pass an object of {self.base.__name__}."
+                    + did_you_mean(identifier, self._classes)
                 )
             return self._make(cls, {})
         if isinstance(identifier, dict):
@@ -102,7 +105,7 @@ def _origin(cls):
     return cls.__module__, cls.__qualname__
 
 
-class Configured:
+class Configured(NamedArguments):
     """Something with a config, which its `repr` shows."""
 
     #: Arguments that are shown even where they are the default.

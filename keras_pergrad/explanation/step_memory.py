@@ -32,7 +32,10 @@ from keras_pergrad.common.machine import (
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.explanation import peak
 from keras_pergrad.keras_internals.data.batches import is_composite
-from keras_pergrad.keras_internals.models.parts import symbolic_inputs
+from keras_pergrad.keras_internals.models.parts import (
+    require_inputs,
+    symbolic_inputs,
+)
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.modes import Batch, Vectorized
 
@@ -314,6 +317,7 @@ def too_large(model, n):
 def input_specs(model, batch_size, x):
     """Return the `TensorSpec`s of so many samples, of a batch or a model."""
     if x is not None:
+        require_inputs(model, x)
         return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
     inputs = getattr(model, "inputs", None) or [None]
     inputs_known = symbolic_inputs(model)

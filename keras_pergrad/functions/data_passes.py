@@ -6,6 +6,8 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.data.batches import batches_of, ranks
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
@@ -19,9 +21,12 @@ from keras_pergrad.keras_internals.models.inspection import (
     require_targets,
 )
 from keras_pergrad.keras_internals.models.parts import (
+    TEXTS_AS_TARGETS,
     build_symbolically,
+    inner_layers,
     require_inputs,
 )
+from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     preserve_random_state,
@@ -48,10 +53,7 @@ def run_passes(quantity, model, data, method, training, *extra_tensors):
     if tf.inside_function():
         raise ValueError(_INSIDE_FUNCTION)
     require_compiled(model)
-    if method not in METHODS:
-        raise ValueError(
-            f"`method` must be one of {METHODS}. Received: method={method!r}"
-        )
+    require_one_of("method", method, METHODS)
     *data, verbose = data
     batches = batches_of(*data)
     # ‖ḡ‖² over several batches needs the sum of the gradients themselves.
@@ -103,8 +105,7 @@ def with_progress(batches, verbose, name=None):
 
 def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
     """Run a function, traced once for each key, on a batch."""
-    require_inputs(model, batch[0])
-    with preserve_random_state():
+    with preserve_random_state(), advising():
         build_for_gradients(model, batch, build or build_symbolically)
         # The trace is kept for as long as the model lives.
         function = function_cache.kept(model, key, trace)
@@ -113,10 +114,7 @@ def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
                 return run_and_restore(function, *batch, *extra_tensors)
         except tf.errors.UnimplementedError as error:
             if any(t.dtype == tf.string for t in tf.nest.flatten(batch[1])):
-                raise ValueError(
-                    "`y` expected numbers. Received: text. Number the "
-                    "classes: y = numpy.unique(y, return_inverse=True)[1]"
-                ) from error
+                raise ValueError(TEXTS_AS_TARGETS) from error
             raise
         except ValueError as error:
             if training and mixes_in_training_only(model, error):
@@ -126,6 +124,15 @@ def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
 
 def build_for_gradients(model, batch, build=build_symbolically):
     """Build a model and its loss; refuse it if it has nothing to train."""
+    require_inputs(model, batch[0])
+    if type(model).call is keras.Model.call:
+        raise ValueError(
+            f"Model {model.name!r} has no call(), so that its loss is not "
+            "known here. Expected a model with call() and a compiled loss. "
+            "For a train_step of your own derive the model from "
+            "keras_pergrad.PerGradModel, whose compute_gradients() gives "
+            "per-sample gradients inside the step; or ask one of its parts."
+        )
     if not model.built or not model.trainable_variables:
         needs_numbers = False
         try:
@@ -142,6 +149,27 @@ def build_for_gradients(model, batch, build=build_symbolically):
             "is no gradient to compute."
         )
     build(model, batch)
+
+
+def make_ready(model, batch):
+    """Refuse inputs that do not fit; build a model that is not built yet."""
+    require_inputs(model, batch[0])
+    if model.built:
+        return
+    if type(model).call is not keras.Model.call:
+        build_for_gradients(model, batch)
+        return
+    # Keras never calls it built: its own train_step calls its parts.
+    layers = inner_layers(model)
+    unbuilt = [layer.name for layer in layers if not layer.built]
+    if unbuilt or not layers:
+        parts = first_few(list(map(repr, unbuilt))) or "no layers"
+        raise ValueError(
+            f"Model {model.name!r} has no call() that could create its "
+            "weights. Expected layers that are built. Received: "
+            f"{parts}, which are not. Train it on a batch first, or call each "
+            "of them on one."
+        )
 
 
 def _trace(quantity, method, training, model_reference):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.gradient_health import gradient_records
 from keras_pergrad.gradient_health import probe_batch as probes
@@ -49,7 +50,7 @@ from keras_pergrad.runs.store import HealthReading
 from keras_pergrad.trackers.tracker import checked
 
 
-class GradientVariance(keras.callbacks.Callback):
+class GradientVariance(NamedArguments, keras.callbacks.Callback):
     """Measures how the gradient varies, on one fixed batch: the probe.
 
     For any compiled model. The measurement changes nothing: a run with this

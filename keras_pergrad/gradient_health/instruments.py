@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.gradient_health import figures
 from keras_pergrad.gradient_health.batch_gradient import log_values
@@ -79,14 +80,16 @@ def select_instruments(
     names = () if instruments is None else instruments
     if isinstance(names, str):
         names = choices if names == "all" else (names,)
-    if not isinstance(names, (tuple, list, set)) or not all(
-        isinstance(name, str) and name in choices for name in names
-    ):
+    is_list = isinstance(names, (tuple, list, set))
+    unknown = [n for n in names if n not in choices] if is_list else [names]
+    if unknown:
+        unknown = next(iter(unknown))
         raise ValueError(
             f"`{argument}` expected None, 'all' or a tuple of names of "
             "instruments: "
             f"{', '.join(map(repr, choices)) or 'none is chosen'}. "
-            f"Received: {argument}={instruments!r}"
+            f"Received: {argument}={instruments!r}."
+            f"{did_you_mean(unknown, (*choices, 'all'))}"
         )
     return tuple(name for name in choices if name in names)
 

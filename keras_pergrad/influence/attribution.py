@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
 from keras_pergrad.functions.data_passes import build_for_gradients
 from keras_pergrad.influence.data import (
@@ -73,11 +74,7 @@ def parse_shard(shard):
 
 def check_arguments(curvature, damping, checkpoints):
     """Refuse arguments of the wrong kind or out of range."""
-    if curvature not in CURVATURES:
-        raise ValueError(
-            f"`curvature` must be one of {CURVATURES}. Received: "
-            f"curvature={curvature!r}"
-        )
+    require_one_of("curvature", curvature, CURVATURES)
     if damping is not None:
         number_at_least_zero("damping", damping, " or None")
     if curvature == "none" and damping is not None:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.factors import Kronecker
 from keras_pergrad.factors.base import as_matrices
@@ -550,10 +551,7 @@ def _check_arguments(kind, labels, seed):
         ("kind", kind, KINDS),
         ("labels", labels, LABELS),
     ):
-        if value not in choices:
-            raise ValueError(
-                f"`{name}` must be one of {choices}. Received: {name}={value!r}"
-            )
+        require_one_of(name, value, choices)
     if seed_or_none(seed) is None:
         raise ValueError("`seed` must be an integer. Received: seed=None")
 

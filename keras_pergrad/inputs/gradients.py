@@ -34,6 +34,7 @@ from keras_pergrad.keras_internals.models.inspection import (
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     layers_of,
+    require_inputs,
 )
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
@@ -194,6 +195,7 @@ class _Computation:
         loss, first_sample = None, _first_sample(chunk)
         require_any_batch_size(model, "input_gradients()")
         require_batch(model, chunk[0])
+        require_inputs(model, chunk[0])
         if self._is_of_loss:
             require_compiled(model)
             require_targets(model, chunk)

@@ -6,6 +6,8 @@ import operator
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.names import did_you_mean
+
 
 class Selection:
     """What is differentiated of each of a model's outputs.
@@ -148,9 +150,10 @@ def _index(value):
         return operator.index(value.numpy() if tf.is_tensor(value) else value)
     except TypeError:
         raise TypeError(
-            "`outputs` must be None (all), an index, a list of indices, or an "
-            f"integer array with one index a sample. Received: {value!r} of "
-            f"type {type(value).__name__}"
+            '`outputs` must be None (all), "loss", an index, a list of '
+            "indices, an integer array with one index a sample, or a dict of "
+            f"these by output. Received: {value!r} of type "
+            f"{type(value).__name__}.{did_you_mean(value, ['loss'])}"
         ) from None
 
 

@@ -148,8 +148,9 @@ def function_gradients(
             "compute_gradients() expected as first argument a function "
             "`loss_fn(x, y, sample_weight)` that returns the loss of each "
             "sample, and then the data: compute_gradients(loss_fn, x, y). "
-            f"Received: loss_fn={loss_fn!r}"
+            f"Received: loss_fn of type {type(loss_fn).__name__}"
         )
+    _require_three_arguments(loss_fn)
     mode = owner.gradient_mode
     optimizer = owner.optimizer if optimizer is None else optimizer
     if return_outputs and isinstance(mode, Accumulated):
@@ -206,6 +207,23 @@ def function_gradients(
     if step.whole:
         gradients = replicas.shares(gradients)
     return gradients, logs, *outputs
+
+
+def _require_three_arguments(loss_fn):
+    """Refuse a `loss_fn` that cannot be called with a batch's three parts."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except ValueError:  # of a function that is not written in Python
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        raise TypeError(
+            "`loss_fn` expected three arguments, loss_fn(x, y, sample_weight); "
+            "the last two may be None. Received: a function of "
+            f"{signature}. Write `def loss_fn(x, y, sample_weight):`, and pass "
+            "what else it needs as in functools.partial."
+        ) from error
 
 
 def require_mode_used(cls, base, mode):

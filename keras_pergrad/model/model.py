@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_pergrad import modes
 from keras_pergrad.aggregations.logs import Logs, log_statistics
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
+from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data import batches
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
@@ -26,12 +27,14 @@ from keras_pergrad.keras_internals.models.building import (
     build_all,
     vouched_names,
 )
+from keras_pergrad.keras_internals.models.inspection import require_targets
 from keras_pergrad.keras_internals.models.parts import (
     Functional,
     has_inputs_and_outputs,
     make_functional,
     require_free_names,
     require_gradients,
+    require_no_texts,
     require_variables,
 )
 from keras_pergrad.keras_internals.replicas import replicas
@@ -79,6 +82,7 @@ def during_fit(model, arguments):
     if not model.compiled:
         yield  # Keras says so.
         return
+    require_no_texts(model, arguments.get("x"), arguments.get("y"))
     aggregation = model.gradient_mode.aggregation
     if aggregation is None or not aggregation.counts:
         _refuse_private_batches(arguments)
@@ -240,6 +244,13 @@ class PerGradModel(FitHooks, keras.Model):
                 `train_step` and does not use the mode there (see
                 `compute_gradients`); or `vouched` names no layer and no op.
         """
+        for name in kwargs:
+            if hint := did_you_mean(name, ("gradient_mode", "vouched")):
+                raise TypeError(
+                    "compile() expected `gradient_mode`, `vouched` and what "
+                    "keras.Model.compile takes. Received: "
+                    f"{name}={kwargs[name]!r}.{hint}"
+                )
         mode = modes.get(gradient_mode)
         vouched = vouched_names(self, vouched)
         if type(self).train_step is not PerGradModel.train_step:
@@ -354,10 +365,12 @@ class PerGradModel(FitHooks, keras.Model):
     def train_step(self, data):
         """Train on one batch, by the gradient mode."""
         mode = self._gradient_mode
+        parts = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
+        require_targets(self, parts)
         if type(mode) is modes.Batch and not replicas.has_several_replicas():
             return super().train_step(without_numbers(data))
         require_fit(self, "train_step() in a custom loop", is_step=True)
-        data = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
+        data = parts
         x, y, sample_weight = batches.with_checked_lengths(*data)
         x, numbers = split_numbers(x) if isinstance(x, dict) else (x, None)
         checks = checks_of(mode, numbers) if mode.readers else ()

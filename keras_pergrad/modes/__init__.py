@@ -1,5 +1,6 @@
 """The gradient modes, one class a file."""
 
+from keras_pergrad.common.lazy_names import refuse_name as _refuse_name
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -35,3 +36,7 @@ __all__ = [
 
 def __dir__():
     return __all__
+
+
+def __getattr__(name):
+    _refuse_name(__name__, name)

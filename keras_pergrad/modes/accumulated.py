@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, weighs
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors.base import norm_type
@@ -237,10 +238,7 @@ class Accumulated(GradientMode):
         self.microbatch_size: int | None = microbatch_size
         self.inner: GradientMode = _inner_mode(inner)
         self.per_sample: bool = self.inner.per_sample
-        if tail not in TAILS:
-            raise ValueError(
-                f"`tail` must be one of {TAILS}. Received: tail={tail!r}"
-            )
+        require_one_of("tail", tail, TAILS)
         self.tail: Literal["apply", "keep", "drop"] = tail
 
     @property

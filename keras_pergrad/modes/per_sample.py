@@ -13,6 +13,7 @@ from keras_pergrad.aggregations.aggregation import (
     weighs,
 )
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import wide
@@ -248,11 +249,7 @@ class PerSample(GradientMode):
         if self.aggregation.needs == "gramian":
             text = refusal_messages.needs_all_samples
             raise ValueError(text("aggregation", self.aggregation))
-        if updates not in UPDATES:
-            raise ValueError(
-                f"`updates` must be one of {UPDATES}. "
-                f"Received: updates={updates!r}"
-            )
+        require_one_of("updates", updates, UPDATES)
         if statistics and updates == "sample":
             raise ValueError(
                 "`statistics` are of the samples of one update, and with "

@@ -149,7 +149,7 @@ def compare_devices(
     The model is left as it is.
 
     Args:
-        model: a compiled and built `keras.Model` or `PerGradModel`.
+        model: a compiled `keras.Model` or `PerGradModel`.
         x: one batch of inputs.
         y: its targets.
         devices: names such as `"GPU:0"`; by default every accelerator.

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.common import machine
 from keras_pergrad.common.batch_marks import without_numbers
+from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.keras_internals.fit import progress_bar, train_function
 from keras_pergrad.keras_internals.fit.callback_list import (
     at_end_of_fit,
@@ -32,7 +33,7 @@ class PlacementWarning(UserWarning):
     """Something on this device is known to fail or to be wrong."""
 
 
-class DevicePlacement(keras.callbacks.Callback):
+class DevicePlacement(NamedArguments, keras.callbacks.Callback):
     """Shows which ops run on the accelerator and which on the CPU.
 
     The figures come from the graphs that TensorFlow hands to each device

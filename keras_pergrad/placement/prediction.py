@@ -11,13 +11,16 @@ from typing import Any, Literal
 
 import keras
 
+from keras_pergrad.common.names import require_one_of
+from keras_pergrad.functions.data_passes import make_ready
+from keras_pergrad.keras_internals.data.batches import as_tensors
 from keras_pergrad.keras_internals.graphs.runs import (
     PLUMBING,
     as_in_fit,
     run_training_step,
 )
 from keras_pergrad.keras_internals.models.inspection import (
-    check_trainable,
+    require_compiled,
     require_one_batch,
 )
 from keras_pergrad.keras_internals.models.parts import (
@@ -142,7 +145,7 @@ def predict_placement(
     on any machine; no result comes from a run on a Mac.
 
     Args:
-        model: a compiled and built `keras.Model` or `PerGradModel`; it is
+        model: a compiled `keras.Model` or `PerGradModel`; it is
             left as it is.
         x: one batch of inputs.
         y: its targets.
@@ -159,8 +162,7 @@ def predict_placement(
         predicted: `copies` is `None`.
 
     Raises:
-        ValueError: another platform, or a model that is not compiled or
-            not built.
+        ValueError: another platform, or a model that is not compiled.
 
     Example:
 
@@ -173,16 +175,13 @@ def predict_placement(
     >>> [op for op, reason, number, layers in report.fallbacks()]
     ['AddV2']
     """
-    if platform not in kernels.PLATFORMS:
-        names = ", ".join(map(repr, kernels.PLATFORMS))
-        raise ValueError(
-            f"`platform` expected one of {names}. "
-            f"Received: platform={platform!r}"
-        )
-    check_trainable(model)
+    require_one_of("platform", platform, kernels.PLATFORMS)
+    require_compiled(model)
     require_one_batch(model, x, y)
+    batch = as_in_fit((x, y))
+    make_ready(model, as_tensors((*batch, None)))
     table = kernels.metal(kernels_table, platform)
-    nodes = optimised_nodes(model, as_in_fit((x, y)))
+    nodes = optimised_nodes(model, batch)
     layer_of = graph.Layers(model, [node.name for node in nodes])
     run_counts = graph.RunCounts(nodes)
     report = PlacementReport(None, "Metal", prediction=table.version)

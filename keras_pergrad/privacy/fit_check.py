@@ -1,5 +1,6 @@
 """The check of a private `fit`, and its budget."""
 
+import dataclasses
 import json
 import warnings
 import weakref
@@ -219,11 +220,23 @@ def _require_batches(aggregation, arguments):
     if batches.mechanism != aggregation.mechanism:
         raise ValueError(
             "The batches are of another PrivateTraining than the gradient "
-            f"mode. Expected {aggregation.mechanism}. Received: "
-            f"{batches.mechanism}. Call compile(gradient_mode="
+            f"mode. {_differences(aggregation.mechanism, batches.mechanism)} "
+            "Call compile(gradient_mode="
             "private.gradient_mode) and private.batches() of the same one."
         )
     return batches
+
+
+def _differences(expected, received):
+    """Say in which settings two mechanisms differ."""
+    pairs = [
+        (field.name, *(getattr(m, field.name) for m in (expected, received)))
+        for field in dataclasses.fields(expected)
+    ]
+    pairs = [(name, a, b) for name, a, b in pairs if a != b]
+    expected = ", ".join(f"{name}={a!r}" for name, a, _ in pairs)
+    received = ", ".join(f"{name}={b!r}" for name, _, b in pairs)
+    return f"Expected {expected}. Received: {received}."
 
 
 def _require_unchanged(aggregation, model):

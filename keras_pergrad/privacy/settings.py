@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 
 from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer, positive_number
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.privacy.clipping_variants import (
@@ -54,17 +55,11 @@ def check_multiplier(value):
 
 def check_sampling(value, noise):
     """Return one of `SAMPLINGS`, by default what goes with a noise."""
-    if noise not in NOISES:
-        raise ValueError(
-            f"`noise` must be one of {NOISES}. Received: noise={noise!r}"
-        )
+    require_one_of("noise", noise, NOISES)
     if value is None:
         return "poisson" if noise == INDEPENDENT else "cyclic"
-    if value in SAMPLINGS:
-        return value
-    raise ValueError(
-        f"`sampling` must be one of {SAMPLINGS}. Received: sampling={value!r}"
-    )
+    require_one_of("sampling", value, SAMPLINGS)
+    return value
 
 
 def choose_strategy(mechanism, noise, bands, earlier_noise, steps, calibrate):

@@ -14,6 +14,7 @@ from keras_pergrad.aggregations.clipping import (
     Schedule,
     is_schedule,
 )
+from keras_pergrad.common.names import NamedArguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, GradientMode, PerSample, Vectorized
@@ -54,7 +55,7 @@ METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
 UNIQUE = "unique"
 
 
-class PrivateTraining:
+class PrivateTraining(NamedArguments):
     """Training whose result tells little of any one example (DP-SGD).
 
     One object gives the gradient mode, the batches and the callback, so that
@@ -209,11 +210,7 @@ class PrivateTraining:
         self.microbatch_size: int | None = microbatch_size and positive_integer(
             "microbatch_size", microbatch_size
         )
-        if method not in METHODS:
-            raise ValueError(
-                f"`method` must be one of {sorted(METHODS)}. "
-                f"Received: method={method!r}"
-            )
+        require_one_of("method", method, sorted(METHODS))
         self.method: Literal["vectorized", "per_sample"] = method
         self.public_layers: tuple[str, ...] = tuple(public_layers)
         self.seed: int | None = seed_or_none(seed)

@@ -50,6 +50,10 @@ def _layer_label(layer):
 
 def mixing_op(model, layer, mixed):
     """Say that samples meet in an op; bad: a `Mixed`."""
+    if isinstance(layer, keras.layers.Wrapper) and isinstance(
+        layer.layer, keras.layers.BatchNormalization
+    ):
+        layer = layer.layer
     where = f"model {model.name!r}" if layer is None else _layer_label(layer)
     if isinstance(layer, MIX_BY_CHANCE):
         return mixes_by_chance(layer)

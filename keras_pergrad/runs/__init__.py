@@ -3,6 +3,7 @@
 `kpg.diagnose.compare_runs` compares them.
 """
 
+from keras_pergrad.common.lazy_names import refuse_name as _refuse_name
 from keras_pergrad.runs.recording import export
 from keras_pergrad.runs.store import (
     HealthReading,
@@ -26,3 +27,7 @@ __all__ = [
 
 def __dir__():
     return __all__
+
+
+def __getattr__(name):
+    _refuse_name(__name__, name)

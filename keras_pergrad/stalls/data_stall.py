@@ -10,6 +10,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.keras_internals.fit import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit.callback_list import (
     at_end_of_fit,
@@ -41,7 +42,7 @@ HIDDEN_LOGS = (
 )
 
 
-class DataStall(keras.callbacks.Callback):
+class DataStall(NamedArguments, keras.callbacks.Callback):
     """Measures how long each step waits for its batch.
 
     Works with `fit` and `evaluate` of any compiled model and any kind of

@@ -163,12 +163,6 @@ def temporary_step(model, batches):
     Restored are its weights and seeds, the optimizer, the sums and the noise
     state of its gradient mode, and Keras's own seed. Metrics are reset.
     """
-    if not model.built:
-        raise ValueError(
-            "Profiling puts the weights back, so they must exist; expected a "
-            "built model. Call `model.build(input_shape)` or the model on a "
-            f"batch first. Received: {model!r}"
-        )
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     with contextlib.ExitStack() as undo:

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.text import as_text, bullets
+from keras_pergrad.functions.data_passes import make_ready
+from keras_pergrad.keras_internals.data.batches import as_tensors
 from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,
@@ -161,7 +163,7 @@ def profile_pipeline(
         data: A `tf.data.Dataset`, `PyDataset`, torch DataLoader, Grain
             DataLoader, MapDataset or IterDataset, or a tuple
             `(x, y, sample_weight)` of arrays.
-        model: A compiled and built `keras.Model`, or None.
+        model: A compiled `keras.Model`, or None.
         batches: Batches per measurement, rounded up to whole executions
             where the model was compiled with `steps_per_execution`.
         workers: Numbers of workers to try, such as `(0, 1, 2, 4)`, for a
@@ -174,9 +176,9 @@ def profile_pipeline(
     Raises:
         TypeError: If `data` is a model, or `model` is none.
         ValueError: If `batches` is not positive, `data` is a generator or
-            gives fewer than two batches, `model` is not built, not compiled
-            or needs targets that `data` lacks, or `workers` are not whole
-            numbers or the data has none.
+            gives fewer than two batches, `model` is not compiled or needs
+            targets that `data` lacks, or `workers` are not whole numbers
+            or the data has none.
 
     Example:
 
@@ -215,6 +217,9 @@ def profile_pipeline(
         if model is not None:
             batch = first_batch(data)
             _require_trainable(model, batch)
+            # Profiling puts the weights back, so they must exist.
+            unpacked = keras.utils.unpack_x_y_sample_weight(batch)
+            make_ready(model, as_tensors(unpacked))
             step = undo.enter_context(temporary_step(model, batches))
             cached = tf.data.Dataset.from_tensors(batch).repeat()
             cached = cached.prefetch(2)

@@ -102,20 +102,6 @@ NOT_IN_TRAINING = (
 )
 
 
-def check_trainable(model):
-    """Refuse a model that is not ready for a training step."""
-    if not getattr(model, "compiled", False):
-        raise ValueError(
-            f"Expected a compiled model. Received: {model.name!r}, which is "
-            f"not compiled: call model.compile(...) first."
-        )
-    if not model.built:
-        raise ValueError(
-            f"Expected a built model. Received: {model.name!r}, which has "
-            f"no weights yet: call it on a batch, or model.build(...)."
-        )
-
-
 def require_any_batch_size(
     model,
     user="gradient_mode='per_sample'",

@@ -143,6 +143,54 @@ def own_losses(layer):
     return layer._get_own_losses()
 
 
+def require_numbers(model, tensor, wanted):
+    """Refuse texts for an input of numbers."""
+    dtype = _dtype_of_texts(tensor)
+    if dtype is None or wanted.dtype == "string":
+        return
+    raise ValueError(
+        f"Model {model.name!r} expected numbers as `x`. Received: texts, of "
+        f"dtype {getattr(dtype, 'name', dtype)}. Turn them into numbers "
+        "before, by keras.layers.StringLookup (categories) or "
+        "keras.layers.TextVectorization (sentences); or put this layer into "
+        "the model, behind keras.Input(..., dtype='string')."
+    )
+
+
+def require_no_texts(model, x, y):
+    """Refuse texts and lists of numbers, of which Keras says too little."""
+    for name, data in (("x", x), ("y", y)):
+        first = data
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if first is not data and isinstance(first, (int, float)):
+            raise ValueError(
+                f"`{name}` expected an array or a tensor, or a data set. "
+                "Received: a list of numbers. Make it an array: "
+                f"numpy.asarray({name})."
+            )
+    expected = getattr(model, "inputs", None) or ()
+    for tensor, wanted in zip(tf.nest.flatten(x), expected):
+        require_numbers(model, tensor, wanted)
+    if any(_dtype_of_texts(t) is not None for t in tf.nest.flatten(y)):
+        raise ValueError(TEXTS_AS_TARGETS)
+
+
+def _dtype_of_texts(tensor):
+    """Return the dtype of texts in an array or a DataFrame, or None."""
+    dtypes = list(getattr(tensor, "dtypes", ()))
+    for dtype in dtypes or [getattr(tensor, "dtype", None)]:
+        if dtype == tf.string or getattr(dtype, "kind", "") in tuple("OSU"):
+            return dtype
+    return None
+
+
+TEXTS_AS_TARGETS = (
+    "`y` expected numbers. Received: text. Number the classes: "
+    "y = numpy.unique(y, return_inverse=True)[1]"
+)
+
+
 def require_inputs(model, x):
     """Refuse single samples, and arrays of other shapes than the inputs have.
 
@@ -152,6 +200,7 @@ def require_inputs(model, x):
     expected = getattr(model, "inputs", None) or ()
     tensors = () if isinstance(x, dict) else tf.nest.flatten(x)
     for tensor, wanted in zip(tensors, expected):
+        require_numbers(model, tensor, wanted)
         shape = getattr(tensor, "shape", None)
         if shape is None or tf.TensorShape(shape).rank is None:
             continue

@@ -20,13 +20,14 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
     switched_off,
 )
 
-# Advice on what TensorFlow refuses where XLA compiles or there is a GPU.
+# Advice on what TensorFlow and Keras refuse without a way out.
 #
-# TensorFlow names the op or the variable, before a weight has changed, but not
+# They name the op or the variable, before a weight has changed, but not
 # what to do about it. Keras compiles by XLA on a GPU by default.
 
 
 _ERRORS = (
+    ValueError,
     tf.errors.InvalidArgumentError,
     tf.errors.NotFoundError,
     tf.errors.UnimplementedError,
@@ -48,6 +49,36 @@ _ADVICE = (
         "TensorFlow keeps variables of whole numbers of 32 bits, bool and "
         "string on the host, where XLA on a GPU cannot reach the one named "
         f"above. Make it int64 or float32, or do without XLA. {_NO_XLA}",
+    ),
+    (
+        "must have rank (ndim) `target.ndim - 1`",
+        "A sparse loss expected the number of each sample's class, and the "
+        "targets have one axis more. For one-hot targets use "
+        "'categorical_crossentropy', or pass y.argmax(-1).",
+    ),
+    (
+        "Arguments `target` and `output` must have the same rank",
+        "The loss expected targets of the shape of the outputs. For numbers "
+        "of classes use 'sparse_categorical_crossentropy', or pass "
+        "keras.utils.to_categorical(y).",
+    ),
+    (
+        "Received a label value",
+        "The loss expected the numbers of the classes, from 0 to the number "
+        "of outputs - 1. Number the classes anew, y = numpy.unique(y, "
+        "return_inverse=True)[1], or give the last layer as many units as "
+        "there are classes.",
+    ),
+    (
+        "Cast string to float is not supported",
+        "The layers expected numbers and received texts. Turn them into "
+        "numbers before, by keras.layers.StringLookup or TextVectorization.",
+    ),
+    (
+        " is not in [0, ",
+        "A look-up, as by an Embedding, expected ids from 0 to the size of "
+        "its table - 1, input_dim of an Embedding. Enlarge the table to the "
+        "largest id + 1, or map other ids to one that stands for them.",
     ),
     (
         "must be a compile-time constant",

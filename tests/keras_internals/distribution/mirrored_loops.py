@@ -238,7 +238,8 @@ def several_losses_of_a_model_without_a_call():
 
     def train():
         model = TwoLosses()
-        model.compile(gradient_mode=kpg.Vectorized(clipped()))
+        mode = kpg.Vectorized(clipped())
+        model.compile(gradient_mode=mode, jit_compile=False)
         arguments = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
         history = model.fit(X, Y, **arguments).history
         return model.get_weights(), history
