@@ -270,5 +270,5 @@ def test_integers_of_numpy():
 
 @pytest.mark.parametrize("tail", ["flush", None, True])
 def test_bad_tail(tail):
-    with pytest.raises(ValueError, match=r"`tail` must be one of \('apply'"):
+    with pytest.raises(ValueError, match="`tail` must be one of 'apply'"):
         kpg.Accumulated(tail=tail)

@@ -198,6 +198,3 @@ def test_refusals():
         predict_placement(model, x, y, platform="cuda")
     with pytest.raises(ValueError, match="not compiled"):
         predict_placement(net(shape=(4,)), x, y)
-    unbuilt = compiled(keras.Sequential([layers.Dense(1)]))
-    with pytest.raises(ValueError, match="has no weights yet"):
-        predict_placement(unbuilt, x, y)

@@ -1,0 +1,269 @@
+"""What newcomers get wrong, and what they are told: what to do instead."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.models.making import compiled, net, unchanged
+
+layers = keras.layers
+X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+Y = X[:, :3]
+TEXTS = np.array([["a"] * 4] * 12)
+CLASSES = np.arange(12) % 3
+
+
+def model(mode="batch", *parts, loss="mse", **arguments):
+    made = net(*parts, shape=(4,), cls=kpg.PerGradModel)
+    return compiled(made, mode, loss=loss, **arguments)
+
+
+def classifier(mode="vectorized"):
+    return model(mode, loss="sparse_categorical_crossentropy")
+
+
+def fit(made, *data):
+    with unchanged(made):
+        made.fit(*data, shuffle=False, verbose=0)
+
+
+class WithoutCall(keras.Model):
+    """A model whose own step calls its parts, as that of a GAN."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.part = keras.Sequential([*parts, layers.Dense(1)])
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.part(data) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def without_call(*parts):
+    made = WithoutCall(*parts)
+    made.compile("sgd")
+    return made
+
+
+def private(**arguments):
+    given = {"delta": 1e-3, "samples": 12, "batch_size": 4, "epochs": 1}
+    return kpg.PrivateTraining(**given, **arguments)
+
+
+def own_loss(loss_fn):
+    return lambda: model("vectorized").compute_gradients(loss_fn, X, Y)
+
+
+TYPE, VALUE, ATTRIBUTE = TypeError, ValueError, AttributeError
+USE_NUMBERS = r"expected numbers as `x`.*Received: texts.*StringLookup"
+#: What is wrong → the error, what it says, and the mistake.
+MISTAKES = {
+    # Names
+    "mode": (VALUE, "mean 'vectorized'", lambda: model("vectorised")),
+    "no_mode": (TYPE, "mean 'gradient_mode'", lambda: model(gradient_modes=1)),
+    "function": (
+        *(ATTRIBUTE, r"'per_sample_norm'\. Did you mean 'per_sample_norms'\?$"),
+        lambda: kpg.per_sample_norm,
+    ),
+    "elsewhere": (
+        *(ATTRIBUTE, "mean 'keras_pergrad.diagnose.compare_runs'"),
+        lambda: kpg.runs.compare_run,
+    ),
+    "callback": (ATTRIBUTE, "'DataStall'", lambda: kpg.callbacks.DataStalls),
+    "of_modes": (ATTRIBUTE, "Vectorized'", lambda: kpg.modes.Vectorised),
+    "of_peers": (ATTRIBUTE, "PrivateTrain", lambda: kpg.PrivacyEngine),
+    "nothing_alike": (ATTRIBUTE, "'nonesuch'$", lambda: kpg.nonesuch),
+    "clip_norm": (
+        TYPE,
+        r"clip_norm, noise.*l2_norm_clip=1\.0.*mean 'clip_norm'",
+        lambda: kpg.ClippedMean(l2_norm_clip=1.0),
+    ),
+    "max_grad_norm": (
+        *(TYPE, "mean 'clip_norm'"),
+        lambda: private(max_grad_norm=1.0),
+    ),
+    "epsilon": (TYPE, "mean 'target_epsilon'", lambda: private(epsilon=1)),
+    "size": (
+        *(TYPE, "mean 'microbatch_size'"),
+        lambda: kpg.Accumulated(micro_batch_size=2),
+    ),
+    "of_a_callback": (
+        *(TYPE, "mean 'verbose'"),
+        lambda: kpg.callbacks.DataStall(verbos=0),
+    ),
+    "sampling": (VALUE, "mean 'poisson'", lambda: private(sampling="poison")),
+    "method": (
+        *(VALUE, "mean 'vectorized'"),
+        lambda: kpg.per_sample_norms(model(), X, Y, method="vectorised"),
+    ),
+    "setting": (
+        *(VALUE, "mean 'graph'"),
+        lambda: kpg.check_gradients(model(), X, Y, settings=["grph"]),
+    ),
+    "curvature": (
+        *(VALUE, "mean 'kfac'"),
+        lambda: kpg.influence.Influence(model(), X, Y, curvature="kfca"),
+    ),
+    "outputs": (
+        *(TYPE, "\"loss\", an index.*mean 'loss'"),
+        lambda: kpg.input_gradients(model(), X, outputs="losses", verbose=0),
+    ),
+    "instruments": (
+        *(VALUE, "mean 'alpha'"),
+        lambda: kpg.callbacks.GradientVariance((X, Y), instruments="alpa"),
+    ),
+    # Data
+    "no_targets": (
+        *(VALUE, r"Expected `y`.*Received: y=None"),
+        lambda: fit(model("vectorized"), X),
+    ),
+    "no_targets_by_batch": (VALUE, "Expected `y`", lambda: fit(model(), X)),
+    "no_targets_in_a_dataset": (
+        *(VALUE, "Expected `y`"),
+        lambda: fit(model(), tf.data.Dataset.from_tensors(X)),
+    ),
+    "texts": (VALUE, USE_NUMBERS, lambda: fit(model(), TEXTS, Y)),
+    "texts_of_norms": (
+        *(VALUE, USE_NUMBERS),
+        lambda: kpg.per_sample_norms(model(), TEXTS, Y, verbose=0),
+    ),
+    "texts_of_input_gradients": (
+        *(VALUE, USE_NUMBERS),
+        lambda: kpg.input_gradients(model(), TEXTS, verbose=0),
+    ),
+    "texts_of_check": (
+        *(VALUE, USE_NUMBERS),
+        lambda: kpg.check_gradients(model(), TEXTS, Y, verbose=0),
+    ),
+    "texts_of_explain": (
+        *(VALUE, USE_NUMBERS),
+        lambda: kpg.explain(model(), 12, x=TEXTS),
+    ),
+    "texts_of_placement": (
+        *(VALUE, USE_NUMBERS),
+        lambda: kpg.diagnose.predict_placement(model(), TEXTS, Y),
+    ),
+    "texts_as_targets": (
+        *(VALUE, "Number the classes"),
+        lambda: fit(classifier(), X, TEXTS[:, 0]),
+    ),
+    "lists": (
+        *(VALUE, r"a list of numbers.*numpy\.asarray\(x\)"),
+        lambda: fit(model(), X.tolist(), Y),
+    ),
+    # Models and steps
+    "loss_fn": (
+        TYPE,
+        r"three arguments, loss_fn\(x, y, sample_weight\).*\(x, y\)\.",
+        own_loss(lambda x, y: y),
+    ),
+    "no_loss_fn": (
+        *(TYPE, "compute_gradients.*type ndarray"),
+        lambda: model("vectorized").compute_gradients(X, Y),
+    ),
+    "no_loss": (
+        *(VALUE, "`loss` argument in `compile"),
+        lambda: kpg.check_gradients(unbuilt(loss=None), X, Y, verbose=0),
+    ),
+    "no_call": (
+        *(VALUE, r"no call\(\).*compute_gradients"),
+        lambda: kpg.per_sample_norms(without_call(), X, verbose=0),
+    ),
+    "parts_not_built": (
+        *(VALUE, r"no call\(\).*'dense\w*'.*not\. Train it"),
+        lambda: kpg.diagnose.predict_placement(without_call(), X, Y),
+    ),
+    "normalization_in_a_wrapper": (
+        VALUE,
+        r"layer 'inner' \(BatchNormalization\).*replace_batch_norm",
+        lambda: fit(
+            model(
+                "vectorized",
+                layers.Reshape((2, 2)),
+                layers.TimeDistributed(layers.BatchNormalization(name="inner")),
+                layers.Flatten(),
+            ),
+            *(X, Y),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_with_the_way_out(name):
+    error, match, mistake = MISTAKES[name]
+    with pytest.raises(error, match=match):
+        mistake()
+
+
+@pytest.mark.parametrize(
+    ("advice", "targets", "loss"),
+    [
+        ("categorical_crossentropy", np.eye(3)[CLASSES], "sparse"),
+        ("to_categorical", CLASSES, "dense"),
+        ("from 0 to the number of outputs", CLASSES + 1, "sparse"),
+    ],
+)
+def test_targets_of_another_kind_get_advice(advice, targets, loss):
+    """What Keras and TensorFlow say alone has no way out."""
+    name = "categorical_crossentropy"
+    name = f"sparse_{name}" if loss == "sparse" else name
+    made = model("vectorized", loss=name)
+    for use in (made.fit, lambda x, y, verbose: norms(made, x, y)):
+        with pytest.raises(Exception) as error:
+            use(X, targets, verbose=0)
+        assert advice in " ".join(error.value.__notes__)
+
+
+def norms(made, x, y):
+    return kpg.per_sample_norms(made, x, y, verbose=0)
+
+
+def unbuilt(loss="mse"):
+    return compiled(
+        keras.Sequential([layers.Dense(2, "tanh"), layers.Dense(3)]), loss=loss
+    )
+
+
+BATCHES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+#: What takes a batch of a model, and so can build it.
+BUILDERS = {
+    "check": lambda m: kpg.check_gradients(
+        m, X, Y, gradient_modes="batch", settings=["graph"], verbose=0
+    ),
+    "explain": lambda m: kpg.explain(m, 12, x=X),
+    "placement": lambda m: kpg.diagnose.predict_placement(m, X, Y),
+    "profile": lambda m: kpg.diagnose.profile_pipeline(BATCHES, m, batches=2),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_model_that_no_call_has_built_is_built_on_the_batch(name):
+    assert BUILDERS[name](unbuilt())
+
+
+def test_a_model_without_call_is_profiled_once_its_parts_are_built():
+    made, data = without_call(), BATCHES.map(lambda x, y: x)
+    made.fit(data, shuffle=False, verbose=0)
+    with unchanged(made):
+        profile = kpg.diagnose.profile_pipeline(data, made, batches=2)
+    assert profile.model_batches_per_s > 0
+
+
+def test_another_backend_is_told_also_where_it_is_not_installed():
+    done = subprocess.run(
+        [sys.executable, "-c", "import keras_pergrad"],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+    )
+    assert "'jax'. Set the environment variable KERAS_BACKEND" in done.stderr
