@@ -11,7 +11,7 @@ WORKERS ?= 2
 TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-rest test-slow test-all coverage prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
+.PHONY: setup demo test test-rest test-slow test-all coverage prices test-exhaustive test-timing test-gpu test-oldest test-keras313 test-cpu-wheel \
 	test-nightly hunt hunt-proof mutants lint format docs versions notebooks figures outputs bench bench-gpu bench-venvs clean
 
 setup: $(READY)
@@ -101,17 +101,33 @@ test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
 		TESTS="$(OLDEST_TESTS)"
 
-# The nightly Keras and TensorFlow, in an environment of its own. Both take the
-# places of the released ones, which other packages ask for by their names.
-# tensorflow-text fits one release only.
-NIGHTLY_VENV := .venv-nightly
-test-nightly:
-	$(MAKE) setup VENV=$(NIGHTLY_VENV)
-	$(NIGHTLY_VENV)/bin/python -m pip uninstall --quiet --yes \
-		tensorflow tensorflow-text keras tf-nightly keras-nightly
-	$(NIGHTLY_VENV)/bin/python -m pip install --quiet \
-		--disable-pip-version-check --pre tf-nightly keras-nightly
-	$(MAKE) test VENV=$(NIGHTLY_VENV)
+# Keras 3.13 with TensorFlow 2.20, between the oldest pair and the newest: the
+# same witness.
+test-keras313:
+	$(MAKE) test VENV=.venv-keras313 CONSTRAINTS=constraints/keras313.txt \
+		TESTS="$(OLDEST_TESTS)"
+
+# The next Keras and TensorFlow, in an environment of its own: exactly what
+# constraints/next.txt lists. Nothing is resolved: keras-nightly stands where
+# other packages ask for keras, and tensorflow-text fits one release only. With
+# PINNED= the nightly builds of the day take the places of both.
+PINNED ?= yes
+NEXT_VENV := $(if $(PINNED),.venv-next,.venv-nightly)
+test-nightly: $(NEXT_VENV)/.installed
+	touch $(NEXT_VENV)/.demo-ready $(NEXT_VENV)/.ready
+	$(MAKE) test VENV=$(NEXT_VENV) CONSTRAINTS=constraints/next.txt
+
+$(NEXT_VENV)/.installed: pyproject.toml constraints/next.txt
+	test -x $(NEXT_VENV)/bin/python || $(PYTHON) -m venv $(NEXT_VENV)
+	$(NEXT_VENV)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps -r constraints/next.txt
+	$(NEXT_VENV)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps -e .
+	$(if $(PINNED),,$(NEXT_VENV)/bin/python -m pip uninstall --quiet --yes \
+		tensorflow tf-nightly keras-nightly)
+	$(if $(PINNED),,$(NEXT_VENV)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --pre tf-nightly keras-nightly)
+	touch $@
 
 # The tests for which it matters which TensorFlow wheel is installed: with
 # `tensorflow-cpu` (Linux on x86-64) the stand-in device is a "GPU", as on a Mac.
@@ -264,4 +280,4 @@ $(RELEASE_VENV)/.ready: constraints/release.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest .venv-release .venv-cpu .venv-nightly .venv-docs .bench-venvs build dist .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-release .venv-cpu .venv-keras313 .venv-next .venv-nightly .venv-docs .bench-venvs build dist .pytest_cache .ruff_cache

@@ -64,9 +64,9 @@ def _insert(batch, single, i):
         [tf.stop_gradient(batch[:i]), single, tf.stop_gradient(batch[i + 1 :])],
         0,
     )
-    mask = keras.src.backend.get_keras_mask(batch)
+    mask = getattr(batch, "_keras_mask", None)
     if mask is not None:
-        keras.src.backend.set_keras_mask(joined, mask)
+        joined._keras_mask = mask
     return joined
 
 

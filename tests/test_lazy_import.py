@@ -52,6 +52,17 @@ def test_reports_callbacks_and_private_training_come_when_asked_for():
         assert set(module.__all__) <= set(dir(module))
 
 
+def test_pandas_never_comes_before_tensorflow():
+    """On Apple silicon the first `fit` would hang."""
+    names = _alone("""
+    for space in map(kpg.__dict__.get, kpg.__all__):
+        [getattr(space, name) for name in getattr(space, "__all__", ())]
+    import keras_pergrad.doctor.command, keras_pergrad.__main__
+    print(*sys.modules)
+    """)
+    assert names.index("tensorflow") < [*names, "pandas"].index("pandas")
+
+
 def test_help_begins_with_all_names():
     missing = [name for name in kpg.__all__ if f"`{name}`" not in kpg.__doc__]
     assert not missing

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.models.functional import Functional
-from keras.src.trainers.trainer import Trainer
 from tensorflow.python.data.ops.structured_function import (
     StructuredFunctionWrapper,
 )
@@ -134,20 +133,23 @@ def _privately(layer):
     return list(adapted_layers(model, ()))
 
 
-def _batched_by(name):
-    """Return the class of TensorFlow that gives batches an attribute."""
-    kinds = type(tf.data.Dataset.range(2).batch(2)).__mro__
-    return next(kind for kind in kinds if name in vars(kind))
+def _owner(cls, name):
+    """Return the class that gives another, or it itself, an attribute."""
+    return next(kind for kind in cls.__mro__ if name in vars(kind))
+
+
+_Batched = type(tf.data.Dataset.range(2).batch(2))
+_Trainer = _owner(keras.Model, "_resolve_auto_jit_compile")
 
 
 #: Private name → the class that has it, and a report that needs it.
 CASES = {
     "Trainer._compile_config": (
-        Trainer,
+        _Trainer,
         lambda: kpg.diagnose.predict_placement(_model(), X, Y),
     ),
     "Trainer._resolve_auto_jit_compile": (
-        Trainer,
+        _Trainer,
         lambda: kpg.explain(_model(), 4, jit_compile="auto"),
     ),
     "Layer._layers": (keras.Layer, lambda: kpg.explain(_model(), 4)),
@@ -164,7 +166,7 @@ CASES = {
         keras.layers.StringLookup.__mro__[1],
         lambda: _privately(_adapted()),
     ),
-    "UnaryDataset._inputs": (_batched_by("_inputs"), lambda: _profile()),
+    "UnaryDataset._inputs": (_owner(_Batched, "_inputs"), lambda: _profile()),
     "DatasetV2._functions": (tf.data.Dataset, lambda: _profile()),
 }
 

@@ -92,11 +92,13 @@ def judge(facts):
             "hides the card"
         )
         yield Finding(WARNING, "CUDA", message, fix)
-    for card in facts["cards"]:
+    # From TensorFlow 2.22 on a wheel names neither its kernels nor its versions.
+    for card in facts["cards"] if facts["kernels"] else ():
         yield _kernel_finding(card, facts["kernels"])
     if facts["cards"] and not facts["missing"]:
-        cudnn = facts["cudnn"] or "of an unknown version"
-        yield Finding(OK, "CUDA", f"{facts['cuda']}, cuDNN {cudnn}")
+        unknown = "of an unknown version"
+        cuda, cudnn = (facts[name] or unknown for name in ("cuda", "cudnn"))
+        yield Finding(OK, "CUDA", f"{cuda}, cuDNN {cudnn}")
 
 
 def _kernel_finding(card, wheel_kernels):

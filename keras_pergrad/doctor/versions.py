@@ -21,8 +21,15 @@ COMMUNITY_FIX = (
     'pip install "tensorflow==2.21.*", then, once that is done, '
     "pip install --force-reinstall --no-deps tensorflow-metal-plugin==0.4.1"
 )
-PACKAGES = ("tensorflow", "keras", "numpy", "tensorflow-metal", COMMUNITY)
-_WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos")
+PACKAGES = (
+    *("tensorflow", "keras", "numpy", "pandas"),
+    *("tensorflow-metal", COMMUNITY),
+)
+#: Package → the names under which it is published.
+_WHEELS = {
+    "tensorflow": ("tensorflow-cpu", "tensorflow-macos", "tf-nightly"),
+    "keras": ("keras-nightly",),
+}
 # tensorflow-metal → the first TensorFlow it loads with, and the first that it
 # does not. Its own metadata names none, so pip lets every pair pass.
 _METAL_BOUNDS: dict[tuple[int, ...], tuple] = {
@@ -51,10 +58,12 @@ class Finding:
 
 
 def installed():
-    """Return package → version or `None`; all wheels count as "tensorflow"."""
-    versions = {package: _version(package) for package in PACKAGES}
-    wheel_versions = filter(None, map(_version, _WHEELS))
-    return {**versions, "tensorflow": next(wheel_versions, None)}
+    """Return package → version or `None`, whichever its wheel's name is."""
+    found = {}
+    for package in PACKAGES:
+        names = package, *_WHEELS.get(package, ())
+        found[package] = next(filter(None, map(_version, names)), None)
+    return found
 
 
 def _version(name):
@@ -87,6 +96,13 @@ def check(versions, python=None, system=None):
     findings.append(_minimum_finding("Keras", versions["keras"], (3, 8)))
     if versions["numpy"] is not None:
         findings.append(Finding(OK, "NumPy", versions["numpy"]))
+    if versions.get("pandas") is not None and system == ("Darwin", "arm64"):
+        message = (
+            "on Apple silicon the first `fit` hangs in a program that imports "
+            "pandas before TensorFlow (keras-team/keras#23083)"
+        )
+        fix = "import tensorflow, keras or keras_pergrad first"
+        findings.append(Finding(NOTE, "pandas", message, fix))
     return [*findings, *_metal_findings(versions, system)]
 
 

@@ -22,8 +22,10 @@ from keras_pergrad.keras_internals.graphs.runs import (
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.placement import graph
+from keras_pergrad.placement.prediction import CONTRACTIONS, FUSED_AFTER
 
 _CPU = "CPU:0"
+_FUSED = " + "  # between the ops that a device makes one op of
 _MAX_OPS = 40  # ops judged one by one
 _SUM_OPS = ("Sum", "Mean", "MatMul", "Conv", "BiasAddGrad", "AddN", "Einsum")
 _SUM_OPS += ("BatchMatMul", "UnsortedSegment", "AvgPool", "Softmax")
@@ -36,7 +38,8 @@ class Suspect:
 
     Attributes:
         op: the type of the op that is wrong when it is given the CPU's own
-            inputs, `""` if there is none.
+            inputs, `""` if there is none. `"MatMul + BiasAdd + Relu"`: ops
+            that are wrong only together, where the device makes one of them.
         name: its name in the graph, `""` if there is none.
         layer: its layer, else the one where the numbers first differ, or `""`.
         error: the largest difference of its output, or `None`.
@@ -49,6 +52,12 @@ class Suspect:
 
     def __str__(self) -> str:
         where = f" in layer {self.layer}" if self.layer else ""
+        if _FUSED in self.op:
+            return (
+                f"{self.op}{where} are wrong where they are fused: given the "
+                f"CPU's inputs, what comes out differs by {self.error:.3g} "
+                f"({self.name}), and each of them alone is right"
+            )
         if self.op:
             return (
                 f"{self.op}{where} is wrong: given the CPU's inputs, its "
@@ -56,7 +65,8 @@ class Suspect:
             )
         return (
             f"first difference{where}; no op is wrong by itself, so it is one "
-            "in a loop, or one that is fused with its neighbours"
+            "in a loop, or one that is fused with others than its bias and "
+            "activation"
         )
 
 
@@ -250,7 +260,39 @@ def _find_suspect(model, x, y, device):
                 if not verdict.ok:
                     where = layer_of(op.name)
                     return Suspect(op.type, op.name, where, verdict.error)
+        for ops in _fusible(copied.graph):
+            error = _error_of_fused(ops, copied, values, cpu_values)
+            if error is not None:
+                name = ops[-1].name
+                together = _FUSED.join(op.type for op in ops)
+                return Suspect(together, name, layer_of(name), error)
     return Suspect("", "", layer_of(first_wrong) if first_wrong else "")
+
+
+def _fusible(traced):
+    """Yield the ops that a device may compute as one: product, bias, more."""
+    for last in traced.get_operations():
+        ops = [last]
+        while ops[0].type in FUSED_AFTER and ops[0].inputs:
+            ops.insert(0, ops[0].inputs[0].op)
+        if len(ops) > 1 and ops[0].type in CONTRACTIONS:
+            yield ops
+
+
+def _error_of_fused(ops, copied, values, cpu_values):
+    """Return by how much ops given the CPU's numbers are wrong; None: right.
+
+    Only what the last of them gives is fetched, so that they can be fused.
+    """
+    inner = {op.name for op in ops}
+    given = [t for op in ops for t in op.inputs if t.op.name not in inner]
+    feeds = {t: cpu_values[t.name] for t in given if t.name in cpu_values}
+    output = ops[-1].outputs[0]
+    if len(feeds) < len(given) or output.name not in cpu_values:
+        return None
+    [value] = copied.run(values, fetches=[output], feeds=feeds)
+    verdict = _judge_output(ops[0], cpu_values, output, value)
+    return None if verdict.ok else verdict.error
 
 
 def _run_all(copied, values):

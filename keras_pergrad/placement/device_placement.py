@@ -119,7 +119,8 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
         self._train_function = wrapped
         at_end_of_fit(self.model, callback_list, wrapped.restore)
         # Whether to place the function anew, in the first step and the second.
-        self._attempts = [graph.was_traced(wrapped.function), True]
+        compiled = train_function.compiled_functions(wrapped.function)
+        self._attempts = [train_function.trace_count(compiled) > 0, True]
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -160,14 +161,17 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
         if self.deep:
             batches, iterator = train_function.look_ahead(self.model, iterator)
             self._batches = [without_numbers(batch) for batch in batches or ()]
-            spec = without_numbers(iterator.element_spec)
-            self._spec = spec if batches else None
+            spec = train_function.batch_spec(self.model, iterator)
+            self._spec = without_numbers(spec) if batches else None
         with placed_graphs(places_again) as run_metadata:
             result = function(iterator)
         partitions = graph.step_partitions(run_metadata[0])
-        if not partitions and not places_again:
+        is_xla_alone = not partitions and self.model.jit_compile
+        if not partitions and not places_again and not is_xla_alone:
             return result  # placed before: ask once more
         placed_step = operations.read(partitions, self.model, self._device)
+        if is_xla_alone:  # all that Keras calls
+            placed_step.opaque.append(("the step", "", graph.XLA))
         report = self._make_report(placed_step)
         if self.deep:
             self._add_measurements(report)
@@ -208,7 +212,7 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
                 report.hazards += hazards_of_fusion(
                     placed_step.nodes, placed_step.layer_of
                 )
-        if not placed_step.nodes:
+        if not placed_step.nodes and not placed_step.opaque:
             report.notes.append(
                 "TensorFlow handed over no graph for this step: the train "
                 "function seems to be no tf.function."

@@ -9,7 +9,6 @@ as one op would be wrong.
 """
 
 import dataclasses
-import inspect
 import re
 
 import tensorflow as tf
@@ -26,6 +25,7 @@ _PIPELINE_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
 # How the loop over steps differs from a loop inside a step: it takes batches,
 # and it asks whether there is one more.
 _BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
+_FETCH = "IteratorGetNext"
 _STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
 
 
@@ -231,41 +231,28 @@ def _producers_first(nodes):
     return order
 
 
-def was_traced(function):
-    """Whether a Keras train function, a closure in closures, has run before."""
-    seen, pending = set(), [(function, 0)]
-    while pending:
-        candidate, depth = pending.pop()
-        if id(candidate) in seen or depth > 4:
-            continue
-        seen.add(id(candidate))
-        count = getattr(candidate, "experimental_get_tracing_count", None)
-        if count is not None:
-            if count():
-                return True
-            continue
-        candidate = getattr(candidate, "__wrapped__", candidate)
-        candidate = getattr(candidate, "__func__", candidate)
-        if inspect.isfunction(candidate):
-            values = inspect.getclosurevars(candidate).nonlocals.values()
-            pending += [(v, depth + 1) for v in values if callable(v)]
-    return False
-
-
 def step_partitions(metadata):
     """Return the partition graphs of the training step, one a device."""
 
     # Other functions (of the data pipeline, of metrics) may have been placed
-    # meanwhile: the step is the one that fetches a batch, else the largest.
+    # meanwhile: the step is the one that fetches a batch, else the largest that
+    # writes variables. Since Keras 3.16 a fetch is a graph of its own.
     def rank(parts):
         ops = [node.op for part in parts for node in part.node]
-        return any(op.startswith("IteratorGetNext") for op in ops), len(ops)
+        fetches = any(op.startswith(_FETCH) for op in ops)
+        return fetches, any(op.startswith("Assign") for op in ops), len(ops)
 
     graphs = [
         [part for part in graph.partition_graphs if part.node]
         for graph in metadata.function_graphs
     ]
-    return max(graphs, key=rank, default=[])
+    steps = [parts for parts in graphs if not _only_fetches(parts)]
+    return max(steps, key=rank, default=[])
+
+
+def _only_fetches(parts):
+    ops = {node.op for part in parts for node in part.node} - runs.PLUMBING
+    return all(op.startswith((_FETCH, "Optional")) for op in ops)
 
 
 class Layers:

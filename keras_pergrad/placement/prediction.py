@@ -44,7 +44,9 @@ _ONEDNN_MERGED = {
 # They take the handle of a variable, as those whose names begin "Resource".
 _VARIABLE_OPS = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
 _ACTIVATIONS = {"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
-_CONTRACTIONS = {"MatMul", "Conv2D", "DepthwiseConv2dNative"}
+#: Ops that a device may make one op of with those after them.
+CONTRACTIONS = {"MatMul", "Conv2D", "DepthwiseConv2dNative"}
+FUSED_AFTER = {"BiasAdd", *_ACTIVATIONS}
 _WITH_BIAS = {"Conv2DWithBias"}
 _COUNTER_OPS = {"Add", "AddV2", "Sub", "AssignAddVariableOp"}
 _RANDOM_OPS = re.compile(
@@ -323,7 +325,7 @@ def _is_fused(node, consumers):
         fused_ops = {p.decode() for p in node.attr["fused_ops"].list.s}
         return "BiasAdd" in fused_ops and bool(fused_ops & _ACTIVATIONS)
     next_nodes = consumers.get(node, [])
-    if node.op in _CONTRACTIONS:
+    if node.op in CONTRACTIONS:
         if [consumer.op for consumer in next_nodes] != ["BiasAdd"]:
             return False
         next_nodes = consumers.get(next_nodes[0], [])

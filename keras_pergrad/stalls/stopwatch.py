@@ -1,10 +1,12 @@
 """A stopwatch for a model's train and test functions: calls and fetches.
 
-Keras fetches the batch inside the compiled train function, so only ops in
-that function can see the wait. A `TimedIterator` is passed in the place of the
-real iterator: when the train function is traced, each of its fetches gets a
-time stamp before and after. Nothing is patched; the trace is kept beside the
-ordinary one and serves every later `fit` that is timed into the same log.
+A `TimedIterator` is passed in the place of the real iterator. Up to Keras 3.15,
+and with several steps per execution, Keras fetches the batch inside the
+compiled train function, so only ops in that function can see the wait: when it
+is traced, each of its fetches gets a time stamp before and after. Nothing is
+patched; the trace is kept beside the ordinary one and serves every later `fit`
+that is timed into the same log. Else Keras fetches the batch itself, and Python
+takes the times.
 
 With `steps_per_execution` above one, Keras's loop runs the fetch of the next
 batch *beside* the current step. Only what goes beyond the end of that step
@@ -121,7 +123,8 @@ class Stopwatch:
         if fresh or self._specs[slot].log_key != self._log.key:
             self._specs[slot] = timed_spec(iterator, self._log)
         timed_iterator = TimedIterator(iterator, self._specs[slot])
-        traces_before = TraceCounter.count
+        compiled = train_function.compiled_functions(function)
+        traces_before = train_function.trace_count(compiled)
         finished = failed = False
         cpu_seconds = time.process_time() if reads_cpu else None
         began = time.time()
@@ -135,8 +138,8 @@ class Stopwatch:
             failed = True
             raise
         finally:
-            traced = TraceCounter.count > traces_before
             ended = time.time()
+            traced = train_function.trace_count(compiled) > traces_before
             if cpu_seconds is not None:
                 cpu_seconds = time.process_time() - cpu_seconds
             # `drain` makes a `Call` of it later.
@@ -180,12 +183,6 @@ def _no_iterator():
     return None
 
 
-class TraceCounter:
-    """Counts the fetches traced so far; a call that adds to it has traced."""
-
-    count = 0
-
-
 class TimedIterator(StandIn):
     """Stands in for an iterator and logs its fetches.
 
@@ -209,7 +206,6 @@ class TimedIterator(StandIn):
             arrived = time.time()
             log.add(requested, arrived, bool(had_batch(batch)))
             return batch
-        TraceCounter.count += 1
         row = _row_with_step_end(log)
         with tf.device("CPU:0"):
             requested = tf.timestamp()

@@ -1,5 +1,6 @@
 import pytest
 
+from keras_pergrad.doctor import versions as versions_module
 from keras_pergrad.doctor.versions import check, numbers
 
 COMMUNITYS = "tensorflow-metal-plugin"
@@ -78,6 +79,19 @@ def test_kernels_that_do_not_wait_are_an_error(monkeypatch):
     monkeypatch.setenv("TF_METAL_SYNCHRONOUS", "0")
     assert "Metal" in found("warning", **COMMUNITY)
     assert "unset" in found("error", **COMMUNITY)["Metal"].fix
+
+
+def test_pandas_before_tensorflow_is_warned_of_on_apple_silicon():
+    assert "import tensorflow" in found("note", pandas="3.1.1")["pandas"].fix
+    for system in (("Linux", "x86_64"), ("Darwin", "x86_64")):
+        assert "pandas" not in found("note", system=system, pandas="3.1.1")
+
+
+def test_nightly_builds_are_packages_too(monkeypatch):
+    versions = {"keras-nightly": "3.16.0.dev1", "tf-nightly": "2.23.0.dev1"}
+    monkeypatch.setattr(versions_module, "_version", versions.get)
+    here = versions_module.installed()
+    assert (here["keras"], here["tensorflow"]) == ("3.16.0.dev1", "2.23.0.dev1")
 
 
 def test_old_and_missing_packages_are_errors():

@@ -103,7 +103,7 @@ LOSSES = [
         keras.losses.MeanSquaredError(reduction="sum"),
         {"loss": "mean_squared_error", "reduction": "sum"},
     ),
-    (keras.losses.Huber(1), {"loss": "huber"}),
+    (keras.losses.Huber(1.0), {"loss": "huber"}),
     (keras.losses.Huber(2.0), {"loss": "huber", "delta": 2.0}),
     (squared, {"loss": "squared"}),
     (Own(), {"loss": "Own"}),

@@ -29,6 +29,16 @@ void MatMul(Call& call) {
   Product(a.f(), b.f(), o.f(), m, n, inner, ta, tb);
 }
 
+// A product, its bias and Relu as one op, as a pass of the plugin makes it.
+void FusedMatMul(Call& call) {
+  MatMul(call);
+  Tensor bias, o;
+  if (TF_GetCode(call.status) != TF_OK || !call.In(2, &bias)) return;
+  o.t = TF_GetMutableOutput(call.ctx, 0, call.status);
+  for (int64_t i = 0, n = o.n(); i < n; ++i)
+    o.f()[i] = std::max(0.f, o.f()[i] + bias.f()[i % bias.n()]);
+}
+
 // Which matrix of an operand a matrix of the result comes from, where batch
 // axes of size 1 are repeated.
 int64_t Source(int64_t at, const Dims& out, const Dims& in) {
@@ -109,6 +119,9 @@ void RegisterLinear() {
   Definition matmul{"MatMul", MatMul, {{"T", F}}};
   matmul.bools = {"transpose_a", "transpose_b"};
   Register(matmul);
+  Definition fused{"_FusedMatMul", FusedMatMul, {{"T", F}}};
+  fused.bools = matmul.bools;
+  Register(fused);
   Definition batch{"BatchMatMulV2", BatchMatMul, {{"T", F}}};
   batch.bools = {"adj_x", "adj_y"};
   Register(batch);

@@ -235,18 +235,6 @@ void DestroyTimerFns(const SP_Platform*, SP_TimerFns*) {}
 void DestroyPlatform(SP_Platform*) {}
 void DestroyPlatformFns(SP_PlatformFns*) {}
 
-// The plugin's own graph pass changes nothing; TensorFlow demands that there
-// be one where settings are given.
-void Optimize(void*, const TF_Buffer* in, const TF_GrapplerItem*,
-              TF_Buffer* out, Status st) {
-  void* copy = malloc(in->length);
-  memcpy(copy, in->data, in->length);
-  out->data = copy;
-  out->length = in->length;
-  out->data_deallocator = [](void* p, size_t) { free(p); };
-  Ok(st);
-}
-
 }  // namespace
 }  // namespace stub
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensorflow/c/experimental/grappler/grappler.h"
 #include "tensorflow/c/kernels.h"
 #include "tensorflow/c/tf_status.h"
 #include "tensorflow/c/tf_tensor.h"
@@ -95,6 +96,11 @@ struct Kernel {
 };
 
 void Register(Definition definition);
+
+// The plugin's own graph pass; TensorFlow demands that there be one where
+// settings are given.
+void Optimize(void*, const TF_Buffer* in, const TF_GrapplerItem* item,
+              TF_Buffer* out, TF_Status* status);
 
 // One function a family, called by TF_InitKernel.
 void RegisterElementwise();

@@ -18,6 +18,10 @@ from keras_pergrad.common.batch_marks import peek_batches
 from keras_pergrad.common.patching import patched_attribute
 
 SLOTS = TRAIN, TEST = "train_function", "test_function"
+_CLOSURES = 5  # around each other
+#: From this version on Keras fetches the batch itself and gives it to the
+#: compiled step, unless it makes several steps per execution.
+_FETCHES_ITSELF = (3, 16)
 _END_OF_DATA = StopIteration, tf.errors.OutOfRangeError
 
 
@@ -27,6 +31,48 @@ def fetches_per_call(model):
     # more that finds the end of the data.
     steps = int(getattr(model, "steps_per_execution", 1))
     return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
+
+
+def batch_spec(model, iterator):
+    """Return the types of the batch that a model's first step is traced for.
+
+    None: the exact ones of the batch itself.
+    """
+    version = tuple(map(int, keras.__version__.split(".")[:2]))
+    if version >= _FETCHES_ITSELF and int(model.steps_per_execution) == 1:
+        return None
+    return iterator.element_spec
+
+
+def compiled_functions(function):
+    """List the `tf.function`s in a train function."""
+    # Keras's own is a closure around these, and wrappers hold it in turn.
+    found, seen, pending = [], set(), [(function, 0)]
+    while pending:
+        candidate, depth = pending.pop()
+        if id(candidate) in seen or isinstance(candidate, keras.Layer):
+            continue
+        seen.add(id(candidate))
+        if hasattr(candidate, "experimental_get_tracing_count"):
+            found.append(candidate)
+        elif depth < _CLOSURES:
+            pending += [(v, depth + 1) for v in _held_by(candidate)]
+    return found
+
+
+def trace_count(functions):
+    """Return how often `tf.function`s have been traced."""
+    return sum(f.experimental_get_tracing_count() for f in functions)
+
+
+def _held_by(function):
+    """Yield what a function, a method or a callable object may call."""
+    function = getattr(function, "__func__", function)
+    values = [*getattr(function, "__dict__", {}).values()]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # not filled yet
+            values.append(cell.cell_contents)
+    return [value for value in values if callable(value)]
 
 
 def look_ahead(model, iterator):
