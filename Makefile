@@ -124,9 +124,11 @@ $(NEXT_VENV)/.installed: pyproject.toml constraints/next.txt
 	$(NEXT_VENV)/bin/python -m pip install --quiet \
 		--disable-pip-version-check --no-deps -e .
 	$(if $(PINNED),,$(NEXT_VENV)/bin/python -m pip uninstall --quiet --yes \
-		tensorflow tf-nightly keras-nightly)
+		tensorflow keras-nightly keras-hub-nightly)
 	$(if $(PINNED),,$(NEXT_VENV)/bin/python -m pip install --quiet \
 		--disable-pip-version-check --pre tf-nightly keras-nightly)
+	$(if $(PINNED),,$(NEXT_VENV)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps --pre keras-hub-nightly)
 	touch $@
 
 # The tests for which it matters which TensorFlow wheel is installed: with

@@ -3,7 +3,6 @@
 import importlib
 from unittest import mock
 
-import keras
 import numpy as np
 import tensorflow as tf
 

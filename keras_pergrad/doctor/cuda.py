@@ -92,7 +92,7 @@ def judge(facts):
             "hides the card"
         )
         yield Finding(WARNING, "CUDA", message, fix)
-    # From TensorFlow 2.22 on a wheel names neither its kernels nor its versions.
+    # Wheels of TensorFlow 2.22 and later name neither kernels nor versions.
     for card in facts["cards"] if facts["kernels"] else ():
         yield _kernel_finding(card, facts["kernels"])
     if facts["cards"] and not facts["missing"]:

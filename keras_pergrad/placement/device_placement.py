@@ -30,7 +30,7 @@ _COUNTS = ("ops_on_accelerator", "ops_on_cpu", "device_copies")
 
 
 class PlacementWarning(UserWarning):
-    """Something on this device is known to fail or to be wrong."""
+    """Something on this device is known to fail, or wrong on some versions."""
 
 
 class DevicePlacement(NamedArguments, keras.callbacks.Callback):

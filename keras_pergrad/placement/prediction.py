@@ -60,7 +60,8 @@ class Hazard:
 
     Attributes:
         code: a short name that stays the same between releases.
-        severity: `"wrong"`, `"error"` or `"slow"`.
+        severity: `"wrong"` (known to be wrong on some versions), `"error"` or
+            `"slow"`.
         message: what is known and what to do.
         layers: where it was found.
     """
@@ -91,8 +92,9 @@ _RACE_HAZARD = Hazard(
 _FUSION_HAZARD = Hazard(
     "fused_activation",
     "wrong",
-    "matmul or convolution + bias + activation is fused into one op on Metal, "
-    "and users report wrong numbers from it. Run "
+    "matmul or convolution + bias + activation (Dense with relu) is fused into "
+    "one op on Metal in compiled steps, and users report wrong numbers from "
+    "it; eager steps are right. Run "
     "keras_pergrad.diagnose.compare_devices; if it finds a difference, set "
     "TURN_OFF_REMAPPER=1 in the environment, or use another activation.",
 )

@@ -22,6 +22,10 @@ _OPAQUE_TEXTS = {
 }
 
 
+#: A hazard's severity → what the report calls it. It is no error found.
+_SEVERITIES = {"wrong": "known to be wrong on some versions"}
+
+
 @dataclasses.dataclass
 class PlacementReport:
     """Where a training step ran.
@@ -170,7 +174,8 @@ def _report_lines(report):
     for error in report.errors:
         yield f"STOPS: {error}"
     for hazard in report.hazards:
-        yield f"{hazard.severity}: {hazard.message}{_layer_list(hazard.layers)}"
+        severity = _SEVERITIES.get(hazard.severity, hazard.severity)
+        yield f"{severity}: {hazard.message}{_layer_list(hazard.layers)}"
     for note in report.notes:
         yield f"note: {note}"
     if report.deep is not None:

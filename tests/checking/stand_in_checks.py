@@ -13,10 +13,23 @@ DAMAGE = (
 )
 
 
+# Right each, and wrong where a pass of the plugin has made them one.
+FUSED = (("dense", "", "", 0.0), ("dense", "_FusedMatMul", "", 30.0))
+
+
 def check(plugin):
     """model, right or with a wrong op → what check_gradients says."""
+    return _checked(plugin, DAMAGE, ["graph", "xla"])
+
+
+def check_fused(plugin):
+    """The same where the plugin fuses."""
+    return _checked(plugin, FUSED, ["eager", "graph"])
+
+
+def _checked(plugin, cases, settings):
     found = {}
-    for name, op, nodes, by in DAMAGE:
+    for name, op, nodes, by in cases:
         keras.backend.clear_session()  # names count from the start
         model, x, y = models.make(name)
         plugin.damage(op, nodes, by)
@@ -25,7 +38,7 @@ def check(plugin):
             x,
             y,
             gradient_modes=["batch", "vectorized"],
-            settings=["graph", "xla"],
+            settings=settings,
             repeats=1,
         )
         found[f"{name} {op}".strip()] = {

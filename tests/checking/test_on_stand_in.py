@@ -40,3 +40,16 @@ def test_a_wrong_kernel_is_found_on_its_device_only(found, case, path):
     assert path in result["wrong"]
     assert device in result["answer"]
     assert "compare_devices" in result["answer"]
+
+
+def test_what_is_wrong_only_where_it_is_fused_is_found():
+    """Compiled steps are compared: op by op, all is right."""
+    check = "tests.checking.stand_in_checks:check_fused"
+    found, device = session.run(check, FUSE=1), f"{session.device_type()}:0"
+    assert found["dense"]["answer"].startswith("Yes"), found["dense"]["text"]
+    rows = found["dense _FusedMatMul"]["rows"]
+    verdicts = {(mode, place, how): v for mode, place, how, v in rows}
+    assert verdicts["batch", device, "graph"] == "wrong"
+    assert verdicts["vectorized", device, "graph"] == "wrong"
+    assert verdicts["batch", device, "eager"] == "rounding"
+    assert verdicts["batch", "CPU:0", "graph"] == "rounding"

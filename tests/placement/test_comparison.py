@@ -43,6 +43,18 @@ def test_a_wrong_kernel_is_named_with_its_layer(found, model, op):
     assert f"{op} in layer {result['layer']} is wrong" in result["text"]
 
 
+def test_ops_that_are_wrong_only_where_they_are_fused_are_named():
+    check = "tests.placement.stand_in_checks:compare_fused"
+    found = session.run(check, FUSE=1)
+    assert found["kernels"]["_FusedMatMul"] > 0
+    assert found["dense"]["ok"], found["dense"]["text"]
+    result = found["dense _FusedMatMul"]
+    assert not result["ok"]
+    assert result["op"] == "MatMul + BiasAdd + Relu"
+    assert result["layer"] == "dense"
+    assert "are wrong where they are fused" in result["text"]
+
+
 def test_without_an_accelerator_the_cpu_is_timed():
     model, x, y = models.make("dense")
     result = compare_devices(model, x, y)

@@ -4,6 +4,7 @@ from tensorflow.core.framework import graph_pb2
 
 from keras_pergrad.placement import graph, prediction
 from keras_pergrad.placement.operations import Operation
+from keras_pergrad.placement.report import PlacementReport
 
 DEVICE = "/job:localhost/replica:0/task:0/device:GPU:0"
 
@@ -42,6 +43,9 @@ def test_fused_activations(ops, fused, found):
     hazard = prediction.hazards_of_fusion(chain(*ops, fused=fused), layer_of)
     assert [h.layers for h in hazard] == [("dense",)] * found
     assert [h.severity for h in hazard] == ["wrong"] * found
+    report = PlacementReport("GPU:0", "Metal", hazards=hazard)
+    known = "known to be wrong on some versions: matmul"
+    assert (known in str(report)) == found
 
 
 @pytest.mark.parametrize(
