@@ -1,6 +1,6 @@
 """Which ops of a training step run on the accelerator, and are they right?
 
-Trains two small models on random numbers and prints, for each, where its
+Trains three small models on random numbers and prints, for each, where its
 ops ran, whether each device computes what the CPU computes, whether the same
 fit gives the same weights again, and where the ops would run on a Mac, by
 Apple's plugin and by the community's.
@@ -37,6 +37,11 @@ def image_model():
         layers.Dense(16, activation="relu"),
         layers.Dense(3),
     ]
+
+
+def relu_model():
+    """What Metal fuses: matmul, bias and relu, in compiled steps."""
+    return (8,), [layers.Dense(16, activation="relu"), layers.Dense(3)]
 
 
 def sequence_model():
@@ -85,7 +90,7 @@ def look_at(name, make):
         x,
         y,
         gradient_modes=["batch", "vectorized"],
-        settings=["graph"],
+        settings=["eager", "graph"],
         repeats=10,
         verbose=0,
     )
@@ -131,7 +136,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--save", type=pathlib.Path, metavar="FILE")
     chosen = parser.parse_args()
-    models = {"images": image_model, "sequences": sequence_model}
+    models = {
+        "images": image_model,
+        "relu": relu_model,
+        "sequences": sequence_model,
+    }
     found = {name: look_at(name, make) for name, make in models.items()}
     if chosen.save:
         found["doctor"] = doctor()

@@ -214,3 +214,29 @@ def test_a_preset_does_not_hold_the_seeds_of_private_training(tmp_path):
     task = hub.ImageClassifier.from_preset(str(tmp_path / "preset"))
     for mine, its in zip(model.get_weights(), task.get_weights()):
         np.testing.assert_array_equal(mine, its)
+
+
+def test_arrays_that_keras_hub_feeds_through_grain_are_arrays():
+    """From 0.32 on; Keras then does not know how many batches there are."""
+    images = np.random.default_rng(0).integers(0, 256, (7, 20, 20, 3))
+    data = images.astype("float32"), np.arange(7) % 2
+    stall = kpg.callbacks.DataStall(warn_above=1)
+    variance = kpg.callbacks.GradientVariance()
+    model = compared(classifier(), *data, batch_size=2, shuffle=False)
+    how = {"batch_size": 2, "verbose": 0, "shuffle": False, "epochs": 2}
+    model.fit(*data, callbacks=[stall, variance], **how)
+    assert [report.steps for report in stall.reports] == [4, 4]
+    assert all(report.data_stall_s >= 0 for report in stall.reports)
+    # The last update of an epoch has what is left.
+    model.compile("sgd", jit_compile=False, gradient_mode=kpg.Accumulated(3))
+    model.fit(*data, **how)
+    assert int(model.optimizer.iterations) == 4
+
+
+@pytest.mark.slow
+def test_memory_is_asked_of_what_the_preprocessor_gives():
+    model = kpg.PerGradModel.from_model(classifier())
+    model.compile("sgd", jit_compile=False)
+    x, y = np.ones((1, 16, 16, 3), "float32"), np.zeros((1,), "int32")
+    found = kpg.diagnose.what_fits(model, x, y, memory="16GB", at_most=2)
+    assert found.size == 2

@@ -24,6 +24,7 @@ def test_it_prints_and_saves_everything_without_paths(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     for part in (
         "images",
+        "relu",
         "sequences",
         "the CPU only",
         "predicted for Metal",
@@ -32,9 +33,9 @@ def test_it_prints_and_saves_everything_without_paths(tmp_path):
         assert part in done.stdout
     text = saved.read_text()
     found = json.loads(text)
-    assert set(found) == {"images", "sequences", "doctor"}
+    assert set(found) == {"images", "relu", "sequences", "doctor"}
     assert found["images"]["agrees"]
-    assert found["images"]["kernels"]["cpu"]["IteratorGetNext"] == 1
+    assert "known to be wrong on some versions" in done.stdout
     assert found["images"]["gradients_agree"]
     assert found["images"]["repeats"]["finite"]
     predicted = found["images"]["predicted"]

@@ -161,10 +161,11 @@ CONVOLUTIONS = {
 def test_strides_with_dilation_are_exact(name):
     own = Own(*CONVOLUTIONS[name])
     try:
-        model = net(own, layers.Flatten(), shape=(9, 8, 2), units=2)
-        model(normal(3, 9, 8, 2))
+        pooled = layers.GlobalAveragePooling2D()
+        model = net(own, pooled, shape=(9, 8, 2), units=2)
     except (ValueError, tf.errors.OpError) as error:
-        pytest.skip(f"this Keras refuses it: {str(error)[:60]}")
+        assert "dilation" in str(error), error
+        pytest.skip("this Keras refuses strides with dilation")
     model.compile("sgd", "mse")
     x, y = normal(3, 9, 8, 2), normal(3, 2, seed=1)
     oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
