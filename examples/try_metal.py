@@ -7,8 +7,8 @@ and for the community's plugin, which is compiled here, macOS 15 and Apple's
 command-line tools (`xcode-select --install`). Installs Apple's tensorflow-metal
 into `build/metal/apple` and the community's tensorflow-metal-plugin into
 `build/metal/community`, runs `where_does_it_run.py` in both, and writes
-`metal_report.json`: what each of them printed and found, or where it failed. One
-of its models is matmul, bias and relu, which Metal fuses in compiled steps.
+`metal_report.json`: what each of them printed and found, or where it failed.
+One of the models is matmul, bias and relu, which Metal fuses in compiled steps.
 There are no personal paths in the file.
 """
 

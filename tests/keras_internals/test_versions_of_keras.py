@@ -164,7 +164,8 @@ def test_strides_with_dilation_are_exact(name):
         pooled = layers.GlobalAveragePooling2D()
         model = net(own, pooled, shape=(9, 8, 2), units=2)
     except (ValueError, tf.errors.OpError) as error:
-        assert "dilation" in str(error), error
+        if "dilation" not in str(error):
+            raise
         pytest.skip("this Keras refuses strides with dilation")
     model.compile("sgd", "mse")
     x, y = normal(3, 9, 8, 2), normal(3, 2, seed=1)
