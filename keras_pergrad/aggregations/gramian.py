@@ -173,6 +173,8 @@ def row_weights(preference, gramian, present=None):
 
 #: What is left of numbers of about 1 that cancel, in float64.
 CANCELLATION = 1e-12
+#: A row that is shorter than this share of the longest one counts as zero.
+MIN_LENGTH = 1e-14
 
 
 def machine_epsilon(gramian):
@@ -223,11 +225,14 @@ def lengths_and_cosines(gramian):
     """Return the lengths of all rows, (m,), and their cosines, (m, m).
 
     In float64. An entry of a Gramian is exact to rounding of *its own* size,
-    so cosines are exact to rounding whatever the lengths. Rows of zeros have
-    the length 0 and cosines of 0.
+    so cosines are exact to rounding whatever the lengths. Rows of zeros, and
+    those too short for float64 beside the longest, have the length 0 and
+    cosines of 0.
     """
     gramian = tf.cast(gramian, tf.float64)
     lengths = tf.sqrt(tf.maximum(tf.linalg.diag_part(gramian), 0))
+    shortest = MIN_LENGTH * tf.reduce_max(lengths)
+    lengths = tf.where(lengths < shortest, tf.zeros_like(lengths), lengths)
     inverse = tf.math.divide_no_nan(tf.ones_like(lengths), lengths)
     return lengths, gramian * inverse * inverse[:, None]
 

@@ -35,7 +35,8 @@ class MGDA(GramianAggregation):
     w = argmin ‖Σ w_i g_i‖²,   w ≥ 0,   Σ w_i = 1
     ```
 
-    No loss gets worse by a small enough step, and short gradients count most.
+    No loss gets worse by a small enough step, and short gradients count most:
+    with one of zero the mean is zero.
     Désidéri, "Multiple-gradient descent algorithm (MGDA)", C. R. Math. 350,
     2012. By default the program is approached as by Sener and Koltun (arXiv
     1810.04650, algorithm 2), and by TorchJD: steps of Frank and Wolfe towards
@@ -249,7 +250,7 @@ def _dual_solution(matrix, mean, is_nonzero, c):
     roots = tf.sqrt(tf.linalg.diag_part(matrix))
     matrix = matrix / roots / roots[:, None]
     ones = tf.where(is_nonzero, 1 / roots, tf.zeros_like(roots))
-    mean = mean * roots
+    row_shares, mean = mean, mean * roots
     b = tf.linalg.matvec(matrix, mean)
     mean_square = tf.tensordot(mean, b, 1)
     target_length = c * tf.sqrt(mean_square)
@@ -287,7 +288,11 @@ def _dual_solution(matrix, mean, is_nonzero, c):
         return k + 1, low, high, mu, v, is_close
 
     lower_bounds = tf.where(is_nonzero, b * roots, _infinite(b))
-    low, high = tf.reduce_min(lower_bounds), mean_square * (1 + c)
+    # The least of ⟨g_i, d⟩ is at most their mean over the rows that count, and
+    # rows of zeros count in ḡ alone.
+    counted = tf.reduce_sum(tf.where(is_nonzero, row_shares, 0))
+    low = tf.reduce_min(lower_bounds)
+    high = tf.math.divide_no_nan(mean_square * (1 + c), counted)
     state = 0, low, high, high, tf.zeros_like(b), target_length <= 0
     *_, v, _ = tf.while_loop(
         should_continue, step, state, parallel_iterations=1
@@ -334,9 +339,9 @@ class AlignedMTL(GramianAggregation):
 
     Raises:
         ValueError: an argument is out of range.
-        InvalidArgumentError: lengths differ by more than float64 tells apart
-            (about 1e15 times), before any weight changes; under XLA, which
-            cannot say it, the gradient is then zero.
+        InvalidArgumentError: gradients that nearly depend on each other have
+            lengths too different for float64, before any weight changes;
+            under XLA, which cannot say it, the gradient is then zero.
 
     Example:
 

@@ -1,5 +1,7 @@
 """Gradients in other units, and of very different lengths."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,6 +69,42 @@ def test_one_unit_for_all_changes_nothing(aggregation):
     for scale in (1e-8, 1e8):
         found = aggregation.gramian_weights(gramian * scale)
         np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+
+
+#: Without them the others have these weights, but for PCGrad, whose orders
+#: are drawn anew, and for those that a row of zeros is a vote or the best of.
+WITHOUT_ZEROS = (of.UPGrad, of.CAGrad, of.AlignedMTL)
+TRACED = tf.TensorSpec([None, None], tf.float64)
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    [*AGGREGATIONS, of.CAGrad(0.05), of.CAGrad(1.0), of.Krum(0)],
+    ids=repr,
+)
+def test_rows_of_zeros_and_vanishing_ones_end_nothing(aggregation):
+    """Of m rows any number; the weights of the others are as without them."""
+    function = tf.function(
+        aggregation.gramian_weights, input_signature=[TRACED], autograph=False
+    )
+    for m, zeros, length in itertools.product(
+        (3, 5), (1, 2, 4, 5), (0.0, 1e-30, 1e-15)
+    ):
+        if zeros > m or (isinstance(aggregation, of.Krum) and m < 5):
+            continue
+        generator = np.random.default_rng(zeros)
+        rows = generator.normal(size=(m, 4))
+        is_short = np.arange(m) < zeros
+        rows[is_short] *= length
+        weights = function(rows @ rows.T).numpy()
+        name = f"{zeros} of {m} at {length}"
+        assert np.isfinite(weights).all(), name
+        if isinstance(aggregation, WITHOUT_ZEROS) and zeros < m:
+            others = rows[~is_short]
+            alone = function(others @ others.T).numpy() * len(others) / m
+            np.testing.assert_allclose(
+                weights[~is_short], alone, 1e-6, 1e-8, err_msg=name
+            )
 
 
 def test_closed_forms_at_lengths_that_differ():

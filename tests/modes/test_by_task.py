@@ -255,6 +255,55 @@ def test_chosen_losses_are_tasks_and_the_others_are_added():
     assert {"task_weight_both", "task_weight_small"} < set(logs)
 
 
+def three_heads(cls=kpg.PerGradModel):
+    inputs = keras.Input((6,))
+    trunk = layers.Dense(5, "tanh", name="trunk")(inputs)
+    return cls(inputs, {n: layers.Dense(2, name=n)(trunk) for n in "abc"})
+
+
+def _step_of_three(mode, weights, y=None, **how):
+    model = _compiled(three_heads, dict.fromkeys("abc", "mse"), None, mode)
+    if how:
+        compiled(model, mode, dict.fromkeys("abc", "mse"), **how)
+    y = {n: 3 * normal(6, 2, seed=k) for k, n in enumerate("abc")} | (y or {})
+    before = model.get_weights()
+    model.train_on_batch(normal(6, 6, seed=3), y, sample_weight=weights)
+    after = model.get_weights()
+    return [b - a for b, a in zip(before, after)]
+
+
+#: How many times the step of the other two tasks is made where there are
+#: three: IMTLG's weights add up to three, the shortest mean of all is zero.
+TIMES = {"upgrad": 1, "cagrad": 1, "imtlg": 1.5, "mgda": 0}
+
+
+@pytest.mark.parametrize("aggregation", TIMES)
+def test_a_task_without_a_gradient_takes_no_part(aggregation):
+    """As where all its labels are missing: weights of 0."""
+    weights = {"a": np.ones(6), "b": np.ones(6), "c": np.zeros(6)}
+    found = _step_of_three(kpg.ByTask(aggregation), weights)
+    expected = _step_of_three(kpg.ByTask(aggregation, list("ab")), weights)
+    for k, (own, other) in enumerate(zip(found, expected, strict=True)):
+        other = other * (TIMES[aggregation] if k < 2 else 1)  # the trunk
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-8)
+    assert any(np.any(part) for part in found)
+
+
+def test_a_task_that_is_nan_is_as_in_keras():
+    """The step is NaN where the task trains; a loss scale leaves it out."""
+    mode, y = kpg.ByTask("cagrad"), {"c": np.full((6, 2), np.nan)}
+    weights = dict.fromkeys("abc", np.ones(6))
+    plain = _step_of_three(None, weights, y)
+    for own, theirs in zip(_step_of_three(mode, weights, y), plain):
+        assert np.array_equal(np.isnan(own), np.isnan(theirs))
+    assert np.isnan(plain[0]).all()
+    assert np.isfinite(plain[2]).all()
+    inner = keras.optimizers.SGD(0.1)
+    scaled = keras.optimizers.LossScaleOptimizer(inner)
+    left_out = _step_of_three(mode, weights, y, optimizer=scaled)
+    assert not any(np.any(part) for part in left_out)
+
+
 def test_it_is_saved_with_the_model(tmp_path):
     tasks = {"one": ["a"], "two": ["b"]}
     mode = kpg.ByTask(kpg.aggregations.MGDA(), losses=tasks)
