@@ -26,6 +26,26 @@ def median(values):
     return (ordered[middle] + ordered[-middle - 1]) / 2
 
 
+def moving(readings):
+    """Return the readings whose update, where it is known, moved weights."""
+    # A call that only accumulates makes no update, and its alpha is -1.
+    return [r for r in readings if r.figures.get("gradient_update_ratio") != 0]
+
+
+def at_high_rates(readings, fit):
+    """Return the readings at no less than half of the largest rate."""
+    if len(fit.learning_rates) != len(readings):
+        return readings
+    pairs = zip(readings, fit.learning_rates)
+    return [r for r, rate in pairs if rate >= fit.rate / 2]
+
+
+def rate_is_rising(fit):
+    """Whether a schedule has not come to its largest rate yet."""
+    rates = fit.learning_rates
+    return bool(rates) and rates[-1] == max(rates) > max(rates[:-1], default=0)
+
+
 def is_decreasing(losses):
     """Whether each loss is below the one before."""
     return all(a > b for a, b in itertools.pairwise(losses))

@@ -7,8 +7,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.gradient_health.premises import (
+    calls_per_update,
+    facts_of_updates,
+    regresses,
+)
 from keras_pergrad.keras_internals.losses.per_sample import measured_loss
-from keras_pergrad.keras_internals.models.parts import call_model, layers_of
+from keras_pergrad.keras_internals.models.parts import (
+    call_model,
+    layers_of,
+    learning_rate,
+)
 from keras_pergrad.keras_internals.state.model import unchanged
 
 
@@ -18,15 +27,24 @@ class FitRecord:
 
     Attributes:
         batch_size: samples of an update.
-        optimizer: the name of its class, such as "SGD".
+        optimizer: the name of its class, such as "SGD"; of one inside another
+            the innermost.
+        follows_mean: whether updates follow the mean of the samples'
+            gradients: none is clipped, noisy, or weighed otherwise.
+        adds_noise: whether gradients are made noisy.
+        is_private: whether the training data are protected.
+        has_single_updates: whether a call of the train function makes one
+            update at most.
+        probe_is_trained: whether the probe is known to be trained on.
         learning_rates: the rate at each reading.
         losses: the probe's loss at each reading.
         first_loss: the probe's loss before the first update.
         half_losses: the same of its first and of its second half.
         input_scale: the largest root mean square of a float input.
         target_moments: the mean and the standard deviation of the targets, of
-            the output whose targets are largest; only of float targets that
-            have an entry for each of the output's.
+            the output whose targets are largest; only of targets that have
+            an entry for each of the output's, and of a loss that may be
+            computed in any unit, such as the mean squared error.
         shapes: the shape of each trainable variable, in their order.
         weight_norms: ‖w‖ of each before the first update.
         frozen_norm: that of all weights that are not trained.
@@ -41,6 +59,11 @@ class FitRecord:
 
     batch_size: int | None = None
     optimizer: str = ""
+    follows_mean: bool = True
+    adds_noise: bool = False
+    is_private: bool = False
+    has_single_updates: bool = True
+    probe_is_trained: bool = False
     learning_rates: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     first_loss: float | None = None
@@ -65,8 +88,8 @@ class FitRecord:
 
     @property
     def rate(self):
-        """The last learning rate, or None."""
-        return self.learning_rates[-1] if self.learning_rates else None
+        """The largest learning rate at a reading, or None."""
+        return max(self.learning_rates, default=None)
 
 
 # Layers whose weights are still as they were made, and others.
@@ -179,18 +202,21 @@ class FitRecorder:
     Made before the first update; `batch` is the probe, (x, y, sample_weight).
     """
 
-    def __init__(self, model, batch, batch_size=None):
+    def __init__(self, model, batch, batch_size=None, probe_is_trained=False):
         self._model, self._batch = model, batch
         first_loss, half_losses, outputs = half_losses_of(model, batch)
         trained, untrained, frozen = layer_origins(layers_of(model))
         variables = model.trainable_variables
+        if batch_size is not None:
+            batch_size *= calls_per_update(model)
         self._fit = FitRecord(
+            **facts_of_updates(model),
             batch_size=batch_size,
-            optimizer=type(model.optimizer).__name__,
+            probe_is_trained=probe_is_trained,
             first_loss=first_loss,
             half_losses=tuple(half_losses),
             input_scale=_largest_scale(batch[0]),
-            target_moments=_target_moments(batch[1], outputs),
+            target_moments=_target_moments(model, batch[1], outputs),
             shapes=tuple(tuple(v.shape) for v in variables),
             weight_norms=tuple(map(_norm, variables)),
             frozen_norm=math.hypot(*map(_norm, model.non_trainable_variables)),
@@ -201,8 +227,8 @@ class FitRecorder:
 
     def record_reading(self, loss):
         """Note the probe's loss, and the rate, at a reading."""
-        optimizer = self._model.optimizer
-        rate = float(tf.convert_to_tensor(optimizer.learning_rate))
+        rate = learning_rate(self._model.optimizer)
+        rate = float(tf.convert_to_tensor(rate))
         self._fit = dataclasses.replace(
             self._fit,
             losses=(*self._fit.losses, float(loss)),
@@ -241,16 +267,18 @@ def _largest_scale(x):
     return max(scales, default=None)
 
 
-def _target_moments(y, outputs):
+def _target_moments(model, y, outputs):
     """Return (mean, standard deviation) of the largest targets, or ()."""
     targets, outputs = tf.nest.flatten(y), tf.nest.flatten(outputs)
-    if len(targets) != len(outputs):
+    may_be_scaled = regresses(model)
+    if not len(targets) == len(outputs) == len(may_be_scaled):
         return ()
     moments = [
         (float(np.mean(values)), float(np.std(values)))
-        for target, output in zip(targets, outputs)
+        for target, output, has_unit in zip(targets, outputs, may_be_scaled)
         # Numbers of classes are fewer than the output's entries.
-        if isinstance(target, tf.Tensor)
+        if has_unit
+        and isinstance(target, tf.Tensor)
         and (target.dtype.is_floating or target.dtype.is_integer)
         and tf.size(target) == tf.size(output)
         for values in [np.asarray(target, "float64")]

@@ -147,8 +147,9 @@ class AdviceHandler(MeasurementHandler):
         if callback.model.optimizer is None:
             return
         size = running_fit(callback.model).batch_size
+        is_trained = callback.probe is None
         self._recorder = self._attempt(
-            lambda: FitRecorder(callback.model, batch, size)
+            lambda: FitRecorder(callback.model, batch, size, is_trained)
         )
 
     def handle(self, epoch, measurement, gradient, reading):

@@ -204,6 +204,8 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         self.advice: list[HealthAdvice] = []
         self.conflicts: list[TaskConflicts] = []
         self.by_task: bool = bool(by_task)
+        #: The probe as it was given; None: the first batch of each `fit`.
+        self.probe: Any = probe
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every: int | str = every
         self.repeats: int = repeats

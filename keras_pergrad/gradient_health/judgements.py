@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from keras_pergrad.gradient_health.evidence import (
+    at_high_rates,
     dead_layers,
     finite_figures,
     input_scales,
@@ -14,11 +15,19 @@ from keras_pergrad.gradient_health.evidence import (
     layers_of_variables,
     longest_fast_move,
     median,
+    moving,
     noise_scale,
+    rate_is_rising,
     relative_distances,
     trained_fraction,
 )
 from keras_pergrad.gradient_health.fit_record import FitRecord
+from keras_pergrad.gradient_health.premises import (
+    follows_the_mean,
+    given_where,
+    has_no_noise,
+    measures_single_updates,
+)
 from keras_pergrad.runs.store import HealthReading
 
 
@@ -66,8 +75,8 @@ def summed_loss(fit):
         HealthAdvice(
             "loss_is_a_sum",
             f"The loss of the probe, {loss:.3g}, is the sum of those of its "
-            f"halves, {halves[0]:.3g} and {halves[1]:.3g}: gradients and "
-            "steps grow with the batch. Use the mean "
+            f"halves, {halves[0]:.3g} and {halves[1]:.3g}: gradients grow "
+            "with the batch, and so do steps of SGD. Use the mean "
             '(reduction="sum_over_batch_size"); in a loss of your own, '
             "ops.mean for ops.sum over the samples.",
             {"loss": loss, "sum_of_halves": total},
@@ -94,7 +103,7 @@ def unnormalised_inputs(readings, fit):
                     f"{layer_scale:.3g}: its gradients are as many times "
                     "larger than for inputs near 1, its curvature the square "
                     "of that. Scale the inputs to a variance near 1, as with "
-                    "keras.layers.Normalization.",
+                    f"keras.layers.Normalization.{_private_numbers(fit)}",
                     {
                         "input_scale": fit.input_scale,
                         "layer_scale": layer_scale,
@@ -118,18 +127,30 @@ def unscaled_targets(fit, is_fault=True):
             "the gradients grow with the targets, and so does the way that "
             "the weights have to go. Train on (y - mean) / deviation and "
             "scale predictions back, or begin with the mean as the last "
-            "layer's bias.",
+            f"layer's bias.{_private_numbers(fit)}",
             {"target_mean": mean, "target_deviation": deviation},
             is_fault=is_fault,
         )
     ]
 
 
+def _private_numbers(fit):
+    if not fit.is_private:
+        return ""
+    return (
+        " Take the numbers from what is known without the protected data: a "
+        "mean of these, or adapt() on them, is not private."
+    )
+
+
+@given_where(follows_the_mean)
 def unrelated_labels(readings, fit):
     """Accuse labels that training has not tied to the inputs."""
     if len(fit.label_losses) < 2 or fit.learned or _is_early(readings, fit):
         return []
     own_loss, *other_losses = fit.label_losses
+    if own_loss == min(other_losses) == max(other_losses):
+        return []  # All samples of the probe have the same labels.
     lower_count = sum(other_loss <= own_loss for other_loss in other_losses)
     chance = (1 + lower_count) / (1 + len(other_losses))
     if not chance > MAX_CHANCE:
@@ -173,19 +194,18 @@ MIN_ALPHAS = 3
 
 def wrong_rate(readings, fit):
     """Accuse the rate by what updates do to the weights and to the loss."""
-    return (
-        _diverged(readings, fit)
-        or _too_high(readings, fit)
-        or _too_low(readings, fit)
-    )
+    return next(filter(None, (j(readings, fit) for j in _OF_THE_RATE)), [])
 
 
 def _diverged(readings, fit):
+    if not math.isfinite(fit.first_loss):
+        return []  # It is not the updates that have made it so.
     for reading, loss in zip(readings, fit.losses):
         if not math.isfinite(loss):
             return [
                 _rate_too_high(
-                    f"The loss is {loss:g} after {reading.step} updates.",
+                    f"The loss is {loss:g} after {reading.step} updates. If "
+                    "all inputs and targets are finite:",
                     fit,
                     {"step": reading.step, "loss": loss},
                 )
@@ -193,52 +213,68 @@ def _diverged(readings, fit):
     return []
 
 
-def _too_high(readings, fit):
-    distance, step = longest_fast_move(readings, fit)
+@given_where(has_no_noise, measures_single_updates)
+def _replaces_weights(readings, fit):
     # Weights that are made of zeros are replaced by any first update.
     updates = finite_figures(readings, "gradient_update_ratio")
-    updates = updates if any(fit.weight_norms) else []
-    alphas = finite_figures(readings, "gradient_alpha")
-    loss = f"The loss went from {fit.first_loss:.3g} to {fit.losses[-1]:.3g}"
-    largest = max(updates, default=0.0)
-    if largest * trained_fraction(fit) > LARGE_UPDATE or (
-        largest > LARGE_UPDATE and not fit.learned
+    largest = max(updates if any(fit.weight_norms) else [], default=0.0)
+    if not largest * trained_fraction(fit) > LARGE_UPDATE and not (
+        largest > LARGE_UPDATE and fit.follows_mean and not fit.learned
     ):
-        observation = (
-            f"{loss}, while an update changed the weights by "
-            f"{largest:.0%} of themselves (usual: about 0.1%)."
-        )
-    elif fit.learned:
         return []
-    elif len(alphas) >= MIN_ALPHAS and median(alphas) > 1:
-        observation = (
-            f"{loss}: updates end on the far side of the valley, higher than "
-            f"they began (alpha {median(alphas):.2g} in the median)."
-        )
-    elif distance > FAR_DISTANCE:
-        observation = (
-            f"{loss}, while the weights went {distance:.2g} times as far as "
-            f"they were long in {step} updates."
-        )
-    else:
+    return _too_high(
+        f"while an update changed the weights by {largest:.0%} of themselves "
+        "(usual: about 0.1%).",
+        readings,
+        fit,
+        {"largest_update_ratio": largest},
+    )
+
+
+@given_where(follows_the_mean, measures_single_updates)
+def _overshoots(readings, fit):
+    alphas = finite_figures(moving(readings), "gradient_alpha")
+    if fit.learned or len(alphas) < MIN_ALPHAS or not median(alphas) > 1:
         return []
-    figures = {
-        "largest_update_ratio": largest,
-        "alpha": median(alphas),
-        "distance": distance,
-    }
+    return _too_high(
+        "and updates end on the far side of the valley, higher than they "
+        f"began (alpha {median(alphas):.2g} in the median).",
+        readings,
+        fit,
+        {"alpha": median(alphas)},
+    )
+
+
+@given_where(follows_the_mean)
+def _goes_far(readings, fit):
+    distance, step = longest_fast_move(readings, fit)
+    if fit.learned or not distance > FAR_DISTANCE:
+        return []
+    return _too_high(
+        f"while the weights went {distance:.2g} times as far as they were "
+        f"long in {step} updates.",
+        readings,
+        fit,
+        {"distance": distance},
+    )
+
+
+def _too_high(observation, readings, fit, figures):
+    observation = f"{_way_of_the_loss(fit)}, {observation}"
     dead_names = dead_layers(readings)
     if dead_names:
         observation += f" Dead since: {', '.join(map(repr, dead_names))}."
     return [_rate_too_high(observation, fit, figures)]
 
 
+@given_where(has_no_noise)
 def _too_low(readings, fit):
-    alphas = finite_figures(readings, "gradient_alpha")
-    if fit.learned or len(alphas) < MIN_ALPHAS:
+    if fit.learned or rate_is_rising(fit):
         return []
+    readings = moving(at_high_rates(readings, fit))
+    alphas = finite_figures(readings, "gradient_alpha")
     progress = [abs(alpha + 1) for alpha in alphas]
-    if not median(progress) < 1 / LONGER_UPDATE:
+    if len(alphas) < MIN_ALPHAS or not median(progress) < 1 / LONGER_UPDATE:
         return []
     # Without a signal alpha is -1, too. With one, a rate that is too low lets
     # the loss fall all the time.
@@ -249,8 +285,7 @@ def _too_low(readings, fit):
     return [
         HealthAdvice(
             "rate_too_low",
-            f"The loss went from {fit.first_loss:.3g} to "
-            f"{fit.losses[-1]:.3g}, and would still fall along an update "
+            f"{_way_of_the_loss(fit)}, and would still fall along an update "
             f"of {multiple:.0f} times its length (alpha {median(alphas):.3f}); "
             f"an update changes the weights by {median(updates):.1e} of "
             f"themselves. Raise the learning rate{_rate_in_words(fit)}, ten "
@@ -264,18 +299,29 @@ def _too_low(readings, fit):
     ]
 
 
+_OF_THE_RATE = _diverged, _replaces_weights, _overshoots, _goes_far, _too_low
+
+
+def _way_of_the_loss(fit):
+    return f"The loss went from {fit.first_loss:.3g} to {fit.losses[-1]:.3g}"
+
+
 def _rate_too_high(observation, fit, figures):
     figures = {**figures, "learning_rate": fit.rate or math.nan}
+    lower = "lower" if observation.endswith(":") else "Lower"
     return HealthAdvice(
         "rate_too_high",
-        f"{observation} Lower the learning rate{_rate_in_words(fit)}, ten "
+        f"{observation} {lower} the learning rate{_rate_in_words(fit)}, ten "
         "times at first.",
         figures,
     )
 
 
 def _rate_in_words(fit):
-    return "" if fit.rate is None else f" ({fit.rate:.2g})"
+    if fit.rate is None:
+        return ""
+    changes = len(set(fit.learning_rates)) > 1
+    return f" ({'at most ' if changes else ''}{fit.rate:.2g})"
 
 
 # Pre-activations change by about as much as the weights do.
@@ -304,6 +350,7 @@ def wrongly_trained(readings, fit):
     return [*_changed_layers(readings, fit), *_frozen_layers(fit)]
 
 
+@given_where(has_no_noise)
 def _changed_layers(readings, fit):
     distances = relative_distances(readings, fit)
     # A new layer that stands still sends no gradients into others.
@@ -357,13 +404,14 @@ def _frozen_layers(fit):
 MAX_COST_RATIO = 3.0
 
 
+@given_where(follows_the_mean)
 def batch_size(readings, fit):
     """Advise another batch size where it is far from what the noise asks."""
     scale, size = noise_scale(readings), fit.batch_size
     if scale is None or not size:
         return []
     if scale < 1:
-        return _samples_agree(scale)
+        return _samples_agree(scale) if fit.target_moments else []
     samples, updates = 1 + size / scale, 1 + scale / size
     advised = largest_batch_within(scale)
     if samples <= MAX_COST_RATIO and updates <= MAX_COST_RATIO**2:
@@ -373,8 +421,8 @@ def batch_size(readings, fit):
         f"The gradient noise scale is {scale:.0f}: batches of {size} take "
         f"about {samples:.3g} times the fewest samples and {updates:.3g} "
         f"times the fewest updates that reach a loss. Batches of {advised} "
-        f"take {1 + advised / scale:.3g} and {1 + scale / advised:.3g} times; "
-        f"change the rate by {_rate_factor(fit, advised / size):.2g}."
+        f"take {1 + advised / scale:.3g} and {1 + scale / advised:.3g} times"
+        f"{_rate_change(fit, advised / size)}."
     )
     return [
         HealthAdvice(
@@ -406,13 +454,21 @@ def _samples_agree(scale):
     ]
 
 
-def _rate_factor(fit, size_ratio):
-    """Return the factor of the rate for a batch of so many times the size.
+#: With which power of the batch size the rate goes: linear for SGD; a root
+#: where the gradient is divided by its own size (Malladi et al., arXiv
+#: 2205.10287). Of other optimizers it is not known.
+_RATE_POWERS = {
+    "SGD": 1.0,
+    **dict.fromkeys(("Adam", "AdamW", "Nadam", "RMSprop"), 0.5),
+}
 
-    Linear for SGD; a root where the gradient is divided by its own size
-    (Malladi et al., arXiv 2205.10287).
-    """
-    return size_ratio if fit.optimizer == "SGD" else size_ratio**0.5
+
+def _rate_change(fit, size_ratio):
+    """Say how the rate goes with a batch of so many times the size."""
+    power = _RATE_POWERS.get(fit.optimizer)
+    if power is None:
+        return ""
+    return f"; change the rate by {size_ratio**power:.2g}"
 
 
 # As many readings in a row must agree.
@@ -422,6 +478,7 @@ LAST_READINGS = 3
 LOSS_RISE = 1.05
 
 
+@given_where(follows_the_mean)
 def stop(readings, fit):
     """Advise to stop where the gradient is noise, or the loss rises."""
     if not fit.learned:
@@ -441,6 +498,8 @@ def stop(readings, fit):
                 is_fault=False,
             )
         ]
+    if fit.probe_is_trained:
+        return []  # What is learned by heart has a loss that falls.
     losses = fit.losses
     last_pairs = list(itertools.pairwise(losses[-LAST_READINGS - 1 :]))
     is_rising = len(last_pairs) == LAST_READINGS and all(
@@ -470,7 +529,8 @@ def advise(
 
     A cause is named instead of what follows from it: where the loss sums over
     the batch, nothing is said of the rate, which it multiplies; where the
-    targets are not scaled, nothing of the rate and the batch.
+    targets are not scaled, nothing of the rate and the batch. A judgement
+    whose premises do not hold says nothing (`premises`).
     """
     if not readings or not fit.losses or fit.first_loss is None:
         return []

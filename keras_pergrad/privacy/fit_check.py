@@ -186,7 +186,15 @@ def prepare(aggregation, model, arguments):
     state.proof = state.proof.merged_with(
         model_check.proof_record(model, batches)
     )
-    _warn_of_shared_data(batches, arguments.get("validation_data"))
+    _warn_of_shared_data(
+        batches, arguments.get("validation_data"), "validation data are"
+    )
+    for callback in as_callback_list(callbacks):
+        # Without one it measures the first batch, which is drawn of them.
+        probe = getattr(callback, "probe", ())
+        probe = batches if probe is None else probe
+        name = type(callback).__name__
+        _warn_of_shared_data(batches, probe, f"probe of {name} has")
     arguments["callbacks"] = _put_budget_first(aggregation, callbacks)
     strategy = model.distribute_strategy
     with strategy.scope():
@@ -333,18 +341,16 @@ def _put_budget_first(aggregation, callbacks):
     return with_first(budgets[0], callbacks)
 
 
-def _warn_of_shared_data(batches, validation_data):
+def _warn_of_shared_data(batches, data, what):
+    """Warn of data beside training that are the protected examples."""
     training_parts = getattr(batches.source, "given", ())
-    validation_parts = [
-        part for part in keras.tree.flatten(validation_data or ())
-    ]
-    if any(
-        _shares_memory(a, b) for a in training_parts for b in validation_parts
+    parts = keras.tree.flatten(data if data is not None else ())
+    if data is batches or any(
+        _shares_memory(a, b) for a in training_parts for b in parts
     ):
         warnings.warn(
-            "The validation data are the protected examples: figures that "
-            "are computed from them are not private, and nothing may be "
-            "chosen by them.",
+            f"The {what} the protected examples: figures that are computed "
+            "from them are not private, and nothing may be chosen by them.",
             stacklevel=7,
         )
 

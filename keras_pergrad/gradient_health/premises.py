@@ -1,0 +1,108 @@
+"""The premises of advice: what the updates of a training follow.
+
+A judgement names its premises by `given_where`, and says nothing where one of
+them does not hold. They are looked up once, before the first update.
+"""
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_pergrad.aggregations.aggregation import Mean
+from keras_pergrad.keras_internals.models.parts import (
+    accumulating_optimizer,
+    compiled_loss,
+    entries_of,
+    nested_optimizers,
+)
+from keras_pergrad.model.model import PerGradModel
+
+_STEPS = keras.Model.train_step, PerGradModel.train_step
+_CLIPPING = "clipnorm", "clipvalue", "global_clipnorm"
+#: Losses that are least where outputs are the targets, in whatever unit.
+_REGRESSIONS = (
+    keras.losses.mean_squared_error,
+    keras.losses.mean_absolute_error,
+    keras.losses.huber,
+    keras.losses.log_cosh,
+)
+
+
+def given_where(*premises):
+    """Let a judgement of (readings, fit) say nothing but where all hold.
+
+    `premises`: functions of the `FitRecord`.
+    """
+
+    def decorate(judgement):
+        @functools.wraps(judgement)
+        def judge(readings, fit):
+            if not all(premise(fit) for premise in premises):
+                return []
+            return judgement(readings, fit)
+
+        return judge
+
+    return decorate
+
+
+def follows_the_mean(fit):
+    """Ask whether updates follow the mean of the samples' gradients alone.
+
+    Where gradients are clipped, noisy or weighed, the loss may stay high, and
+    the gradient may not vanish, at the best weights that can be had.
+    """
+    return fit.follows_mean
+
+
+def has_no_noise(fit):
+    """Ask whether an update shows what its gradient does."""
+    return not fit.adds_noise
+
+
+def measures_single_updates(fit):
+    """Ask whether what is measured around a call is around one update."""
+    return fit.has_single_updates
+
+
+def facts_of_updates(model) -> dict[str, Any]:
+    """Return the fields of a `FitRecord` that say what updates follow."""
+    mode = getattr(model, "gradient_mode", None)
+    aggregation = getattr(mode, "aggregation", None)
+    nested = list(nested_optimizers(model.optimizer))
+    innermost = next(
+        o for o in nested if getattr(o, "inner_optimizer", None) is None
+    )
+    is_clipped = any(
+        getattr(o, name, None) for o in nested for name in _CLIPPING
+    )
+    by_sample = getattr(mode, "updates_by_sample", False)
+    return {
+        "optimizer": type(innermost).__name__,
+        "follows_mean": (
+            type(model).train_step in _STEPS
+            and (aggregation is None or type(aggregation) is Mean)
+            and not getattr(mode, "changes_gradients", False)
+            and not by_sample
+            and not is_clipped
+        ),
+        "adds_noise": bool(getattr(aggregation, "adds_noise", False)),
+        "is_private": bool(getattr(aggregation, "counts", False)),
+        "has_single_updates": (
+            int(model.steps_per_execution) == 1 and not by_sample
+        ),
+    }
+
+
+def calls_per_update(model):
+    """Return how many batches make an update."""
+    optimizer = accumulating_optimizer(model.optimizer)
+    calls = getattr(optimizer, "gradient_accumulation_steps", None) or 1
+    return calls * getattr(getattr(model, "gradient_mode", None), "steps", 1)
+
+
+def regresses(model):
+    """Return for each compiled loss whether its targets may be scaled."""
+    losses = [entry.loss for entry in entries_of(compiled_loss(model))]
+    return [getattr(loss, "fn", loss) in _REGRESSIONS for loss in losses]
