@@ -1,4 +1,4 @@
-"""Batches with numbers for their samples, and batches set aside."""
+"""Marks of batches and data sets, and batches set aside."""
 
 import functools
 
@@ -27,6 +27,22 @@ def without_numbers(batch):
     if isinstance(batch, (tuple, list)) and batch and is_numbered(batch[0]):
         return (split_numbers(batch[0])[0], *batch[1:])
     return split_numbers(batch)[0]
+
+
+# Data sets whose stages are the package's own.
+
+_SOURCE = "keras_pergrad_source"
+
+
+def drawn_from(dataset, source):
+    """Mark a dataset as drawn by this package from a source of this name."""
+    setattr(dataset, _SOURCE, source)
+    return dataset
+
+
+def source_of_draws(data):
+    """Return the name of the source that data is drawn from, or None."""
+    return getattr(data, _SOURCE, None)
 
 
 # The first batches of a data stream, looked at without losing them.

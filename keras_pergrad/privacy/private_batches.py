@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batch_marks import drawn_from
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.privacy.augmentation import Augmentation, views_seed
 from keras_pergrad.privacy.mechanism import (
@@ -115,7 +116,8 @@ class PrivateBatches:
             steps = len(self)
             batches = self._generate_batches(ledger, [0], 1, steps)
             with_size = tf.data.experimental.assert_cardinality(steps)
-            return batches.apply(with_size).prefetch(2)
+            batches = batches.apply(with_size).prefetch(2)
+            return drawn_from(batches, self.source.name)
         self.mechanism.selection.require_parts(self.mechanism, parts)
 
         def worker_dataset(context):

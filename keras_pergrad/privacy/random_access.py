@@ -62,7 +62,9 @@ def _has_shape(part):
 
 
 class _Source:
-    """Examples by their numbers, 0 to `size`."""
+    """Examples by their numbers, 0 to `size`; `name` says what has them."""
+
+    name = "arrays"
 
     def checksum(self):
         """Return a text that changes if one of a few examples does."""
@@ -148,7 +150,7 @@ class _SingleExampleSource(_Source):
 
 class _ItemSource(_SingleExampleSource):
     def __init__(self, items):
-        self.items = items
+        self.items, self.name = items, type(items).__name__
         self.size = len(items)
 
     def example(self, row):
@@ -157,6 +159,8 @@ class _ItemSource(_SingleExampleSource):
 
 
 class _DatasetSource(_SingleExampleSource):
+    name = "tf.data.Dataset"
+
     def __init__(self, dataset):
         self.size = int(dataset.cardinality())
         if self.size < 0:
@@ -190,7 +194,7 @@ class _PyDatasetSource(_SingleExampleSource):
     """A PyDataset, which gives batches; each batch that is needed is read."""
 
     def __init__(self, dataset):
-        self.dataset = dataset
+        self.dataset, self.name = dataset, type(dataset).__name__
         count = dataset.num_batches
         if not count:
             raise ValueError(

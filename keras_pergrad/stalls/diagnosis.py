@@ -15,6 +15,11 @@ NO_ADVICE = (
     "  No change is known to help. On a busy machine waits may be noise:\n"
     "     measure again: keras_pergrad.diagnose.profile_pipeline(data, model)."
 )
+#: Of data that the package draws from a source, in stages of its own.
+NO_ADVICE_ON_DRAWS = (
+    "  The batches are drawn in one thread beside the step. Only a source\n"
+    "     that gives its examples faster can help, such as arrays in memory."
+)
 
 
 def short_number(number):
@@ -92,7 +97,9 @@ def diagnose(report, facts, warn_above, with_advice=True):
             advice_list = advise(facts, stalled, is_late)
         if stalled:
             lines += _slowest_stage(facts)
-            lines += [] if advice_list else [NO_ADVICE]
+            is_drawn = facts.kind == "drawn"
+            nothing = NO_ADVICE_ON_DRAWS if is_drawn else NO_ADVICE
+            lines += [] if advice_list else [nothing]
         elif advice_list:
             lines = ["DataStall: the data comes in time, but:"]
         lines += _advice_lines(advice_list, facts)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batch_marks import source_of_draws
 from keras_pergrad.keras_internals.data.sources import is_grain
 from keras_pergrad.stalls.running import RunningPipeline
 from keras_pergrad.stalls.stages import Stage, match_stages, written_stages
@@ -27,7 +28,8 @@ class Facts:
 
     Attributes:
         kind: dataset, pydataset, generator, dataloader (torch), grain,
-            arrays or unknown.
+            arrays, drawn (by this package, whose stages nobody can change)
+            or unknown.
         data: What the user passed.
         wait_ms, step_ms: Per batch.
         first_batch_ms: From the start of the epoch to the first batch.
@@ -149,6 +151,8 @@ def _ends_in_prefetch(names):
 
 def kind_of(data):
     """Return which of the kinds of `Facts` the data is."""
+    if source_of_draws(data) is not None:
+        return "drawn"
     if isinstance(data, tf.data.Dataset):
         return "dataset"
     if isinstance(data, keras.utils.PyDataset):

@@ -10,6 +10,7 @@ import re
 
 import tensorflow as tf
 
+from keras_pergrad.common.batch_marks import source_of_draws
 from keras_pergrad.common.text import as_text
 from keras_pergrad.keras_internals.data import sources
 from keras_pergrad.stalls.running import NESTING
@@ -28,8 +29,8 @@ FUSED_STAGES = {
     "ShuffleAndRepeat": ("Repeat", "Shuffle"),
     "MapAndFilter": ("Filter", "Map"),
 }
-#: Kinds of data that reach TensorFlow as a generator.
-LOADER_KINDS = ("pydataset", "generator", "dataloader", "grain")
+#: Kinds of data that reach TensorFlow in stages that the user did not write.
+LOADER_KINDS = ("pydataset", "generator", "dataloader", "grain", "drawn")
 _GENERATOR_STAGES = ("FlatMap", "Generator")
 #: Stages that bring data in; the others transform it.
 _LOADING_STAGES = (*NESTING, "Generator")
@@ -273,9 +274,10 @@ def _added_name(name):
 
 
 def _loader_name(data, stage):
+    source = source_of_draws(data)
     if stage.name in _GENERATOR_STAGES:
-        return f"the {type(data).__name__}"
-    return f"{written_name(stage.name)} (Keras)"
+        return f"the {source or type(data).__name__}"
+    return f"{written_name(stage.name)} ({'drawn' if source else 'Keras'})"
 
 
 def stage_table(rows, cpu_budget=None, ram_budget=None):

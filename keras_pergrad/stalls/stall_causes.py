@@ -300,8 +300,14 @@ def computing_threads(facts):
 
 def no_loader_workers(facts):
     """Whether a PyTorch loader loads in the training process."""
+    loader = facts.data
+    # Without a batch size it cannot be made again as it is printed, and each
+    # worker of an iterable dataset would give all of it.
+    kinds = [base.__name__ for base in type(loader.dataset).__mro__]
+    if loader.batch_size is None or "IterableDataset" in kinds:
+        return None
     # PyTorch warns of more workers than cores.
-    return None if facts.data.num_workers else {"count": min(4, cores())}
+    return None if loader.num_workers else {"count": min(4, cores())}
 
 
 def no_grain_workers(facts):

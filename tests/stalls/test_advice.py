@@ -13,6 +13,7 @@ from keras_pergrad.stalls.advice import RULES, advise
 from keras_pergrad.stalls.diagnosis import diagnose
 from keras_pergrad.stalls.facts import collect_facts
 from keras_pergrad.stalls.running import RunningPipeline, RunningStage
+from tests.privacy import tiny
 from tests.stalls import planted_faults, recorded_stalls, slow_data
 from tests.stalls.recorded import Epoch
 from tests.stalls.slow_data import PARALLEL, as_batch, numbers
@@ -167,6 +168,14 @@ def test_a_torch_loader_gets_workers_as_printed():
     assert names["loader"].num_workers == 2
     assert names["loader"].batch_size == loader.batch_size
     assert "num_workers" not in given(names["loader"])
+    # Each worker would give all of it; and batches that are drawn elsewhere.
+    stream = type("Stream", (torch.utils.data.IterableDataset,), {})()
+    sampler = torch.utils.data.BatchSampler(range(8), 4, False)
+    for other in (
+        torch.utils.data.DataLoader(stream, batch_size=4),
+        torch.utils.data.DataLoader(loader.dataset, batch_sampler=sampler),
+    ):
+        assert "num_workers" not in given(other)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +290,51 @@ def test_a_sound_pipeline_gets_no_word(kind, capsys, monkeypatch):
     assert stall.reports[0].steps == 24
     assert (stall.advice, stall.message) == ([], None)
     assert "DataStall" not in capsys.readouterr().out
+
+
+class Rows:
+    """Examples by their numbers."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, k):
+        return tiny.X[k], tiny.Y[k]
+
+
+def four_rows(k):
+    return tiny.X[4 * k : 4 * k + 4], tiny.Y[4 * k : 4 * k + 4]
+
+
+#: Python's names of what examples are drawn from, and how.
+DRAWN_FROM = {
+    "arrays": (lambda: (tiny.X, tiny.Y), {}),
+    "views": (lambda: (tiny.X, tiny.Y), tiny.VIEWS),
+    "Rows": (lambda: (Rows(),), {}),
+    "Loader": (lambda: (Loader(four_rows, 10),), {}),
+    "tf.data.Dataset": (
+        lambda: (tf.data.Dataset.from_tensor_slices((tiny.X, tiny.Y)),),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("source", DRAWN_FROM)
+def test_stages_of_the_package_itself_are_not_advised_on(source, monkeypatch):
+    recorded_stalls.say(
+        monkeypatch,
+        {"wait_ms": 20.0, "step_ms": 10.0},
+        work={"FlatMap": 1.0},
+    )
+    data, settings = DRAWN_FROM[source]
+    training, stall = tiny.private(**settings), DataStall()
+    net, batches = tiny.model(training), training.batches(*data())
+    tiny.fit(net, training, callbacks=[stall], data=batches)
+    assert stall.advice == []
+    if source != "views":
+        assert f"Slowest stage: the {source}, 100% of" in stall.message
+    assert "drawn in one thread beside the step" in stall.message
+    assert "from_generator" not in stall.message
 
 
 @pytest.mark.timing
