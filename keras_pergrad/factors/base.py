@@ -141,7 +141,9 @@ class Kronecker(NamedTuple):
         inputs: (i, i), or (i,) if it is diagonal: of a table, how often each
             row was looked up.
         outputs: (o, o), or (o,) if it is diagonal.
-        count: a scalar: samples times positions.
+        count: a scalar: the positions of all samples. Of several in a sample
+            those do not count, nor their inputs, whose outputs no loss
+            reaches: padding.
         axes: which axes of the variable make up the i inputs, in this order;
             the others, in theirs, are the o outputs. What has no two sides
             has no axes here: `inputs` is [[1]] and `count` 1 for each batch,
@@ -519,6 +521,16 @@ def weighted_total(gradients, weights, shape=None):
     if static_shape.rank != 1:
         rows = tf.reshape(gradients, integers(-1, static_shape.num_elements()))
     return tf.reshape(reshape_once(weights, [1, -1]) @ rows, integers(*shape))
+
+
+def reached_positions(dz):
+    """Return 1 for each position that a loss reaches, else 0, (n, t).
+
+    Others, such as padding, add nothing to a gradient. `dz`: the gradients at
+    the outputs, (n, t, o). A single position counts for every sample.
+    """
+    is_reached = tf.reduce_any(dz != 0, -1) | (tf.shape(dz)[1] == 1)
+    return tf.cast(is_reached, dz.dtype)
 
 
 def inner_products(gradients, direction):

@@ -14,6 +14,7 @@ from keras_pergrad.factors.base import (
     in_type,
     inner_products,
     integers,
+    reached_positions,
     round_up_product_norms,
     squares,
     squares_by_sample,
@@ -379,11 +380,12 @@ class Outer(SampleGradients):
         axes = self._axes_of_sides()
         if axes is None:
             return super().kronecker()
-        sides = []
-        for tensor in self.sides():
+        x, dz = self.sides()
+        counted, sides = reached_positions(dz), []
+        for tensor in (x * tf.cast(counted, x.dtype)[..., None], dz):
             rows = in_shape(tensor, [-1, tensor.shape[-1]])
             sides.append(tf.matmul(rows, rows, transpose_a=True))
-        count = tf.cast(tf.reduce_prod(tf.shape(self.x)[:2]), self.x.dtype)
+        count = tf.cast(tf.reduce_sum(counted), x.dtype)
         return Kronecker(sides[0], sides[1], count, self.axes())
 
     def sides(self) -> list[tf.Tensor]:

@@ -15,6 +15,7 @@ from keras_pergrad.factors.base import (
     in_type,
     inner_products,
     integers,
+    reached_positions,
     round_up_product_norms,
     squares,
     squares_by_sample,
@@ -255,9 +256,11 @@ class Patches(SampleGradients):
         if not self.axes():
             return super().kronecker()
         big, small = self._without_blank(self.big, self.small)
+        counted = self.counted_windows()
 
-        def product(big):
+        def product(big, counted):
             unfolded = convolution_methods.unfold(big, self.windows)
+            unfolded *= tf.cast(counted, unfolded.dtype)[..., None]
             rows = tf.reshape(unfolded, [-1, unfolded.shape[-1]])
             return tf.matmul(rows, rows, transpose_a=True)
 
@@ -268,11 +271,18 @@ class Patches(SampleGradients):
         small = tf.reshape(small, [-1, small.shape[-1]])
         outputs = tf.matmul(small, small, transpose_a=True)
         return Kronecker(
-            sum_by_chunks(product, (big,), numbers, [inputs, inputs]),
+            sum_by_chunks(product, (big, counted), numbers, [inputs, inputs]),
             outputs,
-            tf.cast(tf.shape(small)[0], small.dtype),
+            tf.reduce_sum(counted),
             self.axes(),
         )
+
+    def counted_windows(self):
+        """Return 1 for each window that a loss reaches, else 0, (n, t)."""
+        _, small = self._without_blank(self.big, self.small)
+        n, channels = tf.shape(small)[0], small.shape[-1]
+        positions = tf.reduce_prod(tf.shape(small)[1:-1])
+        return reached_positions(tf.reshape(small, [n, positions, channels]))
 
     def rotated(self, inputs=None, outputs=None):
         if not self.axes():

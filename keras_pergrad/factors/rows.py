@@ -12,6 +12,7 @@ from keras_pergrad.factors.base import (
     SampleGradients,
     expand,
     held_bytes,
+    reached_positions,
     squares_by_sample,
     wide,
 )
@@ -316,14 +317,13 @@ class Rows(SampleGradients):
         return (0,)
 
     def kronecker(self) -> Kronecker:
-        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
-        ids = tf.reshape(self.ids, [-1])
+        counted = tf.reshape(reached_positions(self.dz), [-1])
         counts = tf.math.unsorted_segment_sum(
-            tf.ones_like(dz[:, 0]), ids, self.shape[0]
+            counted, tf.reshape(self.ids, [-1]), self.shape[0]
         )
+        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         outputs = tf.matmul(dz, dz, transpose_a=True)
-        count = tf.cast(tf.size(ids), dz.dtype)
-        return Kronecker(counts, outputs, count, self.axes())
+        return Kronecker(counts, outputs, tf.reduce_sum(counted), self.axes())
 
     def rotated(
         self, inputs: tf.Tensor | None = None, outputs: tf.Tensor | None = None

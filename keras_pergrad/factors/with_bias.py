@@ -100,13 +100,17 @@ class WithBias:
         windows = self._kernel.windows
         numbers = windows.count if windows.is_static else 2**20
 
-        def sum_windows(big):
+        def sum_windows(big, counted):
             unfolded = convolution_methods.unfold(big, windows)
-            return tf.reduce_sum(unfolded, [0, 1])
+            counted = tf.cast(counted, unfolded.dtype)[..., None]
+            return tf.reduce_sum(unfolded * counted, [0, 1])
 
         size = self._kernel.big.shape[-1] * windows.taps
         return sum_by_chunks(
-            sum_windows, (self._kernel.big,), numbers * size, [size]
+            sum_windows,
+            (self._kernel.big, self._kernel.counted_windows()),
+            numbers * size,
+            [size],
         )
 
 

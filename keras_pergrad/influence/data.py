@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.factors import wide
+from keras_pergrad.factors.base import norm_type
 from keras_pergrad.functions.data_passes import run_passes, with_progress
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 from keras_pergrad.keras_internals.models.inspection import require_finite
@@ -275,3 +276,26 @@ def require_finite_rows(rows, first_row):
     if not np.isfinite(sizes).all():
         require_finite(np.concatenate([np.zeros(first_row), sizes]))
     return rows
+
+
+# What is zero but for rounding.
+
+#: Eigenvalues below so many rounding units of the largest one are rounding.
+_ROUNDING_UNITS = 8
+
+
+def rounding_share(variables):
+    """Return below which share of the largest an eigenvalue is rounding."""
+    dtype = norm_type(list(variables)).as_numpy_dtype
+    return _ROUNDING_UNITS * float(np.finfo(dtype).eps)
+
+
+def is_definite(matrix, share):
+    """Whether a symmetric matrix is positive definite beyond rounding."""
+    # The largest entry of the diagonal is no more than the largest eigenvalue.
+    margin = share * np.diagonal(matrix).max(initial=0.0)
+    try:
+        np.linalg.cholesky(matrix - margin * np.eye(len(matrix)))
+    except np.linalg.LinAlgError:
+        return False
+    return True

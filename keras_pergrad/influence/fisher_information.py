@@ -579,7 +579,7 @@ def _make_fisher(model, statistic, totals, sample_count, total_weight):
             inputs, outputs, count, axes = map(np.asarray, total)
             parts.append(
                 Kronecker(
-                    inputs / count,
+                    inputs / np.maximum(count, 1),
                     outputs / outputs.dtype.type(total_weight),
                     np.ones_like(count),
                     tuple(int(k) for k in axes),

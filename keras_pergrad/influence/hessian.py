@@ -10,7 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.functions.data_passes import with_progress
-from keras_pergrad.influence.data import flatten_gradients, unflatten_gradients
+from keras_pergrad.influence.data import (
+    flatten_gradients,
+    is_definite,
+    rounding_share,
+    unflatten_gradients,
+)
 from keras_pergrad.keras_internals.data.batches import ranks, sample_count
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.models.parts import call_model
@@ -154,25 +159,25 @@ class Hessian:
         """Return the Cholesky factor of H + damping."""
         matrix = self.products(np.eye(self.size), self._verbose)
         matrix = (matrix + matrix.T) / 2 + self._damping * np.eye(self.size)
-        try:
-            np.linalg.cholesky(matrix)
-        except np.linalg.LinAlgError:
-            least = np.linalg.eigvalsh(matrix)[0] - self._damping
+        share = rounding_share(self._model.trainable_variables)
+        if not is_definite(matrix, share):
+            least, *_, largest = np.linalg.eigvalsh(matrix)
+            least -= self._damping
+            needed = max(share * largest - least, 0.0)
             raise ValueError(
-                _not_positive_message(least, self._damping)
-            ) from None
+                _not_positive_message(least, self._damping, needed)
+            )
         return tf.linalg.cholesky(matrix)
 
 
-def _not_positive_message(least, damping):
-    needed = max(-least, 0)
+def _not_positive_message(least, damping, needed):
     return (
         "The Hessian of the mean loss plus the damping expected to be "
-        f"positive definite. Received: least eigenvalue {least:.3g}, damping "
-        f"{damping:g}. The weights are at no strict minimum (training not "
-        "ended, a nonconvex model, or weights that no sample uses): pass a "
-        f"`damping` clearly above {needed:.3g}, or curvature='ekfac', which is "
-        "never negative."
+        "positive definite, beyond rounding. Received: least eigenvalue "
+        f"{least:.3g}, damping {damping:g}. The weights are at no strict "
+        "minimum (training not ended, a nonconvex model, or weights that no "
+        f"sample uses): pass a `damping` clearly above {needed:.3g}, or "
+        "curvature='ekfac', which is never negative."
     )
 
 

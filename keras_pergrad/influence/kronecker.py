@@ -72,6 +72,7 @@ class Block:
         rows, columns = len(inputs), len(outputs)
         shift = np.full(rows, penalties[0])
         shift[-1] = penalties[-1]
+        self._is_given = damping is not None
         if damping is None:
             mean_square = squares / samples / (rows * columns)
             damping = _DAMPING_SHARE * (mean_square + shift.mean())
@@ -80,7 +81,7 @@ class Block:
         # scaled so that all have the same shift, which then adds to every
         # eigenvalue.
         shift = np.maximum(shift, _DAMPING_FLOOR * shift.max())
-        self._shift = shift[0]
+        self._shift, self._damping = shift[0], damping
         units = np.sqrt(shift / shift[0]) if shift[0] else np.ones(rows)
         if np.ptp(units):
             inputs = inputs / np.outer(units, units)
@@ -88,7 +89,10 @@ class Block:
         if self.inputs is not None:  # Only a matrix has a bias's row.
             self.inputs = self.inputs / units[:, None]
         self.outputs, output_values = _eigen(outputs)
-        self._eigenvalue_sums = np.outer(input_values, output_values) / count
+        self._sides = input_values, output_values
+        # Where no loss reaches a position, all sums are zero.
+        self._eigenvalue_sums = np.outer(input_values, output_values)
+        self._eigenvalue_sums /= max(count, 1.0)
         self._measured = None
 
     def add(self, squares):
@@ -97,15 +101,40 @@ class Block:
         previous = 0 if self._measured is None else self._measured
         self._measured = previous + squares
 
-    def finish(self, samples):
-        """Set the eigenvalues once all samples are counted."""
+    def finish(self, samples, variables):
+        """Set the eigenvalues once all samples are counted.
+
+        Raises:
+            ValueError: the damping that was given leaves some at zero, but for
+                rounding.
+        """
         measured = (
             self._eigenvalue_sums if self._measured is None else self._measured
         )
         self.eigenvalues = measured / samples + self._shift
+        if self._is_given:
+            self._require_definite(data.rounding_share(variables), variables)
         # No sample has a gradient along these: dividing by infinity leaves
         # them zero.
         self.eigenvalues[self.eigenvalues <= 0] = np.inf
+
+    def _require_definite(self, share, variables):
+        largest = self.eigenvalues.max()
+        # Of a matrix eigenvalues are known to rounding of the largest, of a
+        # diagonal to rounding of their own.
+        is_deficient = any(
+            values.min() <= (0.0 if basis is None else share) * values.max()
+            for basis, values in zip((self.inputs, self.outputs), self._sides)
+        ) or (self.eigenvalues.min() <= share**2 * largest)
+        if is_deficient and not self._shift > share * largest:
+            raise ValueError(
+                f"The curvature of {variables[self.indices[0]].path!r} plus "
+                "the damping expected to be positive definite, beyond "
+                f"rounding. Received: eigenvalues from {self._shift:.3g} to "
+                f"{largest:.3g}, damping {self._damping:g}. There are weights "
+                "that no sample uses, or fewer samples than directions: pass "
+                f"a `damping` clearly above {share * largest:.3g}, or None."
+            )
 
     def solve(self, gradients):
         """Return the gradients of its variables over the curvature."""
@@ -227,7 +256,7 @@ class KroneckerCurvature:
         if corrected:
             self._measure_eigenvalues()
         for block in self._blocks:
-            block.finish(samples)
+            block.finish(samples, self._variables)
 
     def solve(self, gradients):
         """Return (F + damping)⁻¹ g for gradients of m samples."""

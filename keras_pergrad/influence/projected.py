@@ -13,7 +13,11 @@ import tensorflow as tf
 
 from keras_pergrad.factors import projections
 from keras_pergrad.functions.data_passes import run_passes, with_progress
-from keras_pergrad.influence.data import require_finite_rows
+from keras_pergrad.influence.data import (
+    is_definite,
+    require_finite_rows,
+    rounding_share,
+)
 from keras_pergrad.influence.gradient_store import GradientStore
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 
@@ -217,16 +221,20 @@ class ProjectedInfluence:
             damping = self._damping
             if damping is None:
                 damping = _DAMPING_SHARE * np.trace(gram) / len(gram)
-            try:
-                matrix = gram + damping * np.eye(len(gram))
-                self._factor = np.linalg.cholesky(matrix)
-            except np.linalg.LinAlgError:
+            matrix = gram + damping * np.eye(len(gram))
+            # The default is far above rounding, if there is any gradient.
+            share = 0.0
+            if self._damping is not None:
+                share = rounding_share(self._model.trainable_variables)
+            if not is_definite(matrix, share):
                 raise ValueError(
                     "The projected curvature plus the damping expected to be "
-                    f"positive definite. Received: damping={damping:g} with "
-                    f"{self._rows.samples} samples and {len(gram)} numbers. "
-                    "Pass a larger `damping`, or None."
-                ) from None
+                    "positive definite, beyond rounding. Received: "
+                    f"damping={damping:g} with {self._rows.samples} samples "
+                    f"and {len(gram)} numbers. Pass a larger `damping`, or "
+                    "None."
+                )
+            self._factor = np.linalg.cholesky(matrix)
 
     def _solve(self, rows):
         return tf.linalg.cholesky_solve(self._factor, rows.T).numpy().T

@@ -492,3 +492,17 @@ def test_the_likelihood_is_that_of_the_compiled_loss(
     kernel, bias = np.square(x).T @ diagonal / 10, diagonal.mean(0)
     for part, right in zip(found.parts, (kernel, bias), strict=True):
         assert np.linalg.norm(part - right) < 0.05 * np.linalg.norm(right)
+
+
+def _padded_models():
+    ids = net(
+        layers.Embedding(6, 3, mask_zero=True),
+        layers.Dense(4, "tanh"),
+        layers.MultiHeadAttention(2, 2, name="attention")
+        if False
+        else layers.Dense(3, "tanh"),
+        layers.GlobalAveragePooling1D(),
+        shape=(None,),
+        dtype="int32",
+    )
+    return ids
