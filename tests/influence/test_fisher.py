@@ -494,15 +494,58 @@ def test_the_likelihood_is_that_of_the_compiled_loss(
         assert np.linalg.norm(part - right) < 0.05 * np.linalg.norm(right)
 
 
-def _padded_models():
-    ids = net(
+def _of_words():
+    """Means of words that are not padded."""
+    model = net(
         layers.Embedding(6, 3, mask_zero=True),
         layers.Dense(4, "tanh"),
-        layers.MultiHeadAttention(2, 2, name="attention")
-        if False
-        else layers.Dense(3, "tanh"),
         layers.GlobalAveragePooling1D(),
         shape=(None,),
         dtype="int32",
+        units=2,
     )
-    return ids
+    return model, lambda x, k: x[:, :k]
+
+
+def _of_windows():
+    """Sums over windows of two, of which padding is left out by hand."""
+    inputs, kept = keras.Input((None, 2)), keras.Input((None, 1))
+    h = layers.Conv1D(4, 2, activation="tanh")(inputs)
+    h = layers.GlobalAveragePooling1D()(layers.Multiply()([h, kept]))
+    model = keras.Model([inputs, kept], layers.Dense(2)(h))
+    return model, lambda x, k: [x[0][:, : k + 1], x[1][:, :k] * k / 5]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("make", [_of_words, _of_windows])
+def test_padding_counts_in_no_factor(make):
+    """As the samples do without it, one by one."""
+    model, without_padding = make()
+    lengths, y = [5, 2, 3], normal(3, 2)
+    kept = np.arange(5) < np.array(lengths)[:, None]
+    x = np.where(kept, 1 + integers(5, 3, 5), 0)
+    if make is _of_windows:
+        x = [normal(3, 6, 2), kept[..., None].astype(float)]
+    compiled(model)
+    how = {"kind": "kfac", "labels": "data"}
+    found = fisher(model, x, y, **how).parts
+    alone = []
+    for i, length in enumerate(lengths):
+        one = keras.tree.map_structure(lambda t, i=i: t[i : i + 1], x)
+        one = without_padding(one, length)
+        alone.append(fisher(model, one, y[i : i + 1], **how).parts)
+    for k, part in enumerate(found):
+        parts = [each[k] for each in alone]
+        has_positions = (
+            part.axes
+            and model.layers[-1].kernel is not (model.trainable_variables[k])
+        )
+        weights = lengths if has_positions else [1, 1, 1]
+        inputs = np.average([p.inputs for p in parts], 0, weights)
+        np.testing.assert_allclose(part.inputs, inputs, **LIMITS)
+        outputs = np.mean([p.outputs for p in parts], 0)
+        np.testing.assert_allclose(part.outputs, outputs, **LIMITS)
+    if make is _of_words:  # By hand: the rows that the kernel meets.
+        rows = model.layers[1].embeddings.numpy()[x[x > 0]]
+        right = rows.T @ rows / sum(lengths)
+        np.testing.assert_allclose(found[1].inputs, right, **LIMITS)

@@ -103,3 +103,29 @@ def test_one_unit_is_exact(float64, kind, features, l2):
         found, blocks = _scores(model, x, y, curvature, tests=2)
         assert blocks in (None, [[0, 1]])
         np.testing.assert_allclose(found, expected[:2], 1e-9, 1e-12)
+
+
+@pytest.mark.parametrize("curvature", ["exact", "ekfac", "kfac", "projected"])
+def test_damping_that_leaves_rounding_is_refused(curvature):
+    """One unit of four inputs and a bias: three samples are too few."""
+    model = compiled(net(shape=(4,), units=1))
+    x, y = normal(N, 4), normal(N, 1, seed=1)
+
+    def scores(n, damping):
+        how = {"curvature": curvature, "damping": damping, "verbose": 0}
+        influence = kpg.influence.Influence(model, x[:n], y[:n], **how)
+        return influence.scores(x[-4:], y[-4:])
+
+    for damping in (0.0, 1e-12):
+        with pytest.raises(ValueError, match="definite, beyond rounding"):
+            scores(3, damping)
+    assert np.isfinite(scores(3, 1e-3)).all()
+    rows = np.concatenate([x, np.ones((N, 1))], 1)
+    gradients = 2 * (np.array(model(x)) - y) * rows
+    matrix = 2 * rows.T @ rows / N
+    if curvature == "projected":
+        matrix = gradients.T @ gradients / N
+    expected = gradients[-4:] @ np.linalg.solve(matrix, gradients.T) / N
+    if curvature != "projected":  # Of fewer numbers than there are weights.
+        np.testing.assert_allclose(scores(N, 0.0), expected, 1e-2, 1e-3)
+    assert np.abs(scores(N, 0.0)).max() < 10 * np.abs(expected).max()
