@@ -347,21 +347,43 @@ def _ordered_scalars(scalars):
     return [*counters, *(None if v is None else float(v) for v in values)]
 
 
+#: What a directory cannot be called on one system or another.
+_FORBIDDEN = frozenset('<>:"/\\|?*')
+_DEVICES = frozenset(
+    {"CON", "PRN", "AUX", "NUL"}
+    | {f"{port}{k}" for port in ("COM", "LPT") for k in range(1, 10)}
+)
+_MAX_BYTES = 200
+
+
 def _run_path(log_dir, run):
-    if (
-        not isinstance(run, str)
-        or run != os.path.basename(run)
-        or not run.strip()
-        or run.startswith(".")
-        or "\\" in run
-        or "\0" in run
-    ):
+    reason = _why_no_name(run)
+    if reason is not None:
         raise ValueError(
-            "`run_name` becomes the name of a directory; expected letters, "
-            "digits, spaces, '-', '_' and '.' (not at the start). "
-            f"Received: run_name={run!r}"
+            "`run_name` becomes the name of a directory on any system. "
+            "Expected text with no control character and none of "
+            "< > : \" / \\ | ? *, no space or '.' at its start or end, at "
+            f"most {_MAX_BYTES} bytes. Received: run_name={run!r}, {reason}. "
+            "Leave it out for a new name from the time and the seed."
         )
     return os.path.join(os.fspath(log_dir), run)
+
+
+def _why_no_name(run):
+    """Say why a run cannot have this name, or return None."""
+    if not isinstance(run, str):
+        return f"which is of type {type(run).__name__}"
+    if not run.strip(" ."):
+        return "which has no letter"
+    wrong = sorted({c for c in run if c in _FORBIDDEN or not c.isprintable()})
+    if wrong:
+        return f"which has {', '.join(map(repr, wrong))}"
+    if run != run.strip() or run.startswith(".") or run.endswith("."):
+        return "which begins or ends with a space or '.'"
+    if run.split(".")[0].strip().upper() in _DEVICES:
+        return "which is the name of a device on Windows"
+    size = len(run.encode())
+    return f"of {size} bytes" if size > _MAX_BYTES else None
 
 
 def export(path: str | os.PathLike[str], *, to: Any) -> None:

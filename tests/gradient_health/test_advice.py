@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from unittest import mock
 
 import keras
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.gradient_health import evidence
+from keras_pergrad.gradient_health import (
+    evidence,
+    gradient_records,
+    premises,
+)
 from keras_pergrad.gradient_health.fit_record import FitRecord, FitRecorder
 from keras_pergrad.gradient_health.judgements import advise
 from keras_pergrad.runs.store import HealthReading
@@ -189,6 +194,236 @@ def test_the_scale_of_inputs_that_change_their_sign():
     assert one.figures["layer_scale"] == pytest.approx(100)
 
 
+# The premises: what updates follow, and which advice is given then.
+
+#: Advice that is given under clipping, and that which noise leaves.
+CLIPPED = {"inputs_not_normalised", "loss_is_a_sum", "layer_dead"}
+CLIPPED |= {"rate_too_low", "trained_layer_changed", "untrained_layer_frozen"}
+NOISY = CLIPPED - {"rate_too_low", "trained_layer_changed"}
+
+
+@pytest.mark.parametrize("fault", trainings.FAULTS)
+@pytest.mark.parametrize("task", trainings.TASKS)
+def test_advice_is_given_only_where_its_premises_hold(task, fault):
+    readings, fit = recorded(task, fault)
+
+    def told(**facts):
+        return accused(advise(readings, dataclasses.replace(fit, **facts)))
+
+    clipped = told(follows_mean=False)
+    if fault == "rate_too_high":
+        # One update that replaces all weights shows by itself.
+        largest = max(r.figures["gradient_update_ratio"] for r in readings)
+        assert clipped == ({fault} if largest > 0.1 else set())
+    else:
+        assert clipped == {fault} & CLIPPED
+    noisy = told(follows_mean=False, adds_noise=True)
+    if fault == "rate_too_high":  # What it killed is seen on the probe.
+        noisy -= {"layer_dead"}
+    assert noisy == {fault} & NOISY
+
+
+@pytest.mark.parametrize(
+    ("evidence", "losses"),
+    [(0.2, (1.0, 0.5, 0.3)), (-0.2, (0.3, 0.4, 0.5, 0.6))],
+)
+def test_when_to_stop_is_not_told_without_its_premises(evidence, losses):
+    readings, fit = made(1.0, evidence), sound(losses=losses, batch_size=999)
+    assert {"stop", "batch_too_large"} == {*names(advise(readings, fit))}
+    for facts in ({"follows_mean": False}, {"is_private": True}):
+        facts = {"follows_mean": False, **facts}
+        assert advise(readings, dataclasses.replace(fit, **facts)) == []
+    trained_probe = dataclasses.replace(fit, probe_is_trained=True)
+    assert ("stop" in names(advise(readings, trained_probe))) == (evidence > 0)
+
+
+def clipped(norm):
+    return kpg.Vectorized(kpg.ClippedMean(norm))
+
+
+def private_mode():
+    return kpg.PrivateTraining(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        samples=40,
+        batch_size=10,
+        epochs=1,
+        user_ids="unique",
+    ).gradient_mode
+
+
+class OwnStep(kpg.PerGradModel):
+    """Has a step of its own, whose updates nobody knows."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+opt = keras.optimizers
+#: Mode, optimizer, class → follows the mean, adds noise, is private, calls.
+UPDATES = {
+    "keras.Model": (None, "sgd", (True, False, False, 1)),
+    "batch": ("batch", "adamw", (True, False, False, 1)),
+    "mean": ("vectorized", "adam", (True, False, False, 1)),
+    "momentum": (None, opt.SGD(0.1, momentum=0.9), (True, False, False, 1)),
+    "loss scale": (
+        None,
+        opt.LossScaleOptimizer(opt.SGD(0.1)),
+        (True, False, False, 1),
+    ),
+    "small clip": (clipped(0.01), "adam", (False, False, False, 1)),
+    "large clip": (clipped(1e6), "sgd", (False, False, False, 1)),
+    "noise": (
+        kpg.Vectorized(kpg.ClippedMean(1.0, noise_multiplier=1.0)),
+        "adam",
+        (False, True, False, 1),
+    ),
+    "private": (private_mode, "adam", (False, True, True, 1)),
+    "Gramian": (kpg.Vectorized("upgrad"), "sgd", (False, False, False, 1)),
+    "accumulated": (
+        kpg.Accumulated(steps=4, inner="batch"),
+        "sgd",
+        (True, False, False, 4),
+    ),
+    "accumulated, clipped": (
+        kpg.Accumulated(steps=2, inner=clipped(1.0)),
+        "sgd",
+        (False, False, False, 2),
+    ),
+    "Keras accumulates": (
+        None,
+        opt.Adam(0.1, gradient_accumulation_steps=3),
+        (True, False, False, 3),
+    ),
+    "by sample": (
+        kpg.PerSample(updates="sample"),
+        "sgd",
+        (False, False, False, 1),
+    ),
+    "clipnorm": (None, opt.SGD(0.1, clipnorm=1.0), (False, False, False, 1)),
+    "clipvalue": (None, opt.Adam(clipvalue=1.0), (False, False, False, 1)),
+    "global clipnorm inside": (
+        None,
+        opt.LossScaleOptimizer(opt.SGD(0.1, global_clipnorm=1.0)),
+        (False, False, False, 1),
+    ),
+    "own step": ("own", "sgd", (False, False, False, 1)),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_what_updates_follow_is_known(name):
+    mode, optimizer, expected = UPDATES[name]
+    if name == "own step":
+        inputs = keras.Input((4,))
+        model = compiled(OwnStep(inputs, layers.Dense(3)(inputs)), "batch")
+    else:
+        mode = mode() if callable(mode) else mode
+        optimizer = opt.get(optimizer)
+        model = compiled(net(shape=(4,)), mode, optimizer=optimizer)
+    facts = premises.facts_of_updates(model)
+    given = ("follows_mean", "adds_noise", "is_private")
+    found = [facts[k] for k in given]
+    assert (*found, premises.calls_per_update(model)) == expected
+    if "loss scale" in name:
+        assert facts["optimizer"] == "SGD"
+    assert facts["has_single_updates"] == (name != "by sample")
+
+
+def test_a_rate_is_judged_at_the_largest_of_a_schedule():
+    readings, fit = recorded("mlp", "rate_too_low")
+    count, peak = len(readings), fit.rate
+    decay = tuple(peak * 0.5**k for k in range(count))
+
+    def told(rates, readings=readings):
+        return advise(readings, dataclasses.replace(fit, learning_rates=rates))
+
+    constant, fast = told((peak,) * count), told(decay)
+    assert f"rate ({peak:.2g})" in constant[0].text
+    assert fast == []  # at two of the readings alone the rate is high
+    rising = tuple(peak * (k + 1) / count for k in range(count))
+    assert told(rising) == []  # a schedule that has yet to come to its rate
+    late = (*(0.1 * peak,) * 3, *(peak,) * (count - 3))
+    (one,) = told(late)
+    assert f"rate (at most {peak:.2g})" in one.text
+    # A call that only accumulates moves nothing.
+    still = [
+        dataclasses.replace(
+            r,
+            figures={
+                **r.figures,
+                "gradient_alpha": -1.0,
+                "gradient_update_ratio": 0.0,
+            },
+        )
+        for r in readings
+    ]
+    assert told((peak,) * count, still) == []
+
+
+def test_a_loss_that_was_not_finite_before_is_no_fault_of_the_rate():
+    readings, fit = recorded("mlp", "sound")
+    fit = dataclasses.replace(
+        fit, first_loss=math.nan, losses=(math.nan,) * len(readings)
+    )
+    assert "rate_too_high" not in names(advise(readings, fit))
+
+
+def test_labels_that_are_all_the_same_are_not_accused():
+    readings, fit = recorded("mlp", "labels_unrelated")
+    same = (fit.label_losses[0],) * 100
+    fit = dataclasses.replace(fit, label_losses=same)
+    assert "labels_unrelated" not in names(advise(readings, fit))
+
+
+def test_private_numbers_do_not_come_from_the_data():
+    far = (-391.0, 43.0)
+    for is_private in (True, False):
+        fit = sound(losses=(1.9,) * 4, target_moments=far)
+        fit = dataclasses.replace(
+            fit, follows_mean=False, is_private=is_private
+        )
+        (one,) = advise(made(1.0), fit)
+        assert one.name == "targets_not_scaled"
+        assert ("is not private" in one.text) == is_private
+
+
+def test_a_rate_that_clipping_needs_is_no_fault():
+    """A loss that clipping keeps high, at the rate that is best."""
+    x, noise = normal(1500, 11), normal(1500, seed=2)
+    y = (x @ normal(11, seed=1) + 2 * noise > 1.5).astype("float32")
+    keras.utils.set_random_seed(0)
+    model = net(
+        layers.Dense(32, "relu"),
+        layers.Dense(1, "sigmoid"),
+        shape=(11,),
+        units=None,
+    )
+    optimizer = keras.optimizers.Adam(0.02)
+    model = compiled(
+        model, clipped(0.5), "binary_crossentropy", optimizer=optimizer
+    )
+    given, watch = (
+        [],
+        kpg.callbacks.GradientVariance(
+            (x[1200:], y[1200:]), instruments=("update_ratio", "distance")
+        ),
+    )
+
+    def spy(*args):
+        given.extend(args)
+        return advise(*args)
+
+    how = {"batch_size": 64, "epochs": 6, "verbose": 0, "callbacks": [watch]}
+    with mock.patch.object(gradient_records, "advise", spy):
+        model.fit(x[:1200], y[:1200], **how)
+    assert watch.advice == []
+    readings, fit = given
+    # The same readings of a training by the mean gradient are a fault.
+    fit = dataclasses.replace(fit, follows_mean=True)
+    assert accused(advise(readings, fit)) == {"rate_too_high"}
+
+
 # What is noted of a fit.
 
 
@@ -208,6 +443,9 @@ def test_targets_are_measured_where_they_are_what_the_output_is():
     classes = net(shape=(4,), units=900)
     compiled(classes, loss="sparse_categorical_crossentropy")
     assert record(classes, np.eye(4), y).target_moments == ()
+    for loss, known in (("poisson", False), ("mae", True), ("msle", False)):
+        model = compiled(net(shape=(4,), units=1), loss=loss)
+        assert bool(record(model, np.eye(4), y).target_moments) == known
 
 
 def classifier(**loss):

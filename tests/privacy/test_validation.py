@@ -161,9 +161,14 @@ def test_validation_beside_the_protected_examples_is_served():
     ):
         data, beside = training.batches(x[rows], y[rows]), (x[rest], y[rest])
         fit(net, training, 1, [stop], data, validation_data=beside)
+    fit(net, training, 1, [kpg.callbacks.GradientVariance(beside)], data)
     for given in ((X, Y), (X[20:], Y[20:])):
         with pytest.warns(UserWarning, match="are the protected examples"):
             fit(net, training, validation_data=given)
+    for given in ((X[20:], Y[20:]), None):
+        probe = kpg.callbacks.GradientVariance(given)
+        with pytest.warns(UserWarning, match="probe of Grad.* has the protec"):
+            fit(net, training, 1, [probe])
 
 
 def test_warnings():

@@ -87,10 +87,44 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
         RunWriter.create(tmp_path, info())
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a\\b", None, 3])
-def test_a_name_must_be_that_of_a_directory(tmp_path, name):
-    with pytest.raises(ValueError, match="`run_name` becomes the name"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "has no letter") for name in ("", " ", ".", "..", " . ")),
+        *((name, "begins or ends") for name in (".hidden", "a.", "a ", " a")),
+        *((name, "has ") for name in ("a/b", "a\\b", "/a", "../a", "C:a")),
+        *((f"a{c}b", "has ") for c in '<>:"|?*\n\r\t\0\x7f\u2028\udcff'),
+        *((name, "a device") for name in ("CON", "nul.txt", "Com1", "aux .b")),
+        ("x" * 300, "of 300 bytes"),
+        ("é" * 101, "of 202 bytes"),
+        (None, "of type NoneType"),
+        (3, "of type int"),
+    ],
+)
+def test_a_name_must_be_that_of_a_directory(tmp_path, name, reason):
+    with pytest.raises(ValueError, match="`run_name` becomes the name") as said:
         RunWriter.create(tmp_path, info(name))
+    assert reason in str(said.value).partition("Received")[2]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lr=0.1, β=2",
+        "-a",
+        "a.b.c",
+        "cone",
+        "_",
+        "日本語",
+        "x" * 200,
+        "(a) +'b'",
+    ],
+)
+def test_names_that_every_system_takes_are_served(tmp_path, name):
+    with RunWriter.create(tmp_path, info(name)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_directory_that_cannot_be_written_is_said(tmp_path):
