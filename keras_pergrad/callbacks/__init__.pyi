@@ -4,7 +4,7 @@ from keras_pergrad.gradient_health.batch_gradient import (
 from keras_pergrad.gradient_health.gradient_variance import (
     GradientVariance as GradientVariance,
 )
-from keras_pergrad.gradient_health.judgements import (
+from keras_pergrad.gradient_health.health_advice import (
     HealthAdvice as HealthAdvice,
 )
 from keras_pergrad.gradient_health.tasks import TaskConflicts as TaskConflicts

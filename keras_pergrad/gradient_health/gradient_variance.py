@@ -26,12 +26,12 @@ from keras_pergrad.gradient_health.gradient_records import (
     parse_every,
     steps_between,
 )
+from keras_pergrad.gradient_health.health_advice import HealthAdvice
 from keras_pergrad.gradient_health.instruments import (
     Instruments,
     figure_names,
     select_instruments,
 )
-from keras_pergrad.gradient_health.judgements import HealthAdvice
 from keras_pergrad.gradient_health.run_log import require_tags, require_unnamed
 from keras_pergrad.gradient_health.tasks import TaskConflicts, conflict_table
 from keras_pergrad.keras_internals.fit import callback_list

@@ -253,7 +253,8 @@ class Influence:
             batch. When scores are asked for: as for `per_sample_gradients`,
             such as for a layer that mixes samples; the weights have changed;
             a data set gives other batches than before; H + damping is not
-            positive definite beyond rounding; or an op has no second derivative.
+            positive definite beyond rounding; or an op has no second
+            derivative.
 
     Example:
 

@@ -286,7 +286,7 @@ _ROUNDING_UNITS = 8
 
 def rounding_share(variables):
     """Return below which share of the largest an eigenvalue is rounding."""
-    dtype = norm_type(list(variables)).as_numpy_dtype
+    dtype: Any = norm_type(list(variables)).as_numpy_dtype
     return _ROUNDING_UNITS * float(np.finfo(dtype).eps)
 
 
