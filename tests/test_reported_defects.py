@@ -175,8 +175,66 @@ def assigns_its_kernel():
     return net(AssignsItsKernel(product))
 
 
+@tf.RegisterGradient("KerasPergradTenth")
+def tenth(op, gradient):
+    del op
+    return gradient * 0.1
+
+
+def overridden(x):
+    """The identity, whose gradient no tape takes as this one's."""
+    graph = tf.compat.v1.get_default_graph()
+    with graph.gradient_override_map({"Identity": "KerasPergradTenth"}):
+        return tf.identity(x)
+
+
+@tf.RegisterGradient("KerasPergradSign")
+def by_signs(op, gradient):
+    x, gain = op.inputs
+    return gradient * gain, tf.reduce_sum(tf.sign(gradient) * x, 0)
+
+
+@tf.function
+def scaled_with_signs(gain, x):
+    graph = tf.compat.v1.get_default_graph()
+    with graph.gradient_override_map({"Mul": "KerasPergradSign"}):
+        return tf.multiply(x, gain)
+
+
+def many_hot(layer):
+    """A model in which a layer counts whole numbers from 0 to 2."""
+    return net(Apply(lambda x: ops.cast(ops.abs(x) % 3, "int32")), layer)
+
+
 #: Models, the modes that train them, arguments of `fitted`.
 TRAINS = {
+    "gradient_override_map": (
+        lambda: net(L.Dense(4), Apply(overridden)),
+        ["vectorized", "per_sample"],
+        {},
+    ),
+    "gradient_override_map in a function, which a tape heeds": (
+        lambda: net(L.Dense(4), Apply(tf.function(overridden))),
+        ["vectorized"],
+        {},
+    ),
+    "IntegerLookup, multi_hot": (
+        lambda: many_hot(
+            L.IntegerLookup(vocabulary=[1, 2], output_mode="multi_hot")
+        ),
+        ["vectorized"],
+        {},
+    ),
+    "Hashing, count": (
+        lambda: many_hot(L.Hashing(4, output_mode="count")),
+        ["vectorized"],
+        {},
+    ),
+    "Discretization, multi_hot": (
+        lambda: net(L.Discretization([-0.5, 0.5], output_mode="multi_hot")),
+        ["vectorized", "per_sample"],
+        {},
+    ),
     "loss behind a layer's own weight": (
         lambda: net(LossBehindOwnWeight(), units=None),
         ["vectorized", "per_sample"],
@@ -603,6 +661,12 @@ REFUSED = {
         "mixes the samples",
         None,
     ),
+    "gradient_override_map that is not linear": (
+        lambda: net(WithKernel(lambda k, x: scaled_with_signs(k[:, 0], x))),
+        ["vectorized"],
+        "not linear",
+        None,
+    ),
     "a layer's own counter": (
         lambda: net(Counts()),
         ONE_BY_ONE,
@@ -619,3 +683,10 @@ def test_what_is_not_served_is_refused_in_words(name, mode):
     x = inputs() if inputs else normal(6, 5)
     with unchanged(model), pytest.raises(ValueError, match=message):
         trained(model, x, normal(6, 3), batch_size=6)
+
+
+def test_under_xla_overridden_gradients_are_refused():
+    model = net(L.Dense(4), Apply(overridden))
+    model = compiled(model, "vectorized", jit_compile=True)
+    with unchanged(model), pytest.raises(ValueError, match="jit_compile=False"):
+        trained(model, normal(6, 5), normal(6, 3), batch_size=6)

@@ -417,11 +417,17 @@ def _is_computed_pad(nodes, node):
     return widths is None or widths.op != "Const"
 
 
-def set_padded_shape(op, numbers):
-    """Set the shape of a padded tensor, if it follows from shapes."""
-    widths, sizes = numbers.of(op.inputs[1]), op.inputs[0].shape
-    if widths is not None and sizes.is_fully_defined():
-        op.outputs[0].set_shape(widths.sum(1) + sizes.as_list())
+def set_computed_shape(op, numbers):
+    """Set the shape of a padded tensor, or of counts, where it is known."""
+    if op.type not in PADS and op.type != "DenseBincount":
+        return
+    number, sizes = numbers.of(op.inputs[1]), op.inputs[0].shape
+    if number is None or not sizes.is_fully_defined():
+        return
+    if op.type in PADS:
+        op.outputs[0].set_shape(number.sum(1) + sizes.as_list())
+    else:
+        op.outputs[0].set_shape([*sizes[:-1], int(number)])
 
 
 def topological_order(items, needs):

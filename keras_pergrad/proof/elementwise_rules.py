@@ -377,6 +377,8 @@ def bincount(op, types):
     if not isinstance(types[1], Free):
         raise Mixes("takes sizes from the values of the samples")
     if op.rank() == 1:
+        if op.attribute("binary_output"):
+            raise Mixes("tells whether any sample has a number")
         mixes_weights = (
             isinstance(types[2], At) and types[2].place != input_type.place
         )

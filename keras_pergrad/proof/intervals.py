@@ -51,6 +51,18 @@ def number_range(op, tensor):
     return _Ranges(op).of(tensor)
 
 
+def only_number(op):
+    """Return the one whole number that an op can give, or None.
+
+    So many columns `tf.math.bincount` gives with `minlength` = `maxlength`.
+    """
+    (output,) = op.outputs
+    if output.shape.rank != 0 or not output.dtype.is_integer:
+        return None
+    least, greatest = number_range(op, output)
+    return least if least == greatest else None
+
+
 class _Ranges:
     """The ranges of the tensors from which one is made."""
 

@@ -14,6 +14,8 @@ from keras_pergrad.proof.tensor_types import (
     At,
     Free,
     Mixes,
+    OfBranches,
+    Total,
     Untyped,
     join_types,
     type_rule,
@@ -121,7 +123,18 @@ def split(op, types):
 @type_rule("OptionalFromValue", "OptionalGetValue")
 def optional(op, types):
     """Keep a tensor for the gradient of a condition, or give it back."""
-    return list(types) if op.type == "OptionalFromValue" else types[0]
+    (input_type,) = types
+    if op.type == "OptionalGetValue":
+        if isinstance(input_type, OfBranches):
+            (output,) = op.outputs
+            spec = tf.TensorSpec(output.shape, output.dtype)
+            return input_type.taken_as(spec)
+        return input_type
+    if isinstance(input_type, (At, Total, OfBranches)):
+        (value,) = op.inputs
+        spec = tf.TensorSpec(value.shape, value.dtype)
+        return OfBranches(frozenset({(spec, input_type)}))
+    return list(types)
 
 
 @type_rule("TensorListResize")

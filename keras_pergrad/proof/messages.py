@@ -248,6 +248,17 @@ def custom_gradient(layer, op):
     )
 
 
+def overridden_gradient(op):
+    """Say that it is not known whether XLA's tape heeds another gradient."""
+    return (
+        f"The op {op.type} ({op.name}) was made under "
+        "tf.Graph.gradient_override_map. A tape, such as keras.Model's, heeds "
+        "that in functions that the step calls and nowhere else, and under "
+        "XLA these are not apart here. Compile with jit_compile=False, or "
+        "write the gradient with tf.custom_gradient."
+    )
+
+
 def no_samples(candidate, uses, variables):
     """Say that an op with weights and data has no axis for the samples."""
     paths = ", ".join(

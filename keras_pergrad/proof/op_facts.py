@@ -89,7 +89,8 @@ _ON_LISTS = op_types(
 _SHAPED_BY_TYPE = op_types(
     "TensorListGetItem TensorListStack TensorListPopBack "
     "TensorListConcatV2 TensorListGather OptionalGetValue "
-    "LookupTableFindV2 EagerPyFunc PyFunc PyFuncStateless EnsureShape"
+    "LookupTableFindV2 EagerPyFunc PyFunc PyFuncStateless EnsureShape "
+    "DenseBincount"
 )
 #: What Python computes may follow from anything, also without inputs.
 _PYTHON = op_types("PyFunc PyFuncStateless EagerPyFunc")

@@ -228,9 +228,7 @@ def _calls_custom_gradient(node, definitions, visited):
             visited.add(name)
             nodes = definitions.nodes(name)
             for inner in nodes.by_name.values() if nodes else ():
-                if inner.op == CUSTOM_GRADIENT_OP and has_own_gradient(
-                    inner.attr
-                ):
+                if has_own_gradient(inner.attr):
                     return True
                 if _calls_custom_gradient(inner, definitions, visited):
                     return True

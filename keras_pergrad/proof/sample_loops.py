@@ -11,6 +11,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.nodes import tensor_name
+from keras_pergrad.proof.op_facts import op_types
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     OF_LIST,
@@ -18,10 +19,14 @@ from keras_pergrad.proof.tensor_types import (
     Free,
     Mixed,
     Mixes,
+    OfBranches,
     Total,
+    Untyped,
+    any_kind,
     flags_of,
     join_or_mixed,
     join_types,
+    rule_of,
 )
 
 OTHER_ORDER = (
@@ -92,13 +97,19 @@ def is_list(tensor_type):
     return isinstance(tensor_type, At) and tensor_type.axis == OF_LIST
 
 
-#: The types that only these loops have, beside `is_list`.
+#: The types that only these loops and branches have, beside `is_list`.
 LOOP_TYPES = (
     LoopCounter,
     CounterList,
     CurrentSample,
     GrowingList,
+    OfBranches,
     ShrinkingList,
+)
+#: Ops that keep what branches have kept, or give it back.
+_KEEPS = op_types(
+    "Identity OptionalFromValue OptionalGetValue TensorListPopBack "
+    "TensorListPushBack"
 )
 
 
@@ -110,6 +121,8 @@ def type_in_loop(op, types):
         return tensor_type
     if all(isinstance(t, Free) for t in types):
         return None
+    if any(isinstance(t, OfBranches) for t in types):
+        return _type_of_branches(op, types)
     if any(
         isinstance(t, (GrowingList, ShrinkingList)) or is_list(t) for t in types
     ):
@@ -126,6 +139,21 @@ def type_in_loop(op, types):
     if op.type in ("Add", "AddV2", "Sub", "AddN"):
         return Total(flags_of(types))
     raise Mixes("brings a sample together with a sum over several")
+
+
+def _type_of_branches(op, types):
+    """Return the type of what an op makes of what branches have kept."""
+    rule = rule_of(op.type)
+    if rule is None:
+        raise Untyped("has no type rule")
+    if op.type not in _KEEPS:
+        types = list(map(any_kind, types))
+    if any(
+        isinstance(t, (CurrentSample, GrowingList, ShrinkingList)) or is_list(t)
+        for t in types
+    ):
+        raise Mixes(OTHER_ORDER)
+    return rule(op, types)
 
 
 def types_of_choice(choice, tensor_types):

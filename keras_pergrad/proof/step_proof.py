@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
 from keras_pergrad.proof.op_facts import CALLS, FACTS
@@ -25,6 +26,7 @@ from keras_pergrad.proof.tensor_types import (
     Divisor,
     Free,
     Mixed,
+    OfBranches,
     Total,
 )
 from keras_pergrad.uses.layer_rules import registry
@@ -55,6 +57,10 @@ class StepRefusals:
         return None
 
     def _refusals(self):
+        if self._traced.overridden and in_xla():
+            # The ops of functions, which are inlined there, are among them.
+            text = messages.overridden_gradient(self._traced.overridden[0])
+            yield None, ValueError(text)
         yield from self._chance_refusals()
         for effect in self._proof.types.effects:
             yield from self._mixed_refusals(effect)
@@ -236,7 +242,9 @@ class UseTypes:
     def samples_in(self, tensor):
         """Whether a tensor of the step has samples; None: it is not known."""
         tensor_type = self.find_type(tensor)
-        return None if tensor_type is None else isinstance(tensor_type, At)
+        if tensor_type is None:
+            return None
+        return isinstance(tensor_type, (At, OfBranches))
 
     def layout_in(self, tensor):
         """Return where the samples are in any tensor of the step, or None."""

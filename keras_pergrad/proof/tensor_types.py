@@ -173,6 +173,54 @@ class Mixed:
         return self
 
 
+@dataclasses.dataclass(frozen=True)
+class OfBranches:
+    """What one of several branches keeps for its gradient.
+
+    Branches share the places where they keep tensors. Which branch a tensor
+    is of shows when it is taken out, by its data type and shape: taking out
+    another one is an error.
+
+    Attributes:
+        kinds: pairs of a `tf.TensorSpec` and the type of such a tensor.
+        free_flags: the flags of a tensor of no such kind, which is `Free`.
+    """
+
+    kinds: frozenset
+    free_flags: int = 0
+
+    @property
+    def flags(self):
+        """The flags of all that may be kept."""
+        return self.free_flags | flags_of(t for _, t in self.kinds)
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        kinds = {(spec, t.flagged(flags)) for spec, t in self.kinds}
+        return OfBranches(frozenset(kinds), self.free_flags | flags)
+
+    def taken_as(self, spec=None):
+        """Return the type of a tensor that is taken out; None: of any kind."""
+        tensor_type = Free(self.free_flags)
+        for kind, kept_type in self.kinds:
+            if spec is None or spec.is_compatible_with(kind):
+                tensor_type = join_types(tensor_type, kept_type)
+        return tensor_type
+
+    @classmethod
+    def joined(cls, *types):
+        """Return the type of what has either of these types, or is `Free`."""
+        kinds, free_flags = {}, 0
+        for tensor_type in types:
+            if not isinstance(tensor_type, cls):
+                free_flags |= tensor_type.flags
+                continue
+            free_flags |= tensor_type.free_flags
+            for spec, kept_type in tensor_type.kinds:
+                kinds[spec] = join_types(kinds.get(spec, kept_type), kept_type)
+        return cls(frozenset(kinds.items()), free_flags)
+
+
 class Mixes(Exception):
     """Raised by a type rule: the op mixes the samples.
 
@@ -228,6 +276,10 @@ def join_types(a, b):
         return a
     if isinstance(a, Mixed) or isinstance(b, Mixed):
         return a if isinstance(a, Mixed) else b
+    if isinstance(a, OfBranches) or isinstance(b, OfBranches):
+        if all(isinstance(t, (Free, OfBranches)) for t in (a, b)):
+            return OfBranches.joined(a, b)
+        return join_types(any_kind(a), any_kind(b))
     flags = a.flags | b.flags
     if isinstance(a, Free) and isinstance(b, Free):
         return Free(flags)
@@ -241,6 +293,13 @@ def join_types(a, b):
         if not isinstance(a, At) or a.place == b.place:
             return a.flagged(flags)
     raise Mixes("gives samples on one axis or on another")
+
+
+def any_kind(tensor_type):
+    """Return the type of whatever may be kept, where branches keep it."""
+    if isinstance(tensor_type, OfBranches):
+        return tensor_type.taken_as()
+    return tensor_type
 
 
 def join_or_mixed(op, a, b):

@@ -18,15 +18,16 @@ from keras_pergrad.proof import calls, sample_loops, static_numbers
 from keras_pergrad.proof.calls import (
     State,
     keeps_unknown,
-    set_padded_shape,
+    set_computed_shape,
     stages,
 )
 from keras_pergrad.proof.divisors import Divisors
 from keras_pergrad.proof.elementwise_rules import is_self_comparison
 from keras_pergrad.proof.every_number import EveryNumber
+from keras_pergrad.proof.intervals import only_number
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths
-from keras_pergrad.proof.op_facts import CALLS, FACTS, PADS
+from keras_pergrad.proof.op_facts import CALLS, FACTS, op_types
 from keras_pergrad.proof.static_numbers import (
     RULE_FAILURES,
     Sizes,
@@ -51,6 +52,9 @@ from keras_pergrad.proof.tensor_types import (
     flags_of,
     settle_factor,
 )
+
+#: Ops that may give one number, whatever they are given.
+_LIMITS = op_types("Maximum Minimum")
 
 
 class Typing:
@@ -256,8 +260,7 @@ class Typing:
         operations = nodes.put(graph, [name], tensors)
         self._names.update(operations)
         (op,) = operations
-        if op.type in PADS:
-            set_padded_shape(op, self._numbers)
+        set_computed_shape(op, self._numbers)
         self._type_op(op)
         value = self.lists.value_of(op)
         if value is not None:
@@ -343,6 +346,11 @@ class Typing:
     def _type_computation(self, op, facts, types):
         if op.type == "Equal" and is_self_comparison(op):
             return
+        if op.type in _LIMITS:
+            number = only_number(self._typed_op(op))
+            if number is not None:
+                self._numbers.set(op.outputs[0], number)
+                return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is None and facts.has_state:
             mixed = self.state.mixed_state(op)

@@ -21,6 +21,7 @@ from keras_pergrad.keras_internals.data.batches import (
     sample_count,
 )
 from keras_pergrad.keras_internals.data.views import call_views
+from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
 from keras_pergrad.keras_internals.models.parts import (
@@ -283,6 +284,8 @@ class TracedStep:
         self.layers = layers_of(model)
         self._forward = Forward(model, self.layers, training)
         self.operations = []
+        #: The ops that `drop_overrides` has changed.
+        self.overridden = []
         #: Name scopes of the calls of layers → layer.
         self.scopes = {}
         #: The `StepProof`, once `parts` was asked for.
@@ -321,6 +324,7 @@ class TracedStep:
     def uses(self):
         """Return what the graph shows so far."""
         forward = self._forward
+        self.overridden += drop_overrides(self.operations)
         return CandidateUses(
             self.operations,
             forward.graph,

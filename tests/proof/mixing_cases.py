@@ -439,6 +439,96 @@ layer_pair(
 )
 for _name, _pair in LOOPS.items():
     layer_pair(_name, *_pair)
+
+
+class OnWeights(layers.Layer):
+    """A function of hidden numbers and a layer with weights."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def build(self, shape):
+        # Not as many as there are samples.
+        self.wide = self.add_weight(shape=(4, 6), initializer=_START)
+        self.kernel = self.add_weight(shape=(6, 6), initializer=_START)
+        self.gain = self.add_weight(shape=(6,), initializer=_START)
+
+    def call(self, h):
+        return self.function(tf.matmul(h, self.wide), self)
+
+
+def _branch(h, weights, k, function, use):
+    """Every other time a function, else what reads weights in the branch."""
+    return tf.cond(k % 2 > 0, lambda: function(h), lambda: use(h, weights))
+
+
+def _case(h, weights, k, function, use):
+    branches = tf.sin, lambda h: use(h, weights), function
+    return tf.switch_case(k % 3, [lambda b=b: b(h) for b in branches])
+
+
+def _in_loop(choose):
+    return lambda h, *others: tf.while_loop(
+        lambda k, _: k < 4,
+        lambda k, v: (k + 1, choose(v, others[0], k, *others[2:])),
+        (0, h),
+    )[1]
+
+
+def _gain(h, weights):
+    return h * weights.gain
+
+
+def _kernel(h, weights):
+    return tf.matmul(h, tf.convert_to_tensor(weights.kernel))
+
+
+def _of_branches(choose, use):
+    def maker(function):
+        return lambda: OnWeights(
+            lambda h, weights: choose(
+                h, weights, tf.size(weights.gain) - 5, function, use
+            )
+        )
+
+    return maker(lambda h: h * tf.tanh(tf.reduce_mean(h, 0))), maker(tf.tanh)
+
+
+for _name, _choose, _use in (
+    ("branch_beside_a_gain", _branch, _gain),
+    ("case_beside_a_kernel", _case, _kernel),
+    ("loop_of_branches_beside_a_gain", _in_loop(_branch), _gain),
+    ("loop_of_branches_beside_a_kernel", _in_loop(_branch), _kernel),
+    ("loops_in_a_loop_of_branches", _in_loop(_in_loop(_branch)), _gain),
+):
+    made_pair(_name, *_of_branches(_choose, _use))
+
+
+def _counts(h, **lengths):
+    numbers = tf.cast(abs(h) * 3, "int32")
+    counts = tf.math.bincount(numbers, axis=-1, **lengths)
+    return h * tf.cast(counts[:, :4], h.dtype)
+
+
+def _any_counts(h):
+    lengths = {"minlength": 4, "maxlength": 4}
+    counts = tf.math.bincount(
+        tf.cast(abs(h) * 3, "int32"), **lengths, axis=-1, binary_output=True
+    )
+    return tf.cast(counts, h.dtype)
+
+
+layer_pair(
+    "counts_in_as_many_columns_as_the_largest_number",
+    lambda h: _counts(h, minlength=5),
+    lambda h: _counts(h, minlength=5, maxlength=5),
+)
+layer_pair(
+    "whether_any_sample_has_a_number",
+    lambda h: h + _any_counts(tf.reshape(h, [-1])),
+    lambda h: h + _any_counts(h),
+)
 layer_pair(
     "list_in_another_order",
     lambda h: tf.map_fn(

@@ -4,8 +4,9 @@ Private names in use: `tensorflow.python.ops.gradients_util._GradientsHelper`,
 which differentiates ops of the graph around a loop; the op attributes
 `_gradient_op_type`, `_gradient_function` (the gradient of this op, in the
 place of its type's) and `skip_input_indices` (set by a tape; what it names
-gets no gradient); `FuncGraph._add_function_recursive`, the attribute
-`_noinline` of functions; `Operation._set_attr`, the op attribute
+gets no gradient); the names `CustomGradient-...` of `tf.custom_gradient`;
+`FuncGraph._add_function_recursive`, the attribute `_noinline` of functions;
+`Operation._set_attr` and `_clear_attr`, the op attribute
 `_grappler_do_not_remove`, and this package's own, `_keras_pergrad_mark`.
 """
 
@@ -171,8 +172,30 @@ def _may_carry_gradient(dtype):
 
 
 def has_own_gradient(attributes):
-    """Whether a node with these attributes is of a `tf.custom_gradient`."""
+    """Whether a node with these attributes has another gradient than its type.
+
+    That of a `tf.custom_gradient` has, and one made under
+    `tf.Graph.gradient_override_map`.
+    """
     return "_gradient_op_type" in attributes
+
+
+def drop_overrides(operations):
+    """Give ops of a graph the gradients that a tape gives them.
+
+    A tape, such as Keras's, does not heed `tf.Graph.gradient_override_map`,
+    but inside of functions that the graph calls; `tf.gradients` does.
+
+    Returns:
+        The ops that have lost another gradient.
+    """
+    overridden = []
+    for op in operations:
+        name = op.node_def.attr.get("_gradient_op_type")
+        if name is not None and not name.s.startswith(b"CustomGradient-"):
+            op._clear_attr("_gradient_op_type")
+            overridden.append(op)
+    return overridden
 
 
 # Ops that only compute, put once more into a graph inside their own.
