@@ -1,5 +1,7 @@
 """Refusals of models whose samples have no per-sample gradients."""
 
+import re
+
 import keras
 
 from keras_pergrad.uses.layer_rules.registry import pads_to_longest
@@ -38,6 +40,11 @@ PER_SAMPLE_LAYERS = tuple(
 #: Why samples are refused whose parts have different sums as factors.
 UNEQUAL = (
     "weighs samples unequally, by sums over the masks or targets of all of them"
+)
+#: The way out for CTC losses of sparse labels.
+CTC = (
+    "For a CTC loss, use keras.losses.CTC, which takes padded labels and is "
+    "served."
 )
 _WAY_OUT = (
     "Make it act on each sample alone, or compile with gradient_mode='batch'."
@@ -110,12 +117,23 @@ def behind_vouched(layer, op_type, op_name):
 
 
 def shapes_unknown(model, error):
-    """Say that no sizes were found for axes whose size is not known."""
+    """Say that no sizes were found for axes whose size is not known.
+
+    `error`: a `ShapesUnknown`.
+    """
+    if error.number is not None:
+        reason = _with_n(_first_line(error.reason), error.number)
+        return (
+            f"The shapes in model {model.name!r} do not fit for every number "
+            f"of samples n: {reason}. Correct the shapes in that op; or, if "
+            "they are meant for one number of samples, give batches of that "
+            "size: dataset.batch(n, drop_remainder=True)."
+        )
     return (
         f"The step of model {model.name!r} is typed with numbers for the "
         f"lengths that are not known while tracing "
         f"({error.axes or 'the number of samples'}), and none that were tried "
-        f"fit all its ops: {_first_line(error)}. Declare the lengths in the "
+        f"fit all its ops: {_first_line(error.reason)}. Declare the lengths in the "
         "signature of the data (tf.TensorSpec, or `padded_shapes` of "
         "padded_batch), or use gradient_mode='batch'."
     )
@@ -288,7 +306,20 @@ def _first_line(error):
         # The reason comes before the names of the nodes.
         nodes = [k for k, line in enumerate(lines) if line.startswith("[[")]
         lines = lines[nodes[0] - 1 :] if nodes else lines[1:]
-    return lines[0][:300] if lines else type(error).__name__
+    return lines[0][:300].rstrip(".") if lines else type(error).__name__
+
+
+def _with_n(text, number):
+    """Return a text with n in place of a number of samples."""
+
+    def named(match):
+        times, rest = divmod(int(match[0]), number)
+        if rest or not times:
+            return match[0]
+        return "n" if times == 1 else f"{times}n"
+
+    # No number that is a part of a name.
+    return re.sub(r"(?<![\w./])\d+(?![\w/]|\.\d)", named, text)
 
 
 def incomplete_rule(layer, paths):

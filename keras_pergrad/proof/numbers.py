@@ -55,12 +55,14 @@ class ShapesUnknown(ValueError):
     """An error: no sizes were found with which all shapes fit.
 
     Attributes:
+        reason: the error of the last try, or a text.
         axes: the open axes, a text.
+        number: the number of samples there, if it alone is not known.
     """
 
-    def __init__(self, why, axes=""):
-        super().__init__(str(why))
-        self.axes = axes
+    def __init__(self, reason, axes="", number=None):
+        super().__init__(str(reason))
+        self.reason, self.axes, self.number = reason, axes, number
 
 
 @dataclasses.dataclass(frozen=True)

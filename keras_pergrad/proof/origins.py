@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.graphs.gradients import (
 from keras_pergrad.keras_internals.graphs.nodes import Definitions
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.op_facts import FACTS
+from keras_pergrad.proof.op_facts import FACTS, op_types
 from keras_pergrad.proof.tensor_types import Free, Total
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+)_grad/")
@@ -28,10 +28,12 @@ class OpOrigin:
         backward: the names of the ops that the backward pass has added.
         calls: the names of loops and other calls of functions. The scopes
             inside of them were not seen.
+        operations: the ops of the step.
     """
 
-    def __init__(self, model, loss_ops, scopes, backward, calls):
+    def __init__(self, model, loss_ops, scopes, backward, calls, operations):
         self._model, self._scopes = model, scopes
+        self._operations = operations
         self._backward, self._calls = backward, calls
         self._layers = {layer.name: layer for layer in layers_of(model)}
         self._loss_ops = {op.name for op in loss_ops}
@@ -118,10 +120,40 @@ class OpOrigin:
         """Return (layer or None, error) for a `Mixed`."""
         model, layer = self._model, self.layer(mixed.op_name)
         if mixed.untyped:
-            return layer, ValueError(messages.untyped_op(model, layer, mixed))
-        if layer is None and self.is_of_loss(mixed.op_name):
-            return None, ValueError(messages.loss_couples(model, mixed))
-        return layer, ValueError(messages.mixing_op(model, layer, mixed))
+            text = messages.untyped_op(model, layer, mixed)
+        elif layer is None and self.is_of_loss(mixed.op_name):
+            text = messages.loss_couples(model, mixed)
+        else:
+            text = messages.mixing_op(model, layer, mixed)
+        if self._is_for_ctc(mixed.op_name):
+            text = f"{text} {messages.CTC}"
+        return layer, ValueError(text)
+
+    def _is_for_ctc(self, name):
+        """Whether an op is a CTC loss, or makes the labels of one."""
+        losses = [op for op in self._operations if _is_ctc_loss(op)]
+        names = {op.name for op in losses}
+        # The logits, behind which are the layers, are no whole numbers.
+        pending = [
+            t.op for op in losses for t in op.inputs if t.dtype.is_integer
+        ]
+        while pending:
+            op = pending.pop()
+            if op.name not in names:
+                names.add(op.name)
+                pending += [t.op for t in op.inputs]
+        return self._has_prefix(self.forward_name(name), names)
+
+
+_CTC_LOSSES = op_types("CTCLoss CTCLossV2")
+
+
+def _is_ctc_loss(op):
+    """Whether an op is, or calls, a CTC loss of sparse labels."""
+    if not FACTS[op.type].has_functions:
+        return op.type in _CTC_LOSSES
+    definitions = Definitions(op.graph)
+    return _calls(op.node_def, definitions, lambda n: n.op in _CTC_LOSSES)
 
 
 # Custom gradients of weights, made with `tf.custom_gradient`.
@@ -215,11 +247,12 @@ def _has_custom_gradient(op, definitions):
         return has_own_gradient(op.node_def.attr)
     if not FACTS[op.type].has_functions:
         return False
-    return _calls_custom_gradient(op.node_def, definitions, set())
+    return _calls(op.node_def, definitions, lambda n: has_own_gradient(n.attr))
 
 
-def _calls_custom_gradient(node, definitions, visited):
-    """Whether a function that a node calls, and so on, has an own gradient."""
+def _calls(node, definitions, is_wanted, visited=None):
+    """Whether a function that a node calls, and so on, has a wanted node."""
+    visited = set() if visited is None else visited
     for value in node.attr.values():
         functions = [value.func, *value.list.func]
         for name in (f.name for f in functions if f.name):
@@ -228,8 +261,8 @@ def _calls_custom_gradient(node, definitions, visited):
             visited.add(name)
             nodes = definitions.nodes(name)
             for inner in nodes.by_name.values() if nodes else ():
-                if has_own_gradient(inner.attr):
+                if is_wanted(inner):
                     return True
-                if _calls_custom_gradient(inner, definitions, visited):
+                if _calls(inner, definitions, is_wanted, visited):
                     return True
     return False

@@ -30,8 +30,8 @@ from keras_pergrad.proof.tensor_types import (
 )
 
 OTHER_ORDER = (
-    "goes through the samples in a loop in another way than map_fn (take "
-    "vectorized_map)"
+    "goes through the samples in a loop in another way than tf.map_fn does "
+    "(use that, or ops on the whole batch)"
 )
 
 

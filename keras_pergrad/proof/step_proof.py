@@ -365,6 +365,7 @@ class StepProof:
             self._traced.scopes,
             backward_ops,
             {op.name for op in operations if op.type in CALLS},
+            operations,
         )
 
     def _is_shaped(self, name):

@@ -160,7 +160,11 @@ class StepTypes:
             try:
                 lengths = candidates.send(error)
             except StopIteration:
-                raise ShapesUnknown(error, OpenLengths.text(axes)) from None
+                raise ShapesUnknown(
+                    error,
+                    axes=OpenLengths.text(axes),
+                    number=n if self.fixed else None,
+                ) from None
 
     def _lengths_at(self, nodes, lengths, name, op):
         """Return the lengths that an op, as of `Typing`, may have in shapes."""

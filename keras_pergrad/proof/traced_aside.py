@@ -174,7 +174,8 @@ def _trace_findings(traced, specs, repeated, values):
         try:
             return _trace_step(traced, specs, number, repeated, values)
         except (ValueError, TypeError, tf.errors.OpError) as failure:
-            error = error or failure
+            # The last one tells the sizes that the batch has.
+            error = failure
     raise error
 
 

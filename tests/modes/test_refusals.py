@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.models.making import compiled, trained, unchanged
+from tests.models.making import compiled, net, normal, trained, unchanged
 
 layers = keras.layers
 
@@ -110,3 +110,101 @@ def test_per_sample_names_an_output_with_samples_on_another_axis(axis):
         trained(model, x, y, batch_size=6)
         found.append(model.get_weights()[0])
         np.testing.assert_allclose(found[-1], found[0], rtol=1e-4, atol=1e-6)
+
+
+def _one_number_under_a_mask():
+    """A loss of one number a sample, whose mask has one for each step."""
+    model = net(layers.Masking(), layers.Dense(3), shape=(6, 4), units=None)
+    return model, _squares, r"\[{n}\], \[{n},6\]"
+
+
+def _squares(y, p):
+    return tf.reduce_mean((y - p) ** 2, [1, 2])
+
+
+class Shaped(layers.Layer):
+    """A function of samples (n, 4) whose shapes need not fit."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def _ten_rows_added():
+    return net(Shaped(lambda x: x + tf.ones((10, 4))), shape=(4,)), "mse", "10"
+
+
+def _ten_rows_joined():
+    layer = Shaped(lambda x: tf.concat([x, tf.ones((10, 4))], 1)[:, :4])
+    return net(layer, shape=(4,)), "mse", "{n} and 10"
+
+
+def _columns_of_three():
+    layer = Shaped(lambda x: tf.reshape(x, (3, -1, 4))[0])
+    return net(layer, shape=(4,)), "mse", "by 12 but is (24|4n)|24 and {n}"
+
+
+def _times_itself():
+    return net(Shaped(lambda x: x @ x), shape=(4,)), "mse", "4 and {n}"
+
+
+#: Makers of a model and its loss, the mode, whether the batch's size is known.
+UNFIT = [
+    (_one_number_under_a_mask, "vectorized", False),
+    (_one_number_under_a_mask, "per_sample", True),
+    (_one_number_under_a_mask, kpg.Accumulated(microbatch_size=4), True),
+    (_ten_rows_added, "per_sample", True),
+    (_ten_rows_joined, "vectorized", False),
+    (_columns_of_three, "per_sample", False),
+    (_times_itself, kpg.Accumulated(microbatch_size=4), False),
+]
+
+
+@pytest.mark.parametrize(("make", "mode", "is_known"), UNFIT)
+def test_shapes_that_do_not_fit_are_named(make, mode, is_known):
+    model, loss, match = make()
+    model = compiled(model, mode, loss)
+    x, y = normal(8, *model.input_shape[1:]), normal(8, *model.output_shape[1:])
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    data = data.batch(8, drop_remainder=is_known)
+    match = match.format(n="[48]" if is_known else "n")
+    with unchanged(model), pytest.raises(ValueError, match=match) as raised:
+        trained(model, data)
+    assert "211" not in str(raised.value)
+    assert "not known while tracing" not in str(raised.value)
+
+
+def _ctc_of_sparse_labels(y, logits):
+    y, logits = tf.cast(y, "int32"), tf.transpose(logits, (1, 0, 2))
+    places = tf.where(y > 0)
+    labels = tf.SparseTensor(
+        places, tf.gather_nd(y, places), tf.shape(y, tf.int64)
+    )
+    lengths = tf.fill(tf.shape(y)[:1], 6)
+    return tf.compat.v1.nn.ctc_loss(labels, logits, lengths)
+
+
+class AddsCTC(layers.Layer):
+    """Adds the CTC loss of labels made of its inputs."""
+
+    def call(self, x):
+        labels = tf.cast(x[:, :2, 0] > 0, "int32")
+        self.add_loss(tf.reduce_mean(_ctc_of_sparse_labels(labels, x)))
+        return x
+
+
+@pytest.mark.parametrize("is_in_layer", [False, True], ids=["loss", "layer"])
+def test_ctc_losses_of_sparse_labels_name_kerass_own(is_in_layer):
+    parts = [AddsCTC()] if is_in_layer else []
+    model = net(layers.Dense(5), *parts, shape=(6, 4), units=None)
+    loss = "mse" if is_in_layer else _ctc_of_sparse_labels
+    shape = (6, 5) if is_in_layer else (2,)
+    model = compiled(model, "vectorized", loss)
+    with pytest.raises(ValueError, match=r"use keras\.losses\.CTC"):
+        trained(model, normal(4, 6, 4), np.ones((4, *shape), "float32"))
