@@ -51,13 +51,16 @@ def number_range(op, tensor):
     return _Ranges(op).of(tensor)
 
 
-def only_number(op):
-    """Return the one whole number that an op can give, or None.
+def only_number(op, types):
+    """Return the one whole number that samples can make an op give, or None.
 
     So many columns `tf.math.bincount` gives with `minlength` = `maxlength`.
     """
     (output,) = op.outputs
     if output.shape.rank != 0 or not output.dtype.is_integer:
+        return None
+    free_types = [t for t in types if isinstance(t, Free)]
+    if len(free_types) == len(types) or any(t.flags for t in free_types):
         return None
     least, greatest = number_range(op, output)
     return least if least == greatest else None

@@ -133,8 +133,8 @@ def shapes_unknown(model, error):
         f"The step of model {model.name!r} is typed with numbers for the "
         f"lengths that are not known while tracing "
         f"({error.axes or 'the number of samples'}), and none that were tried "
-        f"fit all its ops: {_first_line(error.reason)}. Declare the lengths in the "
-        "signature of the data (tf.TensorSpec, or `padded_shapes` of "
+        f"fit all its ops: {_first_line(error.reason)}. Declare the lengths in "
+        "the signature of the data (tf.TensorSpec, or `padded_shapes` of "
         "padded_batch), or use gradient_mode='batch'."
     )
 

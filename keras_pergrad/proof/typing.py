@@ -347,7 +347,7 @@ class Typing:
         if op.type == "Equal" and is_self_comparison(op):
             return
         if op.type in _LIMITS:
-            number = only_number(self._typed_op(op))
+            number = only_number(self._typed_op(op), types)
             if number is not None:
                 self._numbers.set(op.outputs[0], number)
                 return
