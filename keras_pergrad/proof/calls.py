@@ -116,6 +116,8 @@ def _condition(call, types, typing):
             if output_types is None:
                 tensors, output_types = outputs, branch_types
             else:
+                for a, b in zip(tensors, outputs):
+                    typing.state.lose_if_other(a, b)
                 tensors = [
                     _merge_shapes(a, b) for a, b in zip(tensors, outputs)
                 ]
@@ -222,7 +224,11 @@ def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
                 _merge_lists(a, b, typing.lists)
                 for a, b in zip(tensors, outputs)
             ]
-            is_shape_stable = all(
+            lost = [
+                typing.state.lose_if_other(a, b)
+                for a, b in zip(tensors, outputs)
+            ]
+            is_shape_stable = not any(lost) and all(
                 a is b for a, b in zip(merged_tensors, tensors)
             )
             if (
@@ -295,7 +301,7 @@ class State:
 
     def __init__(self):
         self.trained, self.origins, self.assigned = set(), {}, {}
-        self._changed = set()
+        self._changed, self._lost = set(), set()
 
     @contextlib.contextmanager
     def record_changes(self):
@@ -317,6 +323,25 @@ class State:
         """
         if tensor.dtype in (tf.resource, tf.variant):
             self.origins[id(stand_in)] = self.key(tensor)
+            if not self.is_known(tensor):
+                self.lose(stand_in)
+
+    def lose(self, handle):
+        """Note that it is not known where a handle leads."""
+        self._lost.add(id(handle))
+
+    def lose_if_other(self, handle, other):
+        """Lose a handle that may lead elsewhere; tell whether that is new."""
+        is_lost = (
+            handle.dtype == tf.resource
+            and self.is_known(handle)
+            and not (
+                self.is_known(other) and self.key(handle) == self.key(other)
+            )
+        )
+        if is_lost:
+            self.lose(handle)
+        return is_lost
 
     def assign(self, op, types):
         """Note what an op of `ASSIGN` assigns."""
@@ -347,14 +372,17 @@ class State:
         """Return the flags of what is read from a handle."""
         return TRAINED if self.key(handle) in self.trained else 0
 
-    def mixed_state(self, op):
-        """Return the `Mixed` that is kept behind a handle of an op, or None."""
-        for tensor in op.inputs:
-            if tensor.dtype == tf.resource:
-                assigned_type = self.assigned_type(tensor)
-                if isinstance(assigned_type, Mixed):
-                    return assigned_type
-        return None
+    def is_known(self, handle):
+        """Whether it is known to which variable a handle leads."""
+        is_given = id(handle) in self.origins or handle.op.type == "Placeholder"
+        return is_given and id(handle) not in self._lost
+
+
+def refuse_state_of_samples(op, types):
+    """Refuse an op that uses what the step has kept of its samples."""
+    for tensor, input_type in zip(op.inputs, types):
+        if tensor.dtype == tf.resource and not isinstance(input_type, Free):
+            raise Mixes("uses a state that the step has set from its samples")
 
 
 def keeps_unknown(op, types):

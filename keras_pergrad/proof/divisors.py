@@ -2,7 +2,8 @@
 
 Such a sum follows all samples. A loss may have it as a factor, one and the
 same for all its terms: then it scales all samples alike. The forward pass and
-the loss are looked at; their gradients follow from them.
+the loss are looked at, and custom gradients. All other gradients follow from
+the forward pass, and have the loss's factors: these count no more.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from keras_pergrad.proof.tensor_types import (
     At,
     Divisor,
     Free,
+    Mixed,
     Mixes,
     Total,
 )
@@ -41,6 +43,9 @@ _QUOTIENTS = op_types("RealDiv Div DivNoNan")
 _BROADCASTS = op_types(
     "Identity StopGradient Reshape ExpandDims Squeeze BroadcastTo Tile Fill"
 )
+OWN_GRADIENT_USE = (
+    "uses, in a custom gradient, a sum over the samples for each of them"
+)
 _PER_SAMPLE_USE = "uses a sum over the samples for each of them"
 #: How many ops in a row are compared to tell whether two numbers are equal.
 _MAX_DEPTH = 50
@@ -62,7 +67,7 @@ class Divisors:
         """Note that a tensor stands for another one, in another graph."""
         self._originals[id(stand_in)] = stand_in, tensor
 
-    def apply_factors(self, op, types, output_types, backward):
+    def apply_factors(self, op, types, output_types):
         """Return the types of an op's outputs with their factors.
 
         Raises:
@@ -71,20 +76,16 @@ class Divisors:
         type_list = (
             output_types if isinstance(output_types, list) else [output_types]
         )
-        if not any(t.flags & DIVIDED for t in type_list):
+        if op.type == "IdentityN":
             return output_types
-        if op.type == "IdentityN" and not backward:
+        if all(isinstance(t, (Divisor, Free)) for t in type_list):
             return output_types
-        factor = ()
-        if not backward:
-            if all(isinstance(t, (Divisor, Free)) for t in type_list):
+        if not all(map(_has_sample_parts, type_list)):
+            # A sum of masks alone, or a turn of a loop.
+            if all(isinstance(t, Total) for t in type_list):
                 return output_types
-            if not all(map(_has_sample_parts, type_list)):
-                # A sum of masks alone, or a turn of a loop.
-                if all(isinstance(t, Total) for t in type_list):
-                    return output_types
-                raise Mixes(_PER_SAMPLE_USE)
-            factor = self._output_factor(op, types)
+            raise Mixes(_PER_SAMPLE_USE)
+        factor = self._output_factor(op, types)
         type_list = [_with_factor(t, factor) for t in type_list]
         return type_list if isinstance(output_types, list) else type_list[0]
 
@@ -189,6 +190,26 @@ class Divisors:
         # The tensor stays, so that no other one gets its id.
         self._cache[id(tensor)] = tensor, number
         return number
+
+
+def as_gradient(tensor_type):
+    """Return the type of a gradient, without the factors of its loss."""
+    if isinstance(tensor_type, Mixed) or not tensor_type.flags & DIVIDED:
+        return tensor_type
+    flags = tensor_type.flags & ~DIVIDED
+    tensor_type = dataclasses.replace(tensor_type, flags=flags)
+    return _with_factor(tensor_type, ())
+
+
+def without_loss(tensor_type):
+    """Return the type that a number by which a loss is divided has for it.
+
+    It is the same for all its gradients, and not looked at again.
+    """
+    is_settled = (
+        isinstance(tensor_type, Divisor) and not tensor_type.flags & DIVIDED
+    )
+    return Free(tensor_type.flags) if is_settled else tensor_type
 
 
 def _with_factor(tensor_type, factor):

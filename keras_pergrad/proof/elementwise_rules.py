@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from keras_pergrad.proof.op_facts import op_types
 from keras_pergrad.proof.tensor_types import (
+    ALL,
     BY_SIZE,
     DIVIDED,
     TRAINED,
@@ -13,11 +14,11 @@ from keras_pergrad.proof.tensor_types import (
     At,
     Divisor,
     Free,
+    Mixed,
     Mixes,
     Total,
     Untyped,
     flags_of,
-    only_first,
     type_rule,
 )
 
@@ -35,8 +36,7 @@ _UNARY = op_types(
     "StringStrip StringLength StringToHashBucket StringToHashBucketFast "
     "StringToHashBucketStrong StringToNumber StaticRegexReplace "
     "StaticRegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode "
-    "_EagerConst DebugIdentityV2 DebugIdentityV3 "
-    "FakeQuantWithMinMaxArgsGradient"
+    "_EagerConst DebugIdentityV2 DebugIdentityV3"
 )
 _ELEMENTWISE = op_types(
     "Add AddN AddV2 ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr "
@@ -47,7 +47,7 @@ _ELEMENTWISE = op_types(
     "ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad Select SelectV2 "
     "SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference "
     "Sub TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta StringJoin "
-    "AccumulateNV2"
+    "AccumulateNV2 FakeQuantWithMinMaxArgsGradient"
 )
 #: Sums: linear in all inputs together.
 _SUMS = {"Add", "AddN", "AddV2", "Sub", "AccumulateNV2"}
@@ -79,10 +79,10 @@ _GRADIENTS = {
 }
 
 
-@type_rule(*_UNARY)
+@type_rule(*_UNARY, inputs=0)
 def unary(op, types):
     """Each entry follows from the same entry."""
-    (input_type,) = types[:1]
+    (input_type,) = types
     if op.type in _CONSTANT:
         return Free()
     if isinstance(input_type, Total) and op.type not in _LINEAR_UNARY:
@@ -94,7 +94,7 @@ def unary(op, types):
     return input_type
 
 
-@type_rule(*_ELEMENTWISE)
+@type_rule(*_ELEMENTWISE, inputs=ALL)
 def elementwise(op, types):
     """Each entry follows from the same entries, with broadcasting."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
@@ -212,7 +212,7 @@ def _selects_or_zeros(op, types):
     return any(value is not None and not np.any(value) for value in zeros)
 
 
-@type_rule("BiasAdd", "BiasAddV1")
+@type_rule("BiasAdd", "BiasAddV1", inputs=ALL)
 def bias_add(op, types):
     """Add the bias along the channels."""
     if isinstance(types[0], At) and isinstance(types[1], Free):
@@ -220,7 +220,7 @@ def bias_add(op, types):
     raise Mixes("adds samples as a bias")
 
 
-@type_rule("BiasAddGrad")
+@type_rule("BiasAddGrad", inputs=0)
 def bias_gradient(op, types):
     """Sum over all axes but the channels."""
     (input_type,) = types
@@ -233,7 +233,7 @@ def bias_gradient(op, types):
     return Total(input_type.flags)
 
 
-@type_rule("IdentityN", "ShapeN")
+@type_rule("IdentityN", "ShapeN", inputs=ALL)
 def identity_n(op, types):
     """Each output is the input of the same place."""
     return list(types)
@@ -255,10 +255,10 @@ def is_self_comparison(op):
 _LINEAR_REDUCTIONS = {"Sum", "Mean"}
 
 
-@type_rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
+@type_rule("Sum Mean Max Min Prod All Any EuclideanNorm", inputs=0)
 def reduce(op, types):
     """Reduce some axes."""
-    input_type = only_first(types)
+    input_type = types[0]
     if isinstance(input_type, Divisor):
         return input_type
     if isinstance(input_type, Total):
@@ -277,10 +277,10 @@ def reduce(op, types):
     )
 
 
-@type_rule("ArgMax", "ArgMin")
+@type_rule("ArgMax", "ArgMin", inputs=0)
 def arg_extreme(op, types):
     """Find the place of the largest entry along an axis."""
-    input_type = only_first(types)
+    input_type = types[0]
     if not isinstance(input_type, At):
         return as_divisor(op, 0, input_type)
     (axis,) = op.axes(1, op.rank())
@@ -289,10 +289,10 @@ def arg_extreme(op, types):
     return input_type.on(input_type.axis - (axis < input_type.axis))
 
 
-@type_rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
+@type_rule("Cumsum", "Cumprod", "CumulativeLogsumexp", inputs=0)
 def cumulate(op, types):
     """Accumulate along an axis."""
-    input_type = only_first(types)
+    input_type = types[0]
     if not isinstance(input_type, At):
         return (
             input_type if op.type == "Cumsum" else as_divisor(op, 0, input_type)
@@ -302,20 +302,38 @@ def cumulate(op, types):
     return input_type
 
 
-@type_rule(
-    "Softmax LogSoftmax TopK TopKV2 InTopK InTopKV2 Multinomial NthElement "
-    "CTCGreedyDecoder"
-)
+@type_rule("Softmax LogSoftmax TopKV2 Multinomial NthElement", inputs=0)
 def along_last_axis(op, types):
-    """Something over the last axis."""
-    input_type = only_first(types) if not op.type.startswith("InTopK") else None
-    if input_type is None:
-        return _row_by_row(op, types)
+    """Something over the last axis; the axes before it stay."""
+    input_type = types[0]
     if not isinstance(input_type, At):
         return as_divisor(op, 0, input_type)
     if input_type.axis == op.rank() - 1:
         raise Mixes("compares the samples")
     return input_type
+
+
+@type_rule("CTCGreedyDecoder", inputs=(0, 1))
+def greedy_decoder(op, types):
+    """Find a path through the steps of each sample, and its score."""
+    places = set()
+    # The steps come first: (T, n, classes), lengths (n,), scores (n, 1).
+    for input_type, axis in zip(types, (1, 0)):
+        if isinstance(input_type, Free):
+            continue
+        if not isinstance(input_type, At) or input_type.axis != axis:
+            raise Mixes("compares the samples")
+        places.add((0, input_type.rows, input_type.lead))
+    if len(places) != 1:
+        raise Mixes("takes lengths of other samples")
+    score_type = At.placed(places.pop(), flags_of(types))
+    return [*[Mixed(op.type, op.op.name, _VALUE_SIZES)] * 3, score_type]
+
+
+@type_rule("InTopK", "InTopKV2", inputs=(0, 1))
+def in_top(op, types):
+    """Whether the entry that is named is among the largest of each row."""
+    return _row_by_row(op, types)
 
 
 def _row_by_row(op, types):
@@ -330,7 +348,7 @@ def _row_by_row(op, types):
     return sample_types[0].flagged(flags_of(types))
 
 
-@type_rule("LowerBound", "UpperBound")
+@type_rule("LowerBound", "UpperBound", inputs=ALL)
 def search_sorted(op, types):
     """Where numbers are among sorted ones: row by row, each by itself."""
     row_type, value_type = types
@@ -339,13 +357,16 @@ def search_sorted(op, types):
     return _row_by_row(op, types)
 
 
-@type_rule("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits")
+@type_rule(
+    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
+    inputs=ALL,
+)
 def cross_entropy(op, types):
     """Give a loss for each row, and its gradient."""
     return _row_by_row(op, types)
 
 
-@type_rule("L2Loss")
+@type_rule("L2Loss", inputs=0)
 def l2_loss(op, types):
     """Halve the sum of the squares of all entries."""
     (input_type,) = types
@@ -354,19 +375,22 @@ def l2_loss(op, types):
     return as_divisor(op, 0, input_type)
 
 
-@type_rule("UniqueV2", "Unique", "UniqueWithCounts", "Where", "ListDiff")
+_VALUE_SIZES = "gives as many entries as all samples together have"
+
+
+@type_rule("UniqueV2 Unique UniqueWithCounts Where ListDiff", inputs=ALL)
 def value_dependent_size(op, types):
     """How many entries there are follows their values."""
-    raise Mixes("gives as many entries as all samples together have")
+    raise Mixes(_VALUE_SIZES)
 
 
-@type_rule("DynamicPartition", "DynamicStitch")
+@type_rule("DynamicPartition", "DynamicStitch", inputs=ALL)
 def dynamic_scatter(op, types):
     """Entries go to places that are given by values."""
     raise Mixes("puts entries of all samples together, by their values")
 
 
-@type_rule("Bincount", "DenseBincount")
+@type_rule("Bincount", "DenseBincount", inputs=(0, 2))
 def bincount(op, types):
     """Count over an axis; over the last one, if there are two."""
     if op.type != "DenseBincount" or not isinstance(types[0], At):
@@ -374,8 +398,6 @@ def bincount(op, types):
     input_type = types[0]
     if any(not isinstance(t, (Free, At)) for t in types):
         raise Mixes("counts by sums over the samples")
-    if not isinstance(types[1], Free):
-        raise Mixes("takes sizes from the values of the samples")
     if op.rank() == 1:
         if op.attribute("binary_output"):
             raise Mixes("tells whether any sample has a number")
@@ -392,18 +414,16 @@ def bincount(op, types):
     return input_type.flagged(flags_of(types))
 
 
-@type_rule("LinSpace", "Range")
+@type_rule("LinSpace", "Range", inputs=ALL)
 def number_sequence(op, types):
     """Numbers between limits."""
     del op, types
     raise Untyped("its limits follow the samples")
 
 
-@type_rule("Fill")
+@type_rule("Fill", inputs=1)
 def fill(op, types):
     """One number for each entry."""
-    if not isinstance(types[0], Free):
-        raise Mixes("takes sizes from the values of the samples")
     return types[1]
 
 
@@ -412,30 +432,28 @@ def fill(op, types):
 # A draw by numbers that are the same for all is `Free`, as any op on them.
 
 
-#: The place of the first parameter among the inputs.
-_FIRST_PARAMETER = {
+#: The places of parameters among the inputs.
+_PARAMETERS = {
     "RandomGamma": 1,
-    "RandomGammaGrad": 0,
+    "RandomGammaGrad": (0, 1),
     "RandomPoissonV2": 1,
     "StatelessRandomGammaV2": 2,
     "StatelessRandomGammaV3": 4,
     "StatelessRandomPoisson": 2,
-    "StatelessRandomBinomial": 2,
-    "StatefulRandomBinomial": 3,
-    "ParameterizedTruncatedNormal": 1,
-    "StatelessParameterizedTruncatedNormal": 2,
+    "StatelessRandomBinomial": (2, 3),
+    "StatefulRandomBinomial": (3, 4),
 }
 
 
-@type_rule(*_FIRST_PARAMETER)
+@type_rule(*_PARAMETERS, inputs=_PARAMETERS)
 def random_draw(op, types):
     """Draw a number for each entry; parameters go along the last axes."""
-    first, rank, places = _FIRST_PARAMETER[op.type], op.rank_out(), set()
+    rank, places = op.rank_out(), set()
     for k, input_type in enumerate(types):
         if isinstance(input_type, Free):
             continue
-        if k < first or not isinstance(input_type, At):
-            raise Mixes("takes sizes or seeds from the samples")
+        if not isinstance(input_type, At):
+            raise Mixes("draws by sums over the samples")
         # `shape` comes before the axes of the parameters of a gamma.
         places.add(
             (input_type.axis - op.rank(k), input_type.rows, input_type.lead)
@@ -446,18 +464,25 @@ def random_draw(op, types):
     return At(rank + axis, rows, lead, flags_of(types))
 
 
-@type_rule("StatelessMultinomial")
+@type_rule(
+    "ParameterizedTruncatedNormal StatelessParameterizedTruncatedNormal",
+    inputs=ALL,
+)
+def truncated_normal(op, types):
+    """Draw numbers until they fit, one after the other."""
+    raise Mixes("draws again for a sample, which moves the draws of the next")
+
+
+@type_rule("StatelessMultinomial", inputs=0)
 def multinomial(op, types):
     """Classes for each row of logits."""
     input_type = types[0]
-    if any(not isinstance(t, Free) for t in types[1:]):
-        raise Mixes("takes sizes or seeds from the samples")
     if not isinstance(input_type, At) or input_type.axis != 0:
         raise Mixes("takes the samples for classes")
     return input_type
 
 
-@type_rule("RandomShuffle", "RandomIndexShuffle")
+@type_rule("RandomShuffle", inputs=0)
 def shuffle(op, types):
     """Another order along the first axis."""
     input_type = types[0]

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from keras_pergrad.proof.sample_loops import OTHER_ORDER
 from keras_pergrad.proof.tensor_types import (
+    ALL,
+    BY_SIZE,
     At,
     Free,
     Mixes,
@@ -22,7 +24,7 @@ from keras_pergrad.proof.tensor_types import (
 )
 
 
-@type_rule("TensorListFromTensor")
+@type_rule("TensorListFromTensor", inputs=0)
 def from_tensor(op, types):
     """Make a list of the entries of the first axis."""
     input_type = types[0]
@@ -33,17 +35,15 @@ def from_tensor(op, types):
     return input_type.on(input_type.axis - 1)
 
 
-@type_rule("TensorListGetItem")
+@type_rule("TensorListGetItem", inputs=0)
 def get_item(op, types):
     """Take one tensor of the list."""
-    _require_free(types[1:])
     return types[0]
 
 
-@type_rule("TensorListGather")
+@type_rule("TensorListGather", inputs=0)
 def gather(op, types):
     """Stack some tensors of the list."""
-    _require_free(types[1:])
     input_type = types[0]
     return (
         input_type.on(input_type.axis + 1)
@@ -52,11 +52,11 @@ def gather(op, types):
     )
 
 
-@type_rule("TensorListScatterV2", "TensorListScatterIntoExistingList")
+@type_rule("TensorListScatterV2", inputs=0)
+@type_rule("TensorListScatterIntoExistingList", inputs=(0, 1))
 def scatter(op, types):
     """Make a list from a tensor's entries of the first axis."""
     tensor_input = 0 if op.type == "TensorListScatterV2" else 1
-    _require_free(t for k, t in enumerate(types) if k > 1 - (tensor_input == 1))
     input_type = types[tensor_input]
     if isinstance(input_type, At):
         if input_type.axis == 0:
@@ -65,27 +65,25 @@ def scatter(op, types):
     return join_types(types[0], input_type) if tensor_input else input_type
 
 
-@type_rule("TensorListSetItem")
+@type_rule("TensorListSetItem", inputs=(0, 2))
 def set_item(op, types):
     """Put another tensor at a place of a list."""
-    _require_free(types[1:2])
     return join_types(types[0], types[2])
 
 
-@type_rule("TensorListPushBack")
+@type_rule("TensorListPushBack", inputs=ALL)
 def push_back(op, types):
     """Add one more tensor to a list."""
     return join_types(types[0], types[1])
 
 
-@type_rule("TensorListPopBack")
+@type_rule("TensorListPopBack", inputs=0)
 def pop_back(op, types):
     """Take the last tensor from a list."""
-    _require_free(types[1:])
     return types[0]
 
 
-@type_rule("TensorListStack")
+@type_rule("TensorListStack", inputs=0)
 def stack(op, types):
     """Add one axis, for the tensors."""
     input_type = types[0]
@@ -96,22 +94,22 @@ def stack(op, types):
     )
 
 
-@type_rule("TensorListConcat", "TensorListConcatV2")
+@type_rule("TensorListConcat", "TensorListConcatV2", inputs=0)
 def concat(op, types):
     """Join the tensors one after the other."""
     input_type = types[0]
     if not isinstance(input_type, At):
-        return input_type
+        return [input_type, Free()]
     if input_type.axis:
         return [input_type, Free()]
     length = op.shape_out()[0]
     if length is None or length % (op.n * input_type.rows * input_type.lead):
         raise Untyped("how many tensors it joins is not known while tracing")
     lead = length // (op.n * input_type.rows)
-    return [At(0, input_type.rows, lead, input_type.flags), Free()]
+    return [At(0, input_type.rows, lead, input_type.flags), Free(BY_SIZE)]
 
 
-@type_rule("TensorListSplit")
+@type_rule("TensorListSplit", inputs=0)
 def split(op, types):
     """Make a list of parts of the first axis."""
     input_type = types[0]
@@ -120,9 +118,12 @@ def split(op, types):
     return input_type
 
 
-@type_rule("OptionalFromValue", "OptionalGetValue")
+@type_rule("OptionalFromValue", inputs=ALL)
+@type_rule("OptionalGetValue", inputs=0)
 def optional(op, types):
     """Keep a tensor for the gradient of a condition, or give it back."""
+    if len(types) > 1:
+        raise Untyped("keeps several tensors together")
     (input_type,) = types
     if op.type == "OptionalGetValue":
         if isinstance(input_type, OfBranches):
@@ -137,25 +138,19 @@ def optional(op, types):
     return list(types)
 
 
-@type_rule("TensorListResize")
+@type_rule("TensorListResize", inputs=0)
 def resize(op, types):
     """Give a list another length."""
-    _require_free(types[1:])
     return types[0]
 
 
-@type_rule("TensorListConcatLists", "AddNVariant")
+@type_rule("TensorListConcatLists", inputs=ALL)
 def join_lists(op, types):
     """Make one list of several."""
     input_type = types[0]
     for other in types[1:]:
         input_type = join_types(input_type, other)
     return input_type
-
-
-def _require_free(types):
-    if any(not isinstance(t, Free) for t in types):
-        raise Mixes("takes a place from the values of the samples")
 
 
 # The shapes of what lists of tensors hold: TensorFlow loses them in loops.

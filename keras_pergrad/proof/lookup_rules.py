@@ -9,6 +9,7 @@ from keras_pergrad.proof.intervals import (
     reaches_own_entries,
 )
 from keras_pergrad.proof.tensor_types import (
+    ALL,
     FREE,
     At,
     Divisor,
@@ -27,15 +28,13 @@ def refuse_sums(types):
         raise Mixes("looks sums over the samples up")
 
 
-@type_rule("Gather", "GatherV2", "ResourceGather")
+@type_rule("Gather", "GatherV2", "ResourceGather", inputs=(0, 1))
 def gather(op, types):
     """Rows of a table, or entries of each sample."""
     table_type, id_type = types[:2]
     if isinstance(table_type, Total) and isinstance(id_type, Free):
         return table_type
     refuse_sums(types)
-    if any(not isinstance(t, Free) for t in types[2:]):
-        raise Mixes("takes its axis from the samples")
     flags, batch = flags_of(types), 0
     if op.type != "Gather":
         batch = op.attribute("batch_dims")
@@ -137,13 +136,12 @@ _SUMS = {"UnsortedSegmentSum", "SegmentSum", "SegmentSumV2"}
     "UnsortedSegmentMax",
     "UnsortedSegmentMin",
     "UnsortedSegmentProd",
+    inputs=(0, 1),
 )
 def segments(op, types):
     """Reduce the entries that have the same number."""
     value_type, id_type = types[:2]
     refuse_sums(types[1:])
-    if any(not isinstance(t, Free) for t in types[2:]):
-        raise Mixes("takes sizes from the values of the samples")
     if isinstance(value_type, (Total, Divisor)):
         if not isinstance(id_type, Free):
             raise Mixes("adds sums over the samples by their numbers")
@@ -184,12 +182,10 @@ def _own_segments(op, sample_type, flags):
     return None
 
 
-@type_rule("LookupTableFind LookupTableFindV2")
+@type_rule("LookupTableFind LookupTableFindV2", inputs=1)
 def table_lookup(op, types):
     """Look up what a table holds for each key."""
     input_type = types[1]
-    if any(not isinstance(t, Free) for k, t in enumerate(types) if k != 1):
-        raise Mixes("looks up in a table of the samples")
     return (
         input_type
         if isinstance(input_type, At)
@@ -197,16 +193,19 @@ def table_lookup(op, types):
     )
 
 
-@type_rule("CollectiveReduceV2", "CollectiveReduce", "CollectiveReduceV3")
+@type_rule("CollectiveReduce CollectiveReduceV2 CollectiveReduceV3", inputs=0)
 def collective_reduce(op, types):
     """Add what all replicas have."""
     input_type = types[0]
     if isinstance(input_type, At):
         raise Mixes("adds samples of several replicas")
+    by = "reduction" if op.type == "CollectiveReduceV3" else "merge_op"
+    if op.attribute(by) != b"Add":
+        raise Mixes("does more with sums over the samples than to add them")
     return input_type
 
 
-@type_rule("SparseToDense", "SparseReshape")
+@type_rule("SparseToDense", "SparseReshape", inputs=ALL)
 def sparse_op(op, types):
     """Entries of a sparse tensor are of all samples."""
     del types
@@ -216,7 +215,7 @@ def sparse_op(op, types):
 # Type rules of look-ups and of writes by indices of several axes.
 
 
-@type_rule("GatherNd", "ResourceGatherNd")
+@type_rule("GatherNd", "ResourceGatherNd", inputs=ALL)
 def gather_nd(op, types):
     """Entries by indices of several axes."""
     refuse_sums(types)
@@ -249,17 +248,17 @@ def gather_nd(op, types):
     raise Mixes("looks entries up by numbers that may be of other samples")
 
 
+@type_rule("ScatterNd", inputs=(0, 1))
 @type_rule(
-    "ScatterNd TensorScatterAdd TensorScatterMax TensorScatterMin "
-    "TensorScatterSub TensorScatterUpdate"
+    "TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub "
+    "TensorScatterUpdate",
+    inputs=ALL,
 )
 def scatter(op, types):
     """Entries go to places that indices give."""
     first = 0 if op.type == "ScatterNd" else 1
     id_type, value_type = types[first : first + 2]
     refuse_sums(types)
-    if first == 0 and not isinstance(types[2], Free):
-        raise Mixes("takes sizes from the values of the samples")
     if not isinstance(id_type, Free):
         return _scatter_own_entries(op, types, first)
     depth = op.shape(first)[-1]

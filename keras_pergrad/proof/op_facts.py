@@ -126,6 +126,28 @@ _SIZE_NAMES = op_types(
 
 
 @dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument of a type of op.
+
+    Attributes:
+        place, name: as in TensorFlow's definition of the op.
+        count: the name of the attribute that tells how many tensors it has;
+            empty: it has one.
+    """
+
+    place: int
+    name: str
+    count: str = ""
+
+    def tensors(self, op):
+        """Return how many tensors of an op it has."""
+        if not self.count:
+            return 1
+        count = op.get_attr(self.count)
+        return len(count) if isinstance(count, list) else count
+
+
+@dataclasses.dataclass(frozen=True)
 class OpFacts:
     """What is known of a type of op.
 
@@ -144,6 +166,7 @@ class OpFacts:
         goes_first: whether shapes behind it follow from types: it is a call,
             or an op whose shapes are better known once it is typed.
         size_inputs: the places of inputs that are sizes or places.
+        arguments: its `Argument`s.
     """
 
     is_ignored: bool
@@ -159,6 +182,15 @@ class OpFacts:
     has_functions: bool
     goes_first: bool
     size_inputs: tuple
+    arguments: tuple
+
+    def arguments_of(self, op):
+        """Return the `Argument` of each input of an op."""
+        if not self.arguments:  # It has no definition.
+            return [Argument(k, str(k)) for k in range(len(op.inputs))]
+        if not any(a.count for a in self.arguments):
+            return self.arguments
+        return [a for a in self.arguments for _ in range(a.tensors(op))]
 
     @classmethod
     def of(cls, op_type, definition):
@@ -191,6 +223,10 @@ class OpFacts:
                 k
                 for k, a in enumerate(inputs)
                 if op_type in TAKE_SIZES and a.name in _SIZE_NAMES
+            ),
+            arguments=tuple(
+                Argument(k, a.name, a.number_attr or a.type_list_attr)
+                for k, a in enumerate(inputs)
             ),
         )
 

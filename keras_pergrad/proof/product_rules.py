@@ -4,6 +4,7 @@ import numpy as np
 
 from keras_pergrad.proof.elementwise_rules import type_of_totals
 from keras_pergrad.proof.tensor_types import (
+    ALL,
     FREE,
     UNKNOWN_RANK,
     At,
@@ -13,7 +14,6 @@ from keras_pergrad.proof.tensor_types import (
     Total,
     Untyped,
     flags_of,
-    only_first,
     type_rule,
 )
 from keras_pergrad.uses.contraction_rules import labelled
@@ -30,7 +30,7 @@ def type_linear_in_totals(op, types):
     return type_of_totals(op, types)
 
 
-@type_rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+@type_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum", inputs=ALL)
 def contraction(op, types):
     """Add products over the labels that are not in the output."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
@@ -63,7 +63,7 @@ def contraction(op, types):
     return At(target.index(label), rows, lead, flags)
 
 
-@type_rule("SparseTensorDenseMatMul")
+@type_rule("SparseTensorDenseMatMul", inputs=ALL)
 def sparse_product(op, types):
     """Multiply a sparse matrix of no samples with a dense one of samples."""
     *sparse, dense = types
@@ -85,8 +85,6 @@ _OPS_BY_INNER_AXES = {
         "MatrixDiag",
         "MatrixDiagV2",
         "MatrixDiagV3",
-        "BatchFFT",
-        "BatchIFFT",
     ],
     2: [
         "FFT2D",
@@ -104,13 +102,10 @@ _OPS_BY_INNER_AXES = {
         "SelfAdjointEigV2",
         "Svd",
         "Qr",
-        "MatrixExponential",
         "MatrixSquareRoot",
         "MatrixLogarithm",
         "Lu",
         "Eig",
-        "BatchMatrixBandPart",
-        "TridiagonalMatMul",
     ],
     3: ["FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D"],
 }
@@ -119,52 +114,56 @@ _INNER_AXES = {
 }
 
 
-@type_rule(*_INNER_AXES)
+@type_rule(*_INNER_AXES, inputs=0)
 def transform(op, types):
     """Something over the last axes."""
-    input_type = only_first(types)
+    input_type = types[0]
     if not isinstance(input_type, At):
         if isinstance(input_type, Total) and "FFT" in op.type:
             return input_type
         return type_of_totals(op, types)
-    if input_type.axis >= op.rank() - _INNER_AXES[op.type]:
+    if op.type in ("MatrixDiagV2", "MatrixDiagV3"):
+        # A band of several diagonals has an axis for them.
+        outer_axes = op.rank_out() - 2
+    else:
+        outer_axes = op.rank() - _INNER_AXES[op.type]
+    if input_type.axis >= outer_axes:
         raise Mixes("transforms the samples' axis")
     return input_type
 
 
 @type_rule(
-    "MatrixSolve MatrixTriangularSolve MatrixSolveLs CholeskyGrad "
-    "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 TridiagonalSolve "
-    "BandedTriangularSolve Cross"
+    "MatrixSolve MatrixTriangularSolve CholeskyGrad TridiagonalSolve "
+    "TridiagonalMatMul BandedTriangularSolve Cross",
+    inputs=ALL,
+)
+@type_rule(
+    "MatrixSolveLs MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    inputs=(0, 1),
 )
 def several_matrices(op, types):
     """Something over the last axes of several tensors."""
-    by_axis = {}
+    places, inner_axes_out = set(), 1 if op.type == "Cross" else 2
     if _are_right_sides(op, types):
         return types[1].flagged(types[0].flags)
     for k, input_type in enumerate(types):
         if isinstance(input_type, (Total, Divisor)):
             raise Mixes("takes sums over the samples")
         if isinstance(input_type, At):
-            inner_axes = 1 if op.type == "Cross" or _is_diagonal(op, k) else 2
-            if input_type.axis >= op.rank(k) - inner_axes:
+            outer_axes = op.rank(k) - inner_axes_out
+            if k == 1 and op.type.startswith("MatrixSetDiag"):
+                # The diagonal, or a band, has the outer axes of the matrix.
+                outer_axes = op.rank_out() - 2
+            if input_type.axis >= outer_axes:
                 raise Mixes("takes the samples' axis for that of matrices")
             # Counted from the axes of the matrices.
-            by_axis[input_type.axis - (op.rank(k) - inner_axes)] = input_type
-    if len(by_axis) != 1:
-        raise Mixes("brings samples together that are on different axes")
-    ((place, input_type),) = by_axis.items()
-    inner_axes = 1 if op.type == "Cross" else 2
-    return At(
-        op.rank_out() - inner_axes + place,
-        input_type.rows,
-        input_type.lead,
-        flags_of(types),
-    )
-
-
-def _is_diagonal(op, k):
-    return k == 1 and op.type.startswith("MatrixSetDiag")
+            place = input_type.axis - outer_axes
+            places.add((place, input_type.rows, input_type.lead))
+    if len(places) != 1:
+        raise Mixes("brings samples together that lie differently")
+    ((place, rows, lead),) = places
+    axis = op.rank_out() - inner_axes_out + place
+    return At(axis, rows, lead, flags_of(types))
 
 
 def _are_right_sides(op, types):
@@ -182,16 +181,14 @@ def _are_right_sides(op, types):
 # Type rules of convolutions, pooling and other ops on images.
 
 
-def _image_type(op, types, image_inputs):
-    """Return the type if the samples are on axis 0 of these inputs alone."""
+def _image_type(op, types):
+    """Return the type if the samples are on axis 0 of all inputs."""
     layouts = set()
-    for k, input_type in enumerate(types):
+    for input_type in types:
         if isinstance(input_type, Free):
             continue
         if not isinstance(input_type, At):
             return type_of_totals(op, types)
-        if k not in image_inputs:
-            raise Mixes("takes samples for its weights or sizes")
         if input_type.axis != 0:
             raise Mixes("takes the samples for pixels or channels")
         layouts.add(input_type.place)
@@ -200,14 +197,20 @@ def _image_type(op, types, image_inputs):
     return At.placed(layouts.pop(), flags_of(types))
 
 
+def _total_of(input_type):
+    """Return the type of a sum over all samples, as of a weight's gradient."""
+    return Total(input_type.flags) if isinstance(input_type, At) else input_type
+
+
 @type_rule(
     "Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D MaxPool MaxPoolV2 "
     "MaxPool3D MaxPoolWithArgmax AvgPool AvgPool3D LRN SpaceToDepth "
     "DepthToSpace ExtractImagePatches ExtractVolumePatches ResizeArea "
     "ResizeBicubic ResizeBilinear ResizeNearestNeighbor ScaleAndTranslate "
-    "AdjustContrast DataFormatVecPermute QuantizeV2 Dequantize "
+    "QuantizeV2 Dequantize "
     "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
-    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel"
+    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel",
+    inputs=0,
 )
 def image(op, types):
     """Each image by itself."""
@@ -215,25 +218,27 @@ def image(op, types):
         "include_batch_in_index"
     ):
         raise Mixes("counts places over all samples")
-    input_type = _image_type(op, types, {0})
+    input_type = _image_type(op, types)
     has_range = op.type.startswith("QuantizeAndDequantize")
     if has_range and not op.attribute("range_given"):
         raise Mixes("takes its range from all samples")
+    if op.type == "QuantizeV2":
+        return [input_type, *[Free(flags_of(types[1:]))] * 2]
     return input_type
 
 
-@type_rule("FractionalAvgPool", "FractionalMaxPool")
+@type_rule("FractionalAvgPool", "FractionalMaxPool", inputs=0)
 def fractional_pool(op, types):
     """Each image by itself, in regions that are drawn for all of them."""
-    return [_image_type(op, types, {0}), FREE, FREE]
+    return [_image_type(op, types), FREE, FREE]
 
 
-@type_rule("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB")
+@type_rule(
+    "AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", inputs=0
+)
 def colours(op, types):
     """Each pixel, or each image, by itself: the last axes."""
     input_type = types[0]
-    if any(not isinstance(t, Free) for t in types[1:]):
-        raise Mixes("takes its factor from the samples")
     inner_axes = 3 if op.type == "AdjustContrastv2" else 1
     if isinstance(input_type, At) and input_type.axis >= op.rank() - inner_axes:
         raise Mixes("takes the samples for pixels or colours")
@@ -242,12 +247,12 @@ def colours(op, types):
     return input_type
 
 
-@type_rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+@type_rule(
+    "ImageProjectiveTransformV2 ImageProjectiveTransformV3", inputs=(0, 1)
+)
 def projective_transform(op, types):
     """Each image by itself, by its own transform or the same for all."""
-    if any(not isinstance(t, Free) for t in types[2:]):
-        raise Mixes("takes sizes from the samples")
-    return _image_type(op, types[:2], {0, 1})
+    return _image_type(op, types)
 
 
 #: The places of images, of what there is for each box, and of the numbers of
@@ -259,10 +264,13 @@ _CROPS = {
 }
 
 
-@type_rule(*_CROPS)
+@type_rule(
+    *_CROPS,
+    inputs={op: (*images, *boxes) for op, (images, boxes, _) in _CROPS.items()},
+)
 def crop_and_resize(op, types):
     """Boxes are taken from the images that their numbers name."""
-    images, boxes, numbers = _CROPS[op.type]
+    images, _, numbers = _CROPS[op.type]
     if any(not isinstance(t, (Free, At)) for t in types):
         return type_of_totals(op, types)
     into_images = op.type == "CropAndResizeGradImage"
@@ -282,10 +290,7 @@ def crop_and_resize(op, types):
         raise Mixes("takes boxes from the images of other samples")
     for k, input_type in enumerate(types):
         place = (0, images_per_sample if k in images else boxes_per_sample, 1)
-        is_allowed = k in images or k in boxes
-        if isinstance(input_type, At) and not (
-            is_allowed and input_type.place == place
-        ):
+        if isinstance(input_type, At) and input_type.place != place:
             raise Mixes("brings samples together that lie differently")
     if images_per_sample == 1 and uses_images:
         # Each number is that of its sample, however many there are.
@@ -298,78 +303,81 @@ def crop_and_resize(op, types):
     )
 
 
-@type_rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+@type_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", inputs=0)
 def batch_norm(op, types):
     """By fixed statistics, each image by itself."""
     if op.attribute("is_training"):
         raise Mixes("normalises by the statistics of the batch")
-    return _image_type(op, types, {0})
+    weights = Free(flags_of(types[1:]))
+    return [_image_type(op, types), *[weights] * (len(op.outputs) - 1)]
 
 
 @type_rule(
-    "Conv2DBackpropInput Conv3DBackpropInput Conv3DBackpropInputV2 "
-    "DepthwiseConv2dNativeBackpropInput"
+    "Conv2DBackpropInput Conv3DBackpropInputV2 "
+    "DepthwiseConv2dNativeBackpropInput",
+    inputs=2,
 )
-def input_gradient(op, types):
-    """Find the gradient of a convolution's input; or convolve transposed."""
-    return _image_type(op, types, {2})
-
-
-@type_rule("AvgPoolGrad AvgPool3DGrad FractionalAvgPoolGrad")
-def gradient_by_shape(op, types):
-    """Find the gradient of pooling from (its input's shape, gradient)."""
-    return _image_type(op, types, {1})
-
-
+@type_rule("AvgPoolGrad AvgPool3DGrad FractionalAvgPoolGrad", inputs=1)
+@type_rule("ResizeNearestNeighborGrad", inputs=0)
+@type_rule(
+    "ResizeBilinearGrad ResizeBicubicGrad ScaleAndTranslateGrad", inputs=(0, 1)
+)
+@type_rule("Dilation2DBackpropInput", inputs=(0, 2))
 @type_rule(
     "MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad MaxPoolGradGrad MaxPoolGradGradV2 "
-    "MaxPool3DGradGrad MaxPoolGradWithArgmax Dilation2DBackpropInput "
-    "FractionalMaxPoolGrad LRNGrad ResizeBilinearGrad "
-    "ResizeNearestNeighborGrad ResizeBicubicGrad ScaleAndTranslateGrad"
+    "MaxPool3DGradGrad MaxPoolGradWithArgmax FractionalMaxPoolGrad LRNGrad",
+    inputs=(0, 1, 2),
 )
-def gradient_by_images(op, types):
-    """Find the gradient of an op on images, from images."""
-    return _image_type(op, types, {0, 1, 2})
+def image_gradient(op, types):
+    """Find the gradient of an op on images, each by itself."""
+    if op.type == "MaxPoolGradWithArgmax" and op.attribute(
+        "include_batch_in_index"
+    ):
+        raise Mixes("counts places over all samples")
+    return _image_type(op, types)
 
 
 @type_rule(
     "QuantizeAndDequantizeV4Grad FakeQuantWithMinMaxVarsGradient "
-    "FakeQuantWithMinMaxVarsPerChannelGradient"
+    "FakeQuantWithMinMaxVarsPerChannelGradient",
+    inputs=(0, 1),
 )
 def range_gradient(op, types):
     """Find the gradients of what is rounded, and of the least and largest."""
-    input_type = _image_type(op, types, {0, 1})
+    input_type = _image_type(op, types)
     by_channel = op.type == "FakeQuantWithMinMaxVarsPerChannelGradient"
     if isinstance(input_type, At) and by_channel and op.rank() < 2:
         raise Mixes("takes the samples for channels")
-    return [input_type, Total(input_type.flags), Total(input_type.flags)]
+    return [input_type, _total_of(input_type), _total_of(input_type)]
 
 
-@type_rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+@type_rule(
+    "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3",
+    inputs=(0, 1),
+)
 def batch_norm_gradient(op, types):
     """By fixed statistics, each image by itself; sums for the weights."""
     if op.attribute("is_training"):
         raise Mixes("normalises by the statistics of the batch")
-    input_type = _image_type(op, types, {0, 1})
-    total = Total(input_type.flags)
-    return [input_type, *[total] * (len(op.outputs) - 1)]
+    input_type = _image_type(op, types)
+    return [input_type, *[_total_of(input_type)] * (len(op.outputs) - 1)]
 
 
 @type_rule(
-    "Conv2DBackpropFilter Conv3DBackpropFilter Conv3DBackpropFilterV2 "
-    "DepthwiseConv2dNativeBackpropFilter Dilation2DBackpropFilter"
+    "Conv2DBackpropFilter Conv3DBackpropFilterV2 "
+    "DepthwiseConv2dNativeBackpropFilter Dilation2DBackpropFilter",
+    inputs=(0, 2),
 )
 def kernel_gradient(op, types):
     """Find a kernel's gradient, a sum over the samples."""
-    return Total(_image_type(op, types, {0, 2}).flags)
+    return _total_of(_image_type(op, types))
 
 
-@type_rule("CudnnRNNV3", "CudnnRNNBackpropV3")
+@type_rule("CudnnRNNV3", inputs=(0, 1, 2, 4))
+@type_rule("CudnnRNNBackpropV3", inputs=(0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12))
 def recurrent_steps(op, types):
     """Each sequence by itself; the sum of its weights' gradients."""
-    weights, lengths = 3, 4
-    if not isinstance(types[weights], Free):
-        raise Mixes("takes samples for its weights")
+    lengths = 4
     axis = 1 if op.attribute("time_major") else 0
     places = set()
     for k, input_type in enumerate(types):

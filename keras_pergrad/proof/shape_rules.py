@@ -1,7 +1,10 @@
 """Type rules of ops that move, split, join, take or repeat entries."""
 
+import numpy as np
+
 from keras_pergrad.proof.elementwise_rules import as_divisor
 from keras_pergrad.proof.tensor_types import (
+    ALL,
     At,
     Divisor,
     Free,
@@ -9,7 +12,6 @@ from keras_pergrad.proof.tensor_types import (
     Total,
     Untyped,
     flags_of,
-    only_first,
     product,
     type_rule,
 )
@@ -20,10 +22,10 @@ def has_no_axis(input_type):
     return not isinstance(input_type, At)
 
 
-@type_rule("Reshape")
+@type_rule("Reshape", inputs=0)
 def reshape(op, types):
     """Keep the samples apart, if no axis has parts of several."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     output_type = reshaped_type(input_type, op.shape(), op.shape_out(), op.n)
@@ -86,17 +88,17 @@ def reshaped_type(input_type, input_sizes, output_sizes, n):
     raise Mixes("takes the samples' axis apart")
 
 
-@type_rule("ExpandDims")
+@type_rule("ExpandDims", inputs=0)
 def expand_dims(op, types):
     """One more axis."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     (axis,) = op.axes(1, op.rank_out())
     return input_type.on(input_type.axis + (axis <= input_type.axis))
 
 
-@type_rule("Squeeze")
+@type_rule("Squeeze", inputs=0)
 def squeeze(op, types):
     """Fewer axes of size one."""
     input_type = types[0]
@@ -115,24 +117,25 @@ def squeeze(op, types):
     )
 
 
-@type_rule("Transpose", "ConjugateTranspose")
+@type_rule("Transpose", "ConjugateTranspose", inputs=0)
 def transpose(op, types):
     """Move the samples' axis to another place."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     order = [int(p) for p in op.number(1)]
     return input_type.on(order.index(input_type.axis))
 
 
-@type_rule("ConcatV2", "Concat")
+@type_rule("ConcatV2", inputs=0)
+@type_rule("Concat", inputs=1)
 def concat(op, types):
     """Tensors beside each other, or batches one after the other."""
     axis_first = op.type == "Concat"
     part_types = types[1:] if axis_first else types[:-1]
     axis_value = op.number_or_none(0 if axis_first else len(types) - 1)
     if any(isinstance(t, (Total, Divisor)) for t in part_types):
-        return _type_of_sums(part_types)
+        return _type_of_sums(op, types)
     if axis_value is None:
         raise Untyped("its axis is not known while tracing")
     axis = int(axis_value) % op.rank_out()
@@ -164,20 +167,21 @@ def concat(op, types):
     return At(axis, input_type.rows, sum(t.lead for t in sample_types), flags)
 
 
-def _type_of_sums(part_types):
-    if any(isinstance(t, At) for t in part_types):
+def _type_of_sums(op, types):
+    if any(isinstance(t, At) for t in types):
         raise Mixes("joins sums over the samples with samples")
-    flags = flags_of(part_types)
-    if any(isinstance(t, Divisor) for t in part_types):
-        return Divisor(flags)
-    return Total(flags)
+    if any(isinstance(t, Divisor) for t in types):
+        return Divisor(
+            flags_of(as_divisor(op, k, t) for k, t in enumerate(types))
+        )
+    return Total(flags_of(types))
 
 
-@type_rule("Pack")
+@type_rule("Pack", inputs=ALL)
 def pack(op, types):
     """One more axis, for the inputs."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
-        return _type_of_sums(types)
+        return _type_of_sums(op, types)
     places = {t.place for t in types if isinstance(t, At)}
     if len(places) > 1:
         raise Mixes("joins tensors whose samples are on different axes")
@@ -186,7 +190,7 @@ def pack(op, types):
     return At(place + (axis <= place), rows, lead, flags_of(types))
 
 
-@type_rule("Unpack")
+@type_rule("Unpack", inputs=0)
 def unpack(op, types):
     """One axis less, in several tensors."""
     (input_type,) = types
@@ -198,15 +202,12 @@ def unpack(op, types):
     return input_type.on(input_type.axis - (axis < input_type.axis))
 
 
-@type_rule("Split", "SplitV")
+@type_rule("Split", inputs=1)
+@type_rule("SplitV", inputs=0)
 def split(op, types):
     """Parts of an axis; whole batches along the samples' axis."""
     data_input = 1 if op.type == "Split" else 0
     input_type = types[data_input]
-    if any(
-        not isinstance(t, Free) for k, t in enumerate(types) if k != data_input
-    ):
-        raise Mixes("takes sizes from the values of the samples")
     if has_no_axis(input_type):
         return input_type
     (axis,) = op.axes(0 if op.type == "Split" else 2, op.rank(data_input))
@@ -222,10 +223,10 @@ def split(op, types):
     return output_types
 
 
-@type_rule("Tile")
+@type_rule("Tile", inputs=0)
 def tile(op, types):
     """Repeat along each axis."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     size, length = op.shape_out()[input_type.axis], op.shape()[input_type.axis]
@@ -240,31 +241,30 @@ def tile(op, types):
     )
 
 
-@type_rule("BroadcastTo")
+@type_rule("BroadcastTo", inputs=0)
 def broadcast(op, types):
     """Repeat axes of size one."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     return input_type.on(input_type.axis + op.rank_out() - op.rank())
 
 
-@type_rule("OneHot")
+@type_rule("OneHot", inputs=0)
 def one_hot(op, types):
     """One more axis, for the classes."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
-        as_divisor(op, 0, input_type)
-        return Divisor(input_type.flags)
+        return as_divisor(op, 0, input_type)
     axis = op.attribute("axis")
     axis = op.rank() if axis == -1 else axis
     return input_type.on(input_type.axis + (axis <= input_type.axis))
 
 
-@type_rule("Roll")
+@type_rule("Roll", inputs=0)
 def roll(op, types):
     """Shift along axes."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     if input_type.axis in op.axes(2, op.rank()):
@@ -272,18 +272,22 @@ def roll(op, types):
     return input_type
 
 
-@type_rule("ReverseV2", "Reverse")
+@type_rule("ReverseV2", "Reverse", inputs=0)
 def reverse(op, types):
     """Turn axes round."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
-    if input_type.axis in op.axes(1, op.rank()):
+    if op.type == "Reverse":
+        axes = np.flatnonzero(op.number(1))
+    else:
+        axes = op.axes(1, op.rank())
+    if input_type.axis in axes:
         raise Mixes("turns the order of the samples round")
     return input_type
 
 
-@type_rule("ReverseSequence")
+@type_rule("ReverseSequence", inputs=ALL)
 def reverse_sequence(op, types):
     """Turn the first entries of each row round; lengths by row."""
     if any(not isinstance(t, (Free, At)) for t in types):
@@ -305,10 +309,10 @@ def reverse_sequence(op, types):
     return input_type
 
 
-@type_rule("SpaceToBatchND")
+@type_rule("SpaceToBatchND", inputs=0)
 def space_to_batch(op, types):
     """Blocks of pixels go before the samples."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     size, length = op.shape_out()[0], op.shape()[0]
@@ -319,10 +323,10 @@ def space_to_batch(op, types):
     )
 
 
-@type_rule("BatchToSpaceND")
+@type_rule("BatchToSpaceND", inputs=0)
 def batch_to_space(op, types):
     """Blocks before the samples go back into their pixels."""
-    input_type = only_first(types)
+    input_type = types[0]
     if has_no_axis(input_type):
         return input_type
     size, length = op.shape_out()[0], op.shape()[0]

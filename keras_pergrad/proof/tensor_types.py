@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.proof.messages import UNEQUAL
-from keras_pergrad.proof.op_facts import op_types
+from keras_pergrad.proof.op_facts import FACTS, op_types
 
 #: What entries depend on besides their own sample, and how.
 TRAINED = 1  # on trainable weights
@@ -315,15 +315,27 @@ def join_or_mixed(op, a, b):
 # A rule is `rule(op, types)`: it takes a `TypedOp` and the types of its
 # inputs, of which at least one is not `Free`, and returns one type for all
 # outputs or a list of them. It raises `Mixes` with a reason, or `Untyped`.
+# A rule is asked only if all inputs that it does not look at are `Free`.
 
 
 RULES = {}
 #: Rules of the user, by type of op; they go before those of the package.
 USER_RULES = {}
+#: The inputs that these look at, by type of op.
+INPUTS, USER_INPUTS = {}, {}
+ALL = "all"
 
 
-def type_rule(*names):
-    """Decorate a function as the rule of ops, named as for `op_types`."""
+def type_rule(*names, inputs):
+    """Decorate a function as the rule of ops, named as for `op_types`.
+
+    Args:
+        *names: the types of ops.
+        inputs: the inputs that it looks at: the place of an argument in
+            TensorFlow's definition of the op, a tuple of places, "all", or a
+            dict of these by type of op. An op is refused if any other input
+            follows the samples.
+    """
 
     def register(function):
         for op_type in sorted(op_types(*names)):
@@ -335,14 +347,39 @@ def type_rule(*names):
                     f"Received: {function.__name__}"
                 )
             RULES[op_type] = function
+            INPUTS[op_type] = _places(
+                inputs[op_type] if isinstance(inputs, dict) else inputs
+            )
         return function
 
     return register
 
 
+def _places(inputs):
+    if inputs == ALL:
+        return ALL
+    places = inputs if isinstance(inputs, tuple) else (inputs,)
+    if not all(isinstance(k, int) for k in places):
+        raise TypeError(
+            "`inputs` expected the place of an argument, a tuple of places, or "
+            f"'all'. Received: {inputs!r}"
+        )
+    return frozenset(places)
+
+
 def rule_of(op_type):
     """Return the rule of a type of op, or None."""
     return USER_RULES.get(op_type, RULES.get(op_type))
+
+
+def refuse_other_inputs(op, types):
+    """Refuse samples in an input at which the rule of an op does not look."""
+    places = USER_INPUTS.get(op.type, INPUTS.get(op.type))
+    if places == ALL:
+        return
+    for argument, input_type in zip(FACTS[op.type].arguments_of(op), types):
+        if argument.place not in places and not isinstance(input_type, Free):
+            raise Mixes(f"takes its input `{argument.name}` from the samples")
 
 
 # An op as its type rule sees it: shapes, attributes, static numbers.
@@ -433,13 +470,6 @@ class TypedOp:
         return sorted(int(v) % rank for v in np.ravel(self.number(k)))
 
 
-def only_first(types):
-    """Return the first type, if the others do not follow the samples."""
-    if any(not isinstance(t, Free) for t in types[1:]):
-        raise Mixes("takes sizes or places from the values of the samples")
-    return types[0]
-
-
 def known_rank(tensor):
     """Return a tensor's rank, or raise `Untyped`."""
     if tensor.shape.rank is None:
@@ -461,7 +491,9 @@ _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
 def register_type_rule(
-    *op_types: str, replace: bool = False
+    *op_types: str,
+    replace: bool = False,
+    inputs: int | tuple[int, ...] | str = ALL,
 ) -> Callable[[_Rule], _Rule]:
     """Register a function as the type rule of ops; a decorator.
 
@@ -473,6 +505,9 @@ def register_type_rule(
     Args:
         *op_types: types of ops, as in `tensor.op.type`.
         replace: whether an existing rule may be replaced.
+        inputs: the inputs that the rule looks at: the place of an argument of
+            the op, or a tuple of places; "all" by default. The op is refused
+            if any other input follows the samples, and the rule not asked.
 
     The function is `rule(op, types)`. `types` has a type for each input, at
     least one of which is not `Free`; `op` has `inputs`, `outputs`, `type`,
@@ -482,13 +517,15 @@ def register_type_rule(
     `kpg.extending.Mixes(reason)`.
 
     Raises:
-        TypeError: a type of op is no string.
+        TypeError: a type of op is no string, or an input no place.
         ValueError: it has a rule already and `replace` is false.
 
     Example:
 
     >>> import keras_pergrad as kpg
-    >>> @kpg.extending.register_type_rule("MyNormalize", replace=True)
+    >>> @kpg.extending.register_type_rule(
+    ...     "MyNormalize", replace=True, inputs=0
+    ... )
     ... def my_normalize(op, types):
     ...     samples = types[0]
     ...     last = op.rank(0) - 1
@@ -496,6 +533,7 @@ def register_type_rule(
     ...         raise kpg.extending.Mixes("normalises over the samples")
     ...     return samples
     """
+    places = _places(inputs)
     for op_type in op_types:
         if not isinstance(op_type, str):
             raise TypeError(
@@ -510,6 +548,7 @@ def register_type_rule(
 
     def register(function):
         USER_RULES.update(dict.fromkeys(op_types, function))
+        USER_INPUTS.update(dict.fromkeys(op_types, places))
         return function
 
     return register

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs import gradients
+from keras_pergrad.keras_internals.graphs.gradients import is_made_gradient
 from keras_pergrad.keras_internals.graphs.nodes import placeholder
 from keras_pergrad.proof import calls, sample_loops, static_numbers
 from keras_pergrad.proof.calls import (
@@ -21,7 +22,12 @@ from keras_pergrad.proof.calls import (
     set_computed_shape,
     stages,
 )
-from keras_pergrad.proof.divisors import Divisors
+from keras_pergrad.proof.divisors import (
+    OWN_GRADIENT_USE,
+    Divisors,
+    as_gradient,
+    without_loss,
+)
 from keras_pergrad.proof.elementwise_rules import is_self_comparison
 from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.intervals import only_number
@@ -43,6 +49,7 @@ from keras_pergrad.proof.tensor_types import (
     USER_RULES,
     VALUES,
     At,
+    Divisor,
     Free,
     Mixed,
     Mixes,
@@ -50,6 +57,8 @@ from keras_pergrad.proof.tensor_types import (
     TypedOp,
     Untyped,
     flags_of,
+    refuse_other_inputs,
+    rule_of,
     settle_factor,
 )
 
@@ -113,6 +122,7 @@ class Typing:
         )
         self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
+        self._in_own_gradient = False
         self._divisors = Divisors()
         self.state = State()
         self.failures, self.effects, self.vouched_ops = [], [], []
@@ -220,8 +230,11 @@ class Typing:
         call = calls.Call.of(nodes.by_name[name], tensors)
         types = [self.of(t) for t in call.inputs]
         self.count += 1
-        was_backward = self._in_backward
+        was_backward = self._in_backward, self._in_own_gradient
         self._in_backward = self._is_backward(name)
+        self._in_own_gradient = self._in_backward and self._is_own_gradient(
+            name
+        )
         path, self._path = self._path, f"{self._path}{name}/"
         top, self._top = self._top, self._top or name
         outputs: Any
@@ -231,11 +244,12 @@ class Typing:
         except (Mixes, Untyped) as error:
             # First the path: the failure is named as of the call itself.
             self._path, self._top = path, top
-            self._in_backward = was_backward
+            self._in_backward, self._in_own_gradient = was_backward
             mixed = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = calls.unknown_outputs(call)
             results = [mixed] * len(outputs)
-        self._path, self._top, self._in_backward = path, top, was_backward
+        self._path, self._top = path, top
+        self._in_backward, self._in_own_gradient = was_backward
         # Not inside of the graph: there nothing can be evaluated.
         values: Any = [
             call.values.get(k) if call.is_control_flow else self._numbers.of(t)
@@ -299,6 +313,17 @@ class Typing:
         is_added = not self._path and name in self._backward
         return self._in_backward or is_added
 
+    def _without_loss(self, op, types):
+        """Return the types of inputs as a custom gradient finds them."""
+        name = self._names.get(op, op.name)
+        if self._is_backward(name) and self._is_own_gradient(name):
+            return list(map(without_loss, types))
+        return types
+
+    def _is_own_gradient(self, name):
+        """Whether a node of the backward pass is of a custom gradient."""
+        return self._in_own_gradient or not is_made_gradient(name)
+
     def _type_op(self, op):
         facts = FACTS[op.type]
         if facts.is_ignored:
@@ -309,7 +334,7 @@ class Typing:
         if facts.is_read and self._type_read(op):
             return
         if facts.is_assignment:
-            self.state.assign(op, types)
+            self._note_assignment(op, types)
         elif op.type == "Identity" and self._is_marked(op, types):
             return
         elif facts.gives_sizes:
@@ -321,6 +346,8 @@ class Typing:
         elif op.outputs:
             if facts.advances_state:
                 self.state.advance(op)
+            if facts.has_state:
+                types = self._with_held_types(op, types)
             if facts.forwards_handles:
                 self._forward_handles(op)
             self.count += 1
@@ -352,8 +379,6 @@ class Typing:
                 self._numbers.set(op.outputs[0], number)
                 return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
-        if mixed is None and facts.has_state:
-            mixed = self.state.mixed_state(op)
         if mixed is not None:
             # A mixed tensor is no error by itself: it matters where it
             # arrives.
@@ -385,9 +410,12 @@ class Typing:
 
     def _apply_rule(self, op, types):
         """Return what an op's rule says of these types of its inputs."""
-        rule = USER_RULES.get(op.type, RULES.get(op.type))
+        if FACTS[op.type].has_state:
+            calls.refuse_state_of_samples(op, types)
+        rule = rule_of(op.type)
         if rule is None:
             raise Untyped("has no type rule")
+        refuse_other_inputs(op, types)
         return rule(self._typed_op(op), types)
 
     def _typed_op(self, op):
@@ -405,6 +433,10 @@ class Typing:
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
+            if self._backward and _any_of(Divisor, types):
+                types = self._without_loss(op, types)
+                if all(isinstance(t, Free) for t in types):
+                    return Free(flags_of(types))
             if self._every_number.is_needed:
                 self._every_number.check(op)
             if _has_loop_types(types) and not facts.is_python:
@@ -413,11 +445,9 @@ class Typing:
             else:
                 results = self._apply_rule(op, types)
             result_list = results if isinstance(results, list) else [results]
+            self._check_places(op, results)
             if _any_flagged(DIVIDED, result_list):
-                backward = self._is_backward(self._names.get(op, op.name))
-                results = self._divisors.apply_factors(
-                    op, types, results, backward
-                )
+                results = self._with_factors(op, types, results)
             return results
         except Mixes as error:
             why, untyped = str(error), False
@@ -429,6 +459,34 @@ class Typing:
         if self.n <= 1:
             return static_numbers.types_of_one_sample(op, types, self.n)
         return self._vouched_or_mixed(op, types, why, untyped)
+
+    def _check_places(self, op, results):
+        """Refuse a result of a rule that has samples where there are none."""
+        if not isinstance(results, list):
+            results = [results] * len(op.outputs)
+        for tensor, result in zip(op.outputs, results):
+            if not isinstance(result, At) or tensor.dtype == tf.variant:
+                continue
+            shape, length = tensor.shape, self.n * result.rows * result.lead
+            if shape.rank is not None and (
+                not 0 <= result.axis < shape.rank
+                or shape[result.axis] not in (None, length)
+            ):
+                raise Untyped("has no axis for the samples where its rule says")
+
+    def _with_factors(self, op, types, results):
+        """Return the types of outputs that sums of masks multiply."""
+        name = self._names.get(op, op.name)
+        if not self._is_backward(name):
+            return self._divisors.apply_factors(op, types, results)
+        if op.type.startswith(("TensorList", "Optional")):
+            # What it gives may be of the forward pass.
+            return results
+        if self._is_own_gradient(name):
+            raise Mixes(OWN_GRADIENT_USE)
+        if isinstance(results, list):
+            return list(map(as_gradient, results))
+        return as_gradient(results)
 
     def _is_vouched(self, op):
         asks, name = self._vouches_for, self._called_name(op)
@@ -485,9 +543,9 @@ class Typing:
     def _type_read(self, op):
         """Type what a variable holds; whether nothing is left to do."""
         handle = op.inputs[0]
-        if isinstance(self.of(handle), Mixed):
-            # It is not known what is behind it.
-            self._set_types(op, self.of(handle))
+        lost = self._lost_handle(op, handle)
+        if lost is not None:
+            self._set_types(op, lost)
             return True
         held, flags = self.state.assigned_type(handle), self.state.flags(handle)
         if op.type == "ReadVariableOp":
@@ -497,14 +555,49 @@ class Typing:
             why = "looks up what the step has assigned from its samples"
             self._set_types(op, self.failed(op, why, False))
             return True
-        if flags:
-            self.set_type(handle, Free(flags))
+        if flags | held.flags:
+            self.set_type(handle, Free(flags | held.flags))
         return False
+
+    def _with_held_types(self, op, types):
+        """Return the types of inputs; a handle has that of what is kept."""
+        held_types = list(types)
+        for k, tensor in enumerate(op.inputs):
+            if tensor.dtype == tf.resource:
+                held = self._lost_handle(op, tensor)
+                held = held or self.state.assigned_type(tensor)
+                held_types[k] = held.flagged(types[k].flags)
+        return held_types
+
+    def _lost_handle(self, op, handle):
+        """Return a `Mixed` if it is not known what is behind a handle."""
+        if isinstance(self.of(handle), Mixed):
+            return self.of(handle)
+        if self.state.is_known(handle):
+            return None
+        return self.failed(
+            op,
+            "is given a handle of which it is not known where it leads",
+            True,
+        )
+
+    def _note_assignment(self, op, types):
+        lost = self._lost_handle(op, op.inputs[0])
+        if lost is None:
+            self.state.assign(op, types)
+        else:
+            # Any variable may have been changed.
+            self.effects.append(lost)
 
 
 def _any_flagged(flag, types):
     """Whether one of several types has a flag."""
     return any(tensor_type.flags & flag for tensor_type in types)
+
+
+def _any_of(kind, types):
+    """Whether one of several types is of a kind."""
+    return any(isinstance(t, kind) for t in types)
 
 
 def _has_loop_types(types):

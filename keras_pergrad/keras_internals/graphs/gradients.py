@@ -198,6 +198,21 @@ def drop_overrides(operations):
     return overridden
 
 
+_GRADIENTS = re.compile(r"(?:^|/)gradients(?:_\d+)?/")
+_OWN_GRADIENT = re.compile(r"(?:^|/)IdentityN(?:_\d+)?_grad/")
+
+
+def is_made_gradient(name):
+    """Whether TensorFlow has made an op of the backward pass, by its name.
+
+    It has not if a custom gradient has, or if the name does not tell.
+    """
+    # `tf.gradients` opens a scope for the gradient of each op, with its name.
+    # `tf.custom_gradient` makes ops of one type.
+    scope = _GRADIENTS.search(name)
+    return scope is not None and not _OWN_GRADIENT.search(name, scope.end() - 1)
+
+
 # Ops that only compute, put once more into a graph inside their own.
 
 
