@@ -121,21 +121,21 @@ def split(op, types):
 @type_rule("OptionalFromValue", inputs=ALL)
 @type_rule("OptionalGetValue", inputs=0)
 def optional(op, types):
-    """Keep a tensor for the gradient of a condition, or give it back."""
-    if len(types) > 1:
-        raise Untyped("keeps several tensors together")
-    (input_type,) = types
+    """Keep tensors for the gradient of a condition, or give them back."""
+    if len(set(types)) > 1:
+        raise Mixes("keeps samples and other tensors together")
+    input_type = types[0]
     if op.type == "OptionalGetValue":
         if isinstance(input_type, OfBranches):
             (output,) = op.outputs
             spec = tf.TensorSpec(output.shape, output.dtype)
             return input_type.taken_as(spec)
         return input_type
-    if isinstance(input_type, (At, Total, OfBranches)):
+    if len(types) == 1 and isinstance(input_type, (At, Total, OfBranches)):
         (value,) = op.inputs
         spec = tf.TensorSpec(value.shape, value.dtype)
         return OfBranches(frozenset({(spec, input_type)}))
-    return list(types)
+    return input_type
 
 
 @type_rule("TensorListResize", inputs=0)

@@ -374,7 +374,8 @@ def rule_of(op_type):
 
 def refuse_other_inputs(op, types):
     """Refuse samples in an input at which the rule of an op does not look."""
-    places = USER_INPUTS.get(op.type, INPUTS.get(op.type))
+    inputs = USER_INPUTS if op.type in USER_RULES else INPUTS
+    places = inputs[op.type]
     if places == ALL:
         return
     for argument, input_type in zip(FACTS[op.type].arguments_of(op), types):

@@ -575,11 +575,8 @@ class Typing:
             return self.of(handle)
         if self.state.is_known(handle):
             return None
-        return self.failed(
-            op,
-            "is given a handle of which it is not known where it leads",
-            True,
-        )
+        why = "uses a handle that may lead to what samples have set"
+        return self.failed(op, why, False)
 
     def _note_assignment(self, op, types):
         lost = self._lost_handle(op, op.inputs[0])

@@ -545,6 +545,104 @@ layer_pair(
 )
 
 
+def _positive_rows(x, dtype="float64"):
+    return tf.reduce_sum(tf.cast(x[:, 0] > 0, dtype))
+
+
+def _list_of_parts(h, number):
+    array = tf.TensorArray(
+        tf.float64, 2, infer_shape=False, element_shape=[None]
+    )
+    lengths = tf.stack([number, 9 - number])
+    parts = array.split(tf.range(9, dtype=tf.float64), lengths)
+    return h * (1 + tf.reduce_sum(parts.read(0)))
+
+
+def _list_of_places(h, number):
+    shape, number = tf.constant([], tf.int32), tf.cast(number, tf.int32)
+    handle = tf.raw_ops.TensorListScatterV2(
+        tensor=tf.constant([1.0, 2.0], h.dtype),
+        indices=tf.stack([number, number + 1]),
+        element_shape=shape,
+        num_elements=20,
+    )
+    for k in range(4):
+        h = h * (
+            1
+            + tf.raw_ops.TensorListGetItem(
+                input_handle=handle,
+                index=k,
+                element_shape=shape,
+                element_dtype=h.dtype,
+            )
+        )
+    return h
+
+
+def _list_joined(h, number):
+    handle = tf.raw_ops.TensorListReserve(
+        element_shape=[-1], num_elements=2, element_dtype=h.dtype
+    )
+    handle = tf.raw_ops.TensorListSetItem(
+        input_handle=handle, index=0, item=tf.ones([2], h.dtype)
+    )
+    joined, _ = tf.raw_ops.TensorListConcatV2(
+        input_handle=handle,
+        element_shape=[-1],
+        leading_dims=tf.stack([tf.constant(2, tf.int64), number]),
+        element_dtype=h.dtype,
+    )
+    return h * (1 + tf.reduce_sum(tf.ones_like(joined)))
+
+
+for _name, _function in {
+    "parts_of_a_list": _list_of_parts,
+    "places_in_a_list": _list_of_places,
+    "lengths_of_a_joined_list": _list_joined,
+}.items():
+    layer_pair(
+        _name,
+        lambda h, f=_function: f(h, _positive_rows(h, "int64")),
+        lambda h, f=_function: f(h, tf.constant(3, tf.int64)),
+    )
+
+
+def _path_scores(h):
+    logits = tf.transpose(tf.stack([h, -h], -1), [1, 0, 2])
+    lengths = tf.fill([tf.shape(h)[0]], 4)
+    return tf.nn.ctc_greedy_decoder(tf.stop_gradient(logits), lengths)[1]
+
+
+layer_pair(
+    "scores_of_paths",
+    lambda h: h * tf.reduce_sum(_path_scores(h), 0),
+    lambda h: h * _path_scores(h),
+)
+
+
+def _solved(h, order):
+    """Divide entries by those of samples in this order."""
+    matrices = tf.reshape(1 + tf.nn.softplus(h), [-1, 1, 1])
+    sides = tf.reshape(tf.transpose(h, order), [-1, 1, 1])
+    shape = tf.gather(tf.shape(h), order)
+    solved = tf.reshape(tf.linalg.solve(matrices, sides), shape)
+    return tf.transpose(solved, order)
+
+
+layer_pair(
+    "matrices_that_lie_differently",
+    lambda h: _solved(h, [1, 0]),
+    lambda h: _solved(h, [0, 1]),
+)
+layer_pair(
+    "reversed_by_truth_values",
+    *(
+        lambda h, dims=dims: h - tf.raw_ops.Reverse(tensor=h, dims=dims)
+        for dims in ([True, False], [False, True])
+    ),
+)
+
+
 # The way back alone.
 def _own_gradient(change):
     @tf.custom_gradient
@@ -585,6 +683,75 @@ own_gradient_pair(
 )
 
 
+def _way_back(change):
+    """Return the case of a layer whose gradient is `change(dy, x)`.
+
+    x are the inputs of the model: of their masks, the types allow sums.
+    """
+
+    def function(pair):
+        return _own_gradient(lambda dy: change(dy, pair[1]))(pair[0])
+
+    def make():
+        inputs = keras.Input((5,))
+        hidden = layers.Lambda(function, output_shape=lambda s: s[0])(
+            [dense(4, "tanh")(inputs), inputs]
+        )
+        model = keras.Model(inputs, dense(3)(hidden))
+        model.compile("sgd", "mse")
+        return model, X, Y
+
+    return make
+
+
+_marks = tf.function(lambda dy, x: dy * _positive_rows(x))
+for _name, _changes in {
+    "divided": (
+        lambda dy, x: dy / (1 + _positive_rows(x)),
+        lambda dy, x: dy / (1 + tf.cast(x[:, :1] > 0, dy.dtype)),
+    ),
+    "bent": (
+        lambda dy, x: tf.tanh(dy * _positive_rows(x)),
+        lambda dy, x: tf.tanh(dy * x[:, :1]),
+    ),
+    "chosen": (
+        lambda dy, x: tf.where(_positive_rows(x) > 1, dy, 0.0 * dy),
+        lambda dy, x: tf.where(x[:, :1] > 0, dy, 0.0 * dy),
+    ),
+    "replaced": (
+        lambda dy, x: tf.ones_like(dy) * _positive_rows(x),
+        lambda dy, x: tf.ones_like(dy) * x[:, :1],
+    ),
+    "in_a_function": (
+        _marks,
+        tf.function(lambda dy, x: dy * x[:, :1]),
+    ),
+    "in_a_branch": (
+        lambda dy, x: tf.cond(
+            tf.constant(True), lambda: _marks(dy, x), lambda: dy
+        ),
+        lambda dy, x: tf.cond(
+            tf.constant(True), lambda: dy * x[:, :1], lambda: dy
+        ),
+    ),
+    "in_a_loop": (
+        lambda dy, x: tf.while_loop(
+            lambda k, d: k < 2,
+            lambda k, d: (k + 1, d * _positive_rows(x)),
+            (0, dy),
+        )[1],
+        lambda dy, x: tf.while_loop(
+            lambda k, d: k < 2, lambda k, d: (k + 1, d * x[:, :1]), (0, dy)
+        )[1],
+    ),
+    "counted_by_an_integer": (
+        lambda dy, x: dy * tf.cast(_positive_rows(x, "int32"), dy.dtype),
+        lambda dy, x: dy * tf.cast(tf.shape(x)[1], dy.dtype),
+    ),
+}.items():
+    pair(f"gradient_by_marks_{_name}", *map(_way_back, _changes))
+
+
 class Weighed(layers.Layer):
     """A function of the inputs and of a variable."""
 
@@ -614,6 +781,37 @@ def _by_own_weight(change):
     return lambda: Weighed(lambda x, k: x * same(tf.convert_to_tensor(k)))
 
 
+def _reshaped(make):
+    layer = make()
+    layer.size = (5,)
+    return layer
+
+
+def _of_inputs(layer):
+    """Return the case of a layer that takes the inputs of the model."""
+
+    def make():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, dense(3)(layer()(inputs)))
+        model.compile("sgd", "mse")
+        return model, X, Y
+
+    return make
+
+
+pair(
+    "weight_gradient_by_marks",
+    _of_inputs(
+        lambda: _reshaped(
+            product(lambda x, dy: _positive_rows(x) * tf.reduce_sum(dy * x, 0))
+        )
+    ),
+    _of_inputs(
+        lambda: _reshaped(
+            product(lambda x, dy: tf.reduce_sum(dy * x * tf.abs(x), 0))
+        )
+    ),
+)
 made_pair(
     "weight_gradient_of_means",
     product(lambda x, dy: tf.reduce_sum(dy * tf.reduce_mean(x, 0), 0)),
@@ -1293,3 +1491,26 @@ for _name, _loss in {
     "all_targets_of_a_kind": _all_targets_of_a_kind,
 }.items():
     add(MIXING, f"sum_{_name}", of_loss(_loss, y=TRUTHS))
+for _name, _change in {
+    "scaled": lambda dy: 2.0 * dy,
+    "bent": tf.tanh,
+}.items():
+    _layer = functools.partial(Apply, _own_gradient(_change))
+    add(
+        SOUND,
+        f"masked_mean_with_a_gradient_{_name}",
+        of_loss(_masked_mean, y=TRUTHS, layer=_layer),
+    )
+add(
+    MIXING,
+    "loss_times_stacked_sums",
+    of_loss(
+        lambda y, p: (
+            tf.reduce_mean(_squares(y, p))
+            * tf.stop_gradient(
+                tf.stack([tf.reduce_sum(p), tf.sqrt(1 + _marked(y))])
+            )[0]
+        ),
+        y=TRUTHS,
+    ),
+)

@@ -7,6 +7,7 @@ size of their own (6 for what may be samples) tell where entries go.
 import dataclasses
 
 import numpy as np
+import tensorflow as tf
 
 from keras_pergrad.proof import elementwise_rules
 from keras_pergrad.proof.tensor_types import RULES
@@ -90,6 +91,8 @@ _TEXT = (
     "StringToHashBucket StringToNumber"
 )
 for _name, _rule in RULES.items():
+    if _name in ("DebugIdentityV3", "_EagerConst"):
+        continue
     if _rule is elementwise_rules.unary:
         _case(_name, some(6, 5))
     elif _rule is elementwise_rules.elementwise:
@@ -272,8 +275,8 @@ _case(
     "SegmentSum SegmentMean SegmentProd SegmentMax SegmentMin", real(6, 5), _ids
 )
 _case(
-    "SegmentSumV2 SegmentProdV2 SegmentMaxV2 SegmentMinV2 UnsortedSegmentSum "
-    "UnsortedSegmentProd UnsortedSegmentMax UnsortedSegmentMin",
+    "UnsortedSegmentSum UnsortedSegmentProd UnsortedSegmentMax "
+    "UnsortedSegmentMin",
     real(6, 5),
     _ids,
     fixed(3, 4),
@@ -341,7 +344,8 @@ _lower = Given(
 )
 _case("CholeskyGrad", _lower, _square)
 _case("MatrixSolve", _definite, real(6, 4, 5))
-_case("MatrixTriangularSolve BandedTriangularSolve", _lower, real(6, 4, 5))
+_case("MatrixTriangularSolve", _lower, real(6, 4, 5))
+_case("BandedTriangularSolve", some(6, 3, 4), real(6, 4, 5))
 _case("MatrixSolveLs", real(6, 5, 4), real(6, 5, 3), some())
 _case("MatrixSetDiag", real(6, 5, 4), real(6, 4))
 _case(
@@ -390,9 +394,6 @@ _case(
     "Conv3DBackpropInputV2", fixed([6, 3, 8, 9, 4]), _kernel3, _out3, **_conv3
 )
 _case("Conv3DBackpropFilterV2", _x3, fixed([1, 2, 3, 4, 5]), _out3, **_conv3)
-_case(
-    "Conv3DBackpropInput Conv3DBackpropFilter", _x3, _kernel3, _out3, **_conv3
-)
 _dilation = {"strides": [1] * 4, "rates": [1] * 4, "padding": "VALID"}
 _case("Dilation2D", _x, image(2, 3, 4), **_dilation)
 _case(
@@ -442,7 +443,6 @@ _case(
     image(6, 3, 3, 4),
     *_cuts,
 )
-_case("FractionalMaxPoolGrad", _x, image(6, 3, 3, 4), image(6, 3, 3, 4), *_cuts)
 _case("LRN", _x)
 _case("LRNGrad", _x, _x, _x)
 _case("SpaceToDepth DepthToSpace", image(6, 4, 8, 8), block_size=2)
@@ -474,6 +474,12 @@ _case(
     "AdjustContrastv2 AdjustHue AdjustSaturation",
     some(6, 5, 4, 3, dtype="float32"),
     some(dtype="float32"),
+)
+_small = tf.qint8.as_numpy_dtype
+_case(
+    "Dequantize",
+    Given(*(_rng.integers(9, size=(6, 5)).astype(_small) for _ in "ab")),
+    *_range,
 )
 _case("RGBToHSV HSVToRGB", some(6, 5, 3))
 _case("QuantizeV2", image(6, 5), *_range, T="qint8")

@@ -69,6 +69,10 @@ def _two_handles():
     return variable, tf.identity(variable.handle)
 
 
+def _two_variables():
+    return tuple(tf.Variable(tf.zeros([3]), trainable=False) for _ in "ab")
+
+
 def _two_by_name():
     handles = [
         raw.VarHandleOp(dtype=tf.float32, shape=[3], shared_name="two")
@@ -249,6 +253,73 @@ def _skips_by_others(x, kept):
     return x * kept.uniform([3])
 
 
+def _reset_by_sum(x, kept):
+    seed = tf.cast(1000 * tf.reduce_sum(x), tf.int64)
+    kept.reset(tf.stack([seed, 0 * seed, 0 * seed]))
+    return x * kept.uniform([3])
+
+
+def _reset_by_count(x, kept):
+    kept.reset_from_seed(tf.reduce_sum(tf.cast(x > 0, tf.int64)))
+    return x * kept.normal([3])
+
+
+def _reset_to(value, draw):
+    """Return a layer that draws from a state that is set to a value."""
+
+    def function(x, kept):
+        kept.reset_from_seed(value(x))
+        return x * draw(kept, tf.cast(1 + tf.abs(x), tf.float32))
+
+    return function
+
+
+def _drawn_by_turns(x, kept):
+    def turn(row):
+        return tf.cond(row[0] > 0, lambda: row * kept.uniform([3]), lambda: row)
+
+    return tf.map_fn(turn, x)
+
+
+def _by_a_chosen_handle(read):
+    """Return a layer that sets one variable and reads by a handle."""
+
+    def function(x, kept):
+        first, second = kept
+        first.assign(_mean(x))
+        handle = read(first.handle, second.handle)
+        value = raw.ReadVariableOp(resource=handle, dtype=tf.float32)
+        return x * tf.reshape(value, [3])
+
+    return function
+
+
+def _written_by_a_chosen_handle(x, kept):
+    handle = _swapped(*(v.handle for v in kept))
+    raw.AssignVariableOp(resource=handle, value=_mean(x))
+    return x * kept[0]
+
+
+def _swapped(first, second):
+    return tf.while_loop(
+        lambda k, a, b: k < 1,
+        lambda k, a, b: (k + 1, b, a),
+        (0, second, first),
+    )[1]
+
+
+def _optional(x):
+    kept = raw.OptionalFromValue(components=[tf.ones([3]), _mean(x)])
+    return (
+        x
+        * raw.OptionalGetValue(
+            optional=kept,
+            output_types=[tf.float32] * 2,
+            output_shapes=[[3], [3]],
+        )[1]
+    )
+
+
 def _barrier(x):
     barrier = raw.Barrier(component_types=[tf.float32], shared_name="b")
     raw.BarrierInsertMany(
@@ -323,6 +394,42 @@ KEPT = {
     "removed keys": (_removed, _table),
     "imported keys": (_imported, _table),
     "a draw that others advance": (_draws_by_others, _generator),
+    "kept with another tensor": (_optional,),
+    "read by a chosen handle": (
+        _by_a_chosen_handle(
+            lambda first, second: tf.cond(
+                tf.constant(True), lambda: first, lambda: second
+            )
+        ),
+        _two_variables,
+    ),
+    "written by a chosen handle": (_written_by_a_chosen_handle, _two_variables),
+    "a draw that earlier samples advance": (_drawn_by_turns, _generator),
+    "a generator reset by a sum": (_reset_by_sum, _generator),
+    "a generator reset by a count": (_reset_by_count, _generator),
+    "whole draws": (
+        _reset_to(
+            lambda x: tf.reduce_sum(tf.cast(x > 0, tf.int64)),
+            lambda kept, x: tf.cast(kept.uniform([3], 0, 9, tf.int32), x.dtype),
+        ),
+        _generator,
+    ),
+    "binomial draws": (
+        _reset_to(
+            lambda x: tf.reduce_sum(tf.cast(x > 0, tf.int64)),
+            lambda kept, x: tf.cast(kept.binomial([3], [9.0], [0.5]), x.dtype),
+        ),
+        _generator,
+    ),
+    "seeds made by a generator": (
+        _reset_to(
+            lambda x: tf.reduce_sum(tf.cast(x > 0, tf.int64)),
+            lambda kept, x: tf.random.stateless_uniform(
+                [3], kept.make_seeds(1)[:, 0]
+            ),
+        ),
+        _generator,
+    ),
 }
 UNKNOWN = {
     "Stage": (_staged,),
@@ -386,6 +493,13 @@ SOUND = {
         lambda: tf.summary.create_noop_writer(),
     ),
     "drawn": (_drawn, _generator),
+    "drawn after a reset": (
+        _reset_to(
+            lambda x: tf.constant(5, tf.int64),
+            lambda kept, x: kept.uniform([3]),
+        ),
+        _generator,
+    ),
     "looked up": (_looked_up, _table),
 }
 

@@ -10,7 +10,7 @@ from keras_pergrad.keras_internals.graphs.nodes import (
     Definitions,
     op_definition,
 )
-from keras_pergrad.proof.op_facts import DRAWS
+from keras_pergrad.proof.op_facts import DRAWS, op_types
 from keras_pergrad.proof.sample_loops import CurrentSample
 from keras_pergrad.proof.static_numbers import _argument_names
 from keras_pergrad.proof.tensor_types import (
@@ -29,32 +29,41 @@ from tests.proof.rule_cases import CASES
 #: Ops that cannot be tried here → why.
 UNTRIED = {
     **dict.fromkeys(
-        ["CollectiveReduce", "CollectiveReduceV2", "CollectiveReduceV3"],
+        op_types("CollectiveReduce CollectiveReduceV2 CollectiveReduceV3"),
         "needs a group of replicas",
     ),
     **dict.fromkeys(
-        ["CudnnRNNV3", "CudnnRNNBackpropV3"], "runs on GPUs alone"
+        op_types("CudnnRNNV3 CudnnRNNBackpropV3"), "runs on GPUs alone"
     ),
     **dict.fromkeys(
-        ["LookupTableFind", "LookupTableFindV2", "ResourceGather", "ResourceGatherNd", "StatefulRandomBinomial"],
+        op_types(
+            "LookupTableFind LookupTableFindV2 ResourceGather "
+            "ResourceGatherNd StatefulRandomBinomial"
+        ),
         "takes a handle: see test_kept_elsewhere.py",
     ),
     **dict.fromkeys(
-        ["OptionalFromValue", "OptionalGetValue"],
+        op_types("OptionalFromValue OptionalGetValue"),
         "gives no tensor: see mixing_cases.py",
     ),
     **dict.fromkeys(
-        ["SegmentMaxV2", "SegmentMinV2", "SegmentProdV2", "SegmentSumV2", "XlaDynamicSlice", "XlaDynamicUpdateSlice"],
+        op_types(
+            "SegmentMaxV2 SegmentMinV2 SegmentProdV2 SegmentSumV2 "
+            "XlaDynamicSlice XlaDynamicUpdateSlice"
+        ),
         "runs under XLA alone: see test_under_xla.py",
     ),
     "DebugIdentityV3": "writes what it is given into files",
-    "FractionalMaxPoolGrad": "compares its inputs",
+    "FractionalMaxPoolGrad": "compares its inputs with each other",
     "ShapeN": "gives sizes",
     "_EagerConst": "stands in no graph",
 }
 #: Ops that are refused with samples in any input, or give constants.
-REFUSED = set(
-    ["Bincount", "DynamicPartition", "DynamicStitch", "LinSpace", "ListDiff", "OnesLike", "ParameterizedTruncatedNormal", "Range", "SparseReshape", "SparseToDense", "StatelessParameterizedTruncatedNormal", "Unique", "UniqueV2", "UniqueWithCounts", "Where", "ZerosLike"]
+REFUSED = op_types(
+    "Bincount DynamicPartition DynamicStitch LinSpace ListDiff OnesLike "
+    "ParameterizedTruncatedNormal Range SparseReshape SparseToDense "
+    "StatelessParameterizedTruncatedNormal Unique UniqueV2 UniqueWithCounts "
+    "Where ZerosLike"
 )
 #: Ops that take a single number.
 SCALAR = {"Fill"}

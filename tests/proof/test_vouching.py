@@ -121,6 +121,20 @@ def test_a_rule_of_ones_own_refuses():
         kpg.per_sample_norms(_compiled(), X, Y)
 
 
+def test_a_rule_of_ones_own_looks_at_the_inputs_it_names():
+    kpg.extending.register_type_rule("PyFunc", "EagerPyFunc", inputs=1)(
+        lambda op, types: types[0]
+    )
+    with pytest.raises(ValueError, match="takes its input `input` from the"):
+        kpg.per_sample_norms(_compiled(), X, Y)
+
+
+@pytest.mark.parametrize("wrong", ["some", None, [0], (0, "x")])
+def test_inputs_of_a_rule_are_places(wrong):
+    with pytest.raises(TypeError, match="`inputs` expected the place"):
+        kpg.extending.register_type_rule("OwnOp", inputs=wrong)
+
+
 def test_a_rule_is_registered_once():
     def rule(op, types):
         return types[0]
