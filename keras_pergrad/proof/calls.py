@@ -1,6 +1,5 @@
 """The types of calls, branches and loops, and of variables in them."""
 
-import contextlib
 import dataclasses
 import heapq
 from typing import Any
@@ -9,12 +8,10 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.nodes import placeholder, tensor_name
 from keras_pergrad.proof.op_facts import (
-    ADVANCE,
     CONDITIONS,
     FACTS,
     FORWARD_HANDLES,
     FUNCTION_CALLS,
-    KNOWN_STATE,
     LOOPS,
     PADS,
     READS,
@@ -26,13 +23,11 @@ from keras_pergrad.proof.sample_loops import (
 )
 from keras_pergrad.proof.tensor_types import (
     FREE,
-    TRAINED,
     Free,
     Mixed,
     Mixes,
     Untyped,
     join_or_mixed,
-    rule_of,
 )
 
 #: The types and shapes of a loop must reach a fixed point in so many turns.
@@ -278,127 +273,6 @@ def _merge_states(call, states):
 
 def _join_all(call, first, second):
     return [join_or_mixed(call, a, b) for a, b in zip(first, second)]
-
-
-# The types of what variables and tables hold while a step runs.
-
-
-#: These give a variable its new value, or add to it; all others change a part.
-_REPLACES, _ADDS = (
-    "AssignVariableOp",
-    {"AssignAddVariableOp", "AssignSubVariableOp"},
-)
-
-
-class State:
-    """The types of what is kept behind handles.
-
-    Attributes:
-        trained: the keys of trainable variables.
-        origins: the id of a handle → the key of its variable.
-        assigned: the key of a variable → the type of what it was given.
-    """
-
-    def __init__(self):
-        self.trained, self.origins, self.assigned = set(), {}, {}
-        self._changed, self._lost = set(), set()
-
-    @contextlib.contextmanager
-    def record_changes(self):
-        """Yield a set that gets the keys of what is assigned meanwhile."""
-        changed_before, self._changed = self._changed, set()
-        try:
-            yield self._changed
-        finally:
-            self._changed = changed_before | self._changed
-
-    def key(self, handle):
-        """Return the key of the variable behind a handle."""
-        return self.origins.get(id(handle), id(handle))
-
-    def alias(self, stand_in, tensor):
-        """Note that a handle leads to the same variable as another one.
-
-        It stands for that one in another graph, or is what an op hands on.
-        """
-        if tensor.dtype in (tf.resource, tf.variant):
-            self.origins[id(stand_in)] = self.key(tensor)
-            if not self.is_known(tensor):
-                self.lose(stand_in)
-
-    def lose(self, handle):
-        """Note that it is not known where a handle leads."""
-        self._lost.add(id(handle))
-
-    def lose_if_other(self, handle, other):
-        """Lose a handle that may lead elsewhere; tell whether that is new."""
-        is_lost = (
-            handle.dtype == tf.resource
-            and self.is_known(handle)
-            and not (
-                self.is_known(other) and self.key(handle) == self.key(other)
-            )
-        )
-        if is_lost:
-            self.lose(handle)
-        return is_lost
-
-    def assign(self, op, types):
-        """Note what an op of `ASSIGN` assigns."""
-        key, assigned_type = self.key(op.inputs[0]), FREE
-        for value_type in types[1:]:
-            assigned_type = join_or_mixed(op, assigned_type, value_type)
-        if op.type != _REPLACES:
-            if op.type not in _ADDS and not isinstance(assigned_type, Free):
-                assigned_type = Mixed(
-                    op.type,
-                    op.name,
-                    "gives a part of a variable what follows the samples",
-                )
-            type_before = self.assigned.get(key, FREE)
-            assigned_type = join_or_mixed(op, type_before, assigned_type)
-        self.assigned[key] = assigned_type
-        self._changed.add(key)
-
-    def advance(self, op):
-        """Note that an op draws from the state behind its first input."""
-        self._changed.add(self.key(op.inputs[0]))
-
-    def assigned_type(self, handle):
-        """Return the type of what the step has assigned behind a handle."""
-        return self.assigned.get(self.key(handle), FREE)
-
-    def flags(self, handle):
-        """Return the flags of what is read from a handle."""
-        return TRAINED if self.key(handle) in self.trained else 0
-
-    def is_known(self, handle):
-        """Whether it is known to which variable a handle leads."""
-        is_given = id(handle) in self.origins or handle.op.type == "Placeholder"
-        return is_given and id(handle) not in self._lost
-
-
-def refuse_state_of_samples(op, types):
-    """Refuse an op that uses what the step has kept of its samples."""
-    for tensor, input_type in zip(op.inputs, types):
-        if tensor.dtype == tf.resource and not isinstance(input_type, Free):
-            raise Mixes("uses a state that the step has set from its samples")
-
-
-def keeps_unknown(op, types):
-    """Whether an op keeps or reads state in a way that no rule knows."""
-    if op.type in KNOWN_STATE:
-        if op.type == "PrintV2":
-            # What is printed into a file can be read from there.
-            return op.get_attr("output_stream").startswith(b"file:")
-        draws_without_rule = op.type in ADVANCE and not rule_of(op.type)
-        return draws_without_rule and not all(
-            isinstance(t, Free) for t in types
-        )
-    if rule_of(op.type) or op.type in FORWARD_HANDLES:
-        return False
-    makes_handle = any(t.dtype == tf.resource for t in op.outputs)
-    return makes_handle or FACTS[op.type].has_state
 
 
 # The order in which nodes are put into a graph and typed.

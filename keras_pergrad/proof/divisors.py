@@ -43,7 +43,7 @@ _QUOTIENTS = op_types("RealDiv Div DivNoNan")
 _BROADCASTS = op_types(
     "Identity StopGradient Reshape ExpandDims Squeeze BroadcastTo Tile Fill"
 )
-OWN_GRADIENT_USE = (
+_OWN_GRADIENT_USE = (
     "uses, in a custom gradient, a sum over the samples for each of them"
 )
 _PER_SAMPLE_USE = "uses a sum over the samples for each of them"
@@ -192,7 +192,22 @@ class Divisors:
         return number
 
 
-def as_gradient(tensor_type):
+def gradient_types(op, results, is_own):
+    """Return the types of outputs of the backward pass.
+
+    `is_own`: whether the op is of a custom gradient. Only there sums count.
+    """
+    if op.type.startswith(("TensorList", "Optional")):
+        # What it gives may be of the forward pass.
+        return results
+    if is_own:
+        raise Mixes(_OWN_GRADIENT_USE)
+    if isinstance(results, list):
+        return list(map(_as_gradient, results))
+    return _as_gradient(results)
+
+
+def _as_gradient(tensor_type):
     """Return the type of a gradient, without the factors of its loss."""
     if isinstance(tensor_type, Mixed) or not tensor_type.flags & DIVIDED:
         return tensor_type

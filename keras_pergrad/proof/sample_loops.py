@@ -113,6 +113,11 @@ _KEEPS = op_types(
 )
 
 
+def has_loop_types(types):
+    """Whether types are those of loops through the samples, or of lists."""
+    return any(isinstance(t, LOOP_TYPES) or is_list(t) for t in types)
+
+
 def type_in_loop(op, types):
     """Return the type of an op's outputs; None: as of any other op."""
     rule = _RULES.get(op.type)
@@ -136,7 +141,8 @@ def type_in_loop(op, types):
     if not other_types:
         ((level, is_reversed),) = loop_positions
         return CurrentSample(level, is_reversed, flags_of(types))
-    if op.type in ("Add", "AddV2", "Sub", "AddN"):
+    are_sums = all(isinstance(t, Total) for t in other_types)
+    if are_sums and op.type in ("Add", "AddV2", "Sub", "AddN"):
         return Total(flags_of(types))
     raise Mixes("brings a sample together with a sum over several")
 

@@ -485,6 +485,21 @@ def product(sizes):
     return math.prod(sizes)
 
 
+def check_places(op, results, n):
+    """Refuse a result of a rule that has samples where there are none."""
+    if not isinstance(results, list):
+        results = [results] * len(op.outputs)
+    for tensor, result in zip(op.outputs, results):
+        if not isinstance(result, At) or tensor.dtype == tf.variant:
+            continue
+        shape, length = tensor.shape, n * result.rows * result.lead
+        if shape.rank is not None and (
+            not 0 <= result.axis < shape.rank
+            or shape[result.axis] not in (None, length)
+        ):
+            raise Untyped("has no axis for the samples where its rule says")
+
+
 # Type rules of the user, for ops that the package does not know.
 
 

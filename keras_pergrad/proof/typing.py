@@ -13,27 +13,24 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs import gradients
-from keras_pergrad.keras_internals.graphs.gradients import is_made_gradient
 from keras_pergrad.keras_internals.graphs.nodes import placeholder
-from keras_pergrad.proof import calls, sample_loops, static_numbers
-from keras_pergrad.proof.calls import (
-    State,
-    keeps_unknown,
-    set_computed_shape,
-    stages,
-)
-from keras_pergrad.proof.divisors import (
-    OWN_GRADIENT_USE,
-    Divisors,
-    as_gradient,
-    without_loss,
-)
+from keras_pergrad.proof import calls, divisors, sample_loops, static_numbers
+from keras_pergrad.proof.calls import set_computed_shape, stages
 from keras_pergrad.proof.elementwise_rules import is_self_comparison
 from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.intervals import only_number
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths
 from keras_pergrad.proof.op_facts import CALLS, FACTS, op_types
+from keras_pergrad.proof.state import (
+    State,
+    forward_handles,
+    keeps_unknown,
+    refuse_state_of_samples,
+    type_assignment,
+    type_read,
+    with_held_types,
+)
 from keras_pergrad.proof.static_numbers import (
     RULE_FAILURES,
     Sizes,
@@ -44,9 +41,6 @@ from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
     FREE,
-    OF_LIST,
-    RULES,
-    USER_RULES,
     VALUES,
     At,
     Divisor,
@@ -56,6 +50,7 @@ from keras_pergrad.proof.tensor_types import (
     Total,
     TypedOp,
     Untyped,
+    check_places,
     flags_of,
     refuse_other_inputs,
     rule_of,
@@ -123,7 +118,7 @@ class Typing:
         self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
         self._in_own_gradient = False
-        self._divisors = Divisors()
+        self._divisors = divisors.Divisors()
         self.state = State()
         self.failures, self.effects, self.vouched_ops = [], [], []
         self.without_axis, self.count = [], 0
@@ -317,12 +312,12 @@ class Typing:
         """Return the types of inputs as a custom gradient finds them."""
         name = self._names.get(op, op.name)
         if self._is_backward(name) and self._is_own_gradient(name):
-            return list(map(without_loss, types))
+            return list(map(divisors.without_loss, types))
         return types
 
     def _is_own_gradient(self, name):
         """Whether a node of the backward pass is of a custom gradient."""
-        return self._in_own_gradient or not is_made_gradient(name)
+        return self._in_own_gradient or not gradients.is_made_gradient(name)
 
     def _type_op(self, op):
         facts = FACTS[op.type]
@@ -331,25 +326,25 @@ class Typing:
         types = [self.of(t) for t in op.inputs]
         if facts.is_on_lists:
             self.lists.note(op, self._numbers)
-        if facts.is_read and self._type_read(op):
+        if facts.is_read and type_read(op, self):
             return
         if facts.is_assignment:
-            self._note_assignment(op, types)
+            type_assignment(op, types, self)
         elif op.type == "Identity" and self._is_marked(op, types):
             return
         elif facts.gives_sizes:
-            self._set_types(op, self._size_types(op, types))
+            self.set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
             self._every_number.note_sizes(op)
         elif self._keeps_unknown(op, facts, types):
-            self._set_types(op, self.effects[-1])
+            self.set_types(op, self.effects[-1])
         elif op.outputs:
             if facts.advances_state:
                 self.state.advance(op)
             if facts.has_state:
-                types = self._with_held_types(op, types)
+                types = with_held_types(op, types, self)
             if facts.forwards_handles:
-                self._forward_handles(op)
+                forward_handles(op, self)
             self.count += 1
             self._type_computation(op, facts, types)
 
@@ -361,14 +356,6 @@ class Typing:
         elif mark == gradients.WHOLE_LOSS:
             self.set_type(op.outputs[0], settle_factor(types[0]))
         return mark in (gradients.SAME_FOR_ALL, gradients.WHOLE_LOSS)
-
-    def _forward_handles(self, op):
-        """Let handles and lists that an op gives be those that it takes."""
-        for handle, output in zip(op.inputs, op.outputs):
-            if handle.dtype in (tf.resource, tf.variant):
-                self.state.alias(output, handle)
-                if op.type == "Identity":
-                    self.lists.alias(output, handle)
 
     def _type_computation(self, op, facts, types):
         if op.type == "Equal" and is_self_comparison(op):
@@ -382,13 +369,13 @@ class Typing:
         if mixed is not None:
             # A mixed tensor is no error by itself: it matters where it
             # arrives.
-            self._set_types(op, mixed)
+            self.set_types(op, mixed)
             return
         if facts.size_inputs and _any_flagged(BY_SIZE, types):
             types = without_size_flags(op, types)
         # The types of counters in loops are subclasses of `Free`, with rules.
         if facts.is_python or not all(type(t) is Free for t in types):
-            self._set_types(op, self._by_rule(op, facts, types))
+            self.set_types(op, self._by_rule(op, facts, types))
             return
         flags = 0
         for input_type in types:
@@ -396,7 +383,7 @@ class Typing:
         if self.any_number or self._every_number.is_needed or flags & BY_SIZE:
             self._set_free(op, types, flags)
         elif flags:
-            self._set_types(op, Free(flags))
+            self.set_types(op, Free(flags))
 
     def _set_free(self, op, types, flags):
         """Set the types of what an op makes of no samples, but maybe sizes."""
@@ -406,12 +393,12 @@ class Typing:
         if self._every_number.is_needed or flags & BY_SIZE:
             self._every_number.note(op, types, flags)
         if any(output_flags):
-            self._set_types(op, list(map(Free, output_flags)))
+            self.set_types(op, list(map(Free, output_flags)))
 
     def _apply_rule(self, op, types):
         """Return what an op's rule says of these types of its inputs."""
         if FACTS[op.type].has_state:
-            calls.refuse_state_of_samples(op, types)
+            refuse_state_of_samples(op, types)
         rule = rule_of(op.type)
         if rule is None:
             raise Untyped("has no type rule")
@@ -433,19 +420,19 @@ class Typing:
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            if self._backward and _any_of(Divisor, types):
+            if self._backward and any(isinstance(t, Divisor) for t in types):
                 types = self._without_loss(op, types)
                 if all(isinstance(t, Free) for t in types):
                     return Free(flags_of(types))
             if self._every_number.is_needed:
                 self._every_number.check(op)
-            if _has_loop_types(types) and not facts.is_python:
+            if sample_loops.has_loop_types(types) and not facts.is_python:
                 results = sample_loops.type_in_loop(self._typed_op(op), types)
                 results = Free(flags_of(types)) if results is None else results
             else:
                 results = self._apply_rule(op, types)
             result_list = results if isinstance(results, list) else [results]
-            self._check_places(op, results)
+            check_places(op, results, self.n)
             if _any_flagged(DIVIDED, result_list):
                 results = self._with_factors(op, types, results)
             return results
@@ -460,33 +447,12 @@ class Typing:
             return static_numbers.types_of_one_sample(op, types, self.n)
         return self._vouched_or_mixed(op, types, why, untyped)
 
-    def _check_places(self, op, results):
-        """Refuse a result of a rule that has samples where there are none."""
-        if not isinstance(results, list):
-            results = [results] * len(op.outputs)
-        for tensor, result in zip(op.outputs, results):
-            if not isinstance(result, At) or tensor.dtype == tf.variant:
-                continue
-            shape, length = tensor.shape, self.n * result.rows * result.lead
-            if shape.rank is not None and (
-                not 0 <= result.axis < shape.rank
-                or shape[result.axis] not in (None, length)
-            ):
-                raise Untyped("has no axis for the samples where its rule says")
-
     def _with_factors(self, op, types, results):
         """Return the types of outputs that sums of masks multiply."""
         name = self._names.get(op, op.name)
         if not self._is_backward(name):
             return self._divisors.apply_factors(op, types, results)
-        if op.type.startswith(("TensorList", "Optional")):
-            # What it gives may be of the forward pass.
-            return results
-        if self._is_own_gradient(name):
-            raise Mixes(OWN_GRADIENT_USE)
-        if isinstance(results, list):
-            return list(map(as_gradient, results))
-        return as_gradient(results)
+        return divisors.gradient_types(op, results, self._is_own_gradient(name))
 
     def _is_vouched(self, op):
         asks, name = self._vouches_for, self._called_name(op)
@@ -503,7 +469,8 @@ class Typing:
             self.without_axis.append((op.type, name))
         return results
 
-    def _set_types(self, op, types):
+    def set_types(self, op, types):
+        """Set the types of the outputs of an op."""
         if not isinstance(types, (list, tuple)):
             types = [types] * len(op.outputs)
         for tensor, type_ in zip(op.outputs, types):
@@ -530,8 +497,7 @@ class Typing:
 
         Queues, stages, files and the like, also without outputs.
         """
-        has_rule = op.type in RULES or op.type in USER_RULES
-        has_rule |= facts.forwards_handles
+        has_rule = rule_of(op.type) is not None or facts.forwards_handles
         if self.n <= 1 or (has_rule and not facts.may_keep):
             return False
         if not keeps_unknown(op, types) or self._is_vouched(op):
@@ -540,67 +506,7 @@ class Typing:
         self.effects.append(self.failed(op, why, True))
         return True
 
-    def _type_read(self, op):
-        """Type what a variable holds; whether nothing is left to do."""
-        handle = op.inputs[0]
-        lost = self._lost_handle(op, handle)
-        if lost is not None:
-            self._set_types(op, lost)
-            return True
-        held, flags = self.state.assigned_type(handle), self.state.flags(handle)
-        if op.type == "ReadVariableOp":
-            self._set_types(op, held.flagged(flags) if flags else held)
-            return True
-        if not isinstance(held, Free):
-            why = "looks up what the step has assigned from its samples"
-            self._set_types(op, self.failed(op, why, False))
-            return True
-        if flags | held.flags:
-            self.set_type(handle, Free(flags | held.flags))
-        return False
-
-    def _with_held_types(self, op, types):
-        """Return the types of inputs; a handle has that of what is kept."""
-        held_types = list(types)
-        for k, tensor in enumerate(op.inputs):
-            if tensor.dtype == tf.resource:
-                held = self._lost_handle(op, tensor)
-                held = held or self.state.assigned_type(tensor)
-                held_types[k] = held.flagged(types[k].flags)
-        return held_types
-
-    def _lost_handle(self, op, handle):
-        """Return a `Mixed` if it is not known what is behind a handle."""
-        if isinstance(self.of(handle), Mixed):
-            return self.of(handle)
-        if self.state.is_known(handle):
-            return None
-        why = "uses a handle that may lead to what samples have set"
-        return self.failed(op, why, False)
-
-    def _note_assignment(self, op, types):
-        lost = self._lost_handle(op, op.inputs[0])
-        if lost is None:
-            self.state.assign(op, types)
-        else:
-            # Any variable may have been changed.
-            self.effects.append(lost)
-
 
 def _any_flagged(flag, types):
     """Whether one of several types has a flag."""
     return any(tensor_type.flags & flag for tensor_type in types)
-
-
-def _any_of(kind, types):
-    """Whether one of several types is of a kind."""
-    return any(isinstance(t, kind) for t in types)
-
-
-def _has_loop_types(types):
-    """Whether types are those of loops through the samples, or of lists."""
-    return any(
-        isinstance(t, sample_loops.LOOP_TYPES)
-        or (isinstance(t, At) and t.axis == OF_LIST)
-        for t in types
-    )

@@ -11,9 +11,9 @@ from keras_pergrad import factors
 from keras_pergrad.factors.base import squares_by_sample
 from keras_pergrad.modes import microbatches
 from keras_pergrad.proof import calls, elementwise_rules, intervals, typing
-from keras_pergrad.proof.calls import State
 from keras_pergrad.proof.divisors import Divisors
 from keras_pergrad.proof.every_number import EveryNumber
+from keras_pergrad.proof.state import State
 from keras_pergrad.proof.static_numbers import Sizes
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,

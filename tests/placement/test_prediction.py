@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_pergrad.placement import kernels
 from keras_pergrad.placement.prediction import predict_placement
 from tests.metal_stub import models, session
-from tests.models.making import assert_equal, compiled, net, weights
+from tests.models.making import assert_equal, net, weights
 
 layers = keras.layers
 
