@@ -55,12 +55,21 @@ def _layer_label(layer):
     return f"layer {layer.name!r} ({type(layer).__name__})"
 
 
+def _mixing_layer(layer):
+    """Return a layer, or the one inside of it that is known to mix.
+
+    `TimeDistributed` calls the layer inside without a scope of its own.
+    """
+    if isinstance(layer, keras.layers.TimeDistributed):
+        inner = _mixing_layer(layer.layer)
+        is_known = (*MIX_BY_CHANCE, keras.layers.BatchNormalization)
+        return inner if isinstance(inner, is_known) else layer
+    return layer
+
+
 def mixing_op(model, layer, mixed):
-    """Say that samples meet in an op; bad: a `Mixed`."""
-    if isinstance(layer, keras.layers.Wrapper) and isinstance(
-        layer.layer, keras.layers.BatchNormalization
-    ):
-        layer = layer.layer
+    """Say that samples meet in an op; mixed: a `Mixed`."""
+    layer = _mixing_layer(layer)
     where = f"model {model.name!r}" if layer is None else _layer_label(layer)
     if isinstance(layer, MIX_BY_CHANCE):
         return mixes_by_chance(layer)
@@ -83,6 +92,7 @@ def mixing_op(model, layer, mixed):
 
 def untyped_op(model, layer, mixed):
     """Say that it is not known what an op does with samples."""
+    layer = _mixing_layer(layer)
     if isinstance(layer, (*MIX_BY_CHANCE, keras.layers.BatchNormalization)):
         return mixing_op(model, layer, mixed)
     where = f"model {model.name!r}" if layer is None else _layer_label(layer)

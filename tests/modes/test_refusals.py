@@ -208,3 +208,15 @@ def test_ctc_losses_of_sparse_labels_name_kerass_own(is_in_layer):
     model = compiled(model, "vectorized", loss)
     with pytest.raises(ValueError, match=r"use keras\.losses\.CTC"):
         trained(model, normal(4, 6, 4), np.ones((4, *shape), "float32"))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_batch_norm_is_named_where_time_distributed_calls_it(depth):
+    layer = layers.BatchNormalization(name="inside")
+    for _ in range(depth):
+        layer = layers.TimeDistributed(layer)
+    shape = (3,) * depth + (4,)
+    model = compiled(net(layer, shape=shape, units=None), "vectorized")
+    match = "layer 'inside' .*replace_batch_norm"
+    with unchanged(model), pytest.raises(ValueError, match=match):
+        trained(model, normal(5, *shape), normal(5, *shape))
