@@ -27,6 +27,7 @@ from keras_pergrad.keras_internals.data.batches import (
     first_tensor,
     map_tensors,
     sample_count,
+    with_shapes,
 )
 from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import (
@@ -36,6 +37,7 @@ from keras_pergrad.keras_internals.losses.losses import (
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
+    has_fixed_shapes,
     mask_of,
     set_mask,
 )
@@ -79,7 +81,7 @@ class MicrobatchSums:
             )
             # Undoes the division in `target`.
             row_factor = rows if divisor_of(key) in self.mask_epsilons else None
-            gradients[key] = _with_shapes(
+            gradients[key] = with_shapes(
                 [times(g, row_factor) for g in group_gradients], self.variables
             )
         del tape
@@ -120,7 +122,7 @@ class MicrobatchSums:
 
     def _generalize_term(self, term):
         """Allow later batches to have longer samples, or weights."""
-        is_sure = term.rank == 1 or _fixed_shapes(self.model)
+        is_sure = term.rank == 1 or has_fixed_shapes(self.model)
         if term.kind != fractions.ROWS or (is_sure and not term.by_weight):
             return term
         return dataclasses.replace(term, kind=fractions.DATA)
@@ -290,35 +292,12 @@ def times(value: Any, factor: Any) -> Any:
     return value * factor
 
 
-def _fixed_shapes(model):
-    """Whether every batch of a functional model has the same shapes."""
-    inputs = getattr(model, "inputs", None)
-    return bool(inputs) and all(
-        None not in t.shape[1:] for t in tf.nest.flatten(inputs)
-    )
-
-
 def unscaled(gradients, scale):
     """Return gradients as tensors, divided by the loss scale, if any."""
     dense = map_tensors(tf.convert_to_tensor, gradients)
     if scale is None:
         return dense
     return map_tensors(lambda g: g / tf.cast(scale, g.dtype), dense)
-
-
-def _with_shapes(gradients, variables):
-    """Return gradients, or None, that know to have their variables' shapes.
-
-    TensorFlow does not know them where the length of an axis is not known.
-    """
-    return gradients and [
-        tf.ensure_shape(g, v.shape)
-        if tf.is_tensor(g)
-        and not isinstance(g, tf.IndexedSlices)
-        and not g.shape.is_fully_defined()
-        else g
-        for g, v in zip(gradients, variables, strict=True)
-    ]
 
 
 def plus(first, second):
@@ -530,9 +509,9 @@ class WeightedSums(MicrobatchSums):
             terms = [_without_padding(term, padded) for term in terms]
         variables = self.variables
         return sums.y_pred, {
-            "gradients": {self._group: _with_shapes(sums.gradients, variables)},
+            "gradients": {self._group: with_shapes(sums.gradients, variables)},
             "norms": sums.norms,
-            "plain": _with_shapes(sums.plain, variables),
+            "plain": with_shapes(sums.plain, variables),
             **self.loss_values(terms, added, rows),
         }
 

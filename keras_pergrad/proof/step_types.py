@@ -168,6 +168,8 @@ class StepTypes:
 
     def _lengths_at(self, nodes, lengths, name, op):
         """Return the lengths that an op, as of `Typing`, may have in shapes."""
+        if lengths.is_distinct:
+            return lengths
         if self._dependences is None:
             parts: dict = {
                 key.rsplit(":", 1)[0]: {label}

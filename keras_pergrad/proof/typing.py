@@ -20,7 +20,7 @@ from keras_pergrad.proof.elementwise_rules import is_self_comparison
 from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.intervals import only_number
 from keras_pergrad.proof.list_rules import ListShapes
-from keras_pergrad.proof.numbers import OpenLengths
+from keras_pergrad.proof.numbers import OpenLengths, all_lengths
 from keras_pergrad.proof.op_facts import CALLS, FACTS, op_types
 from keras_pergrad.proof.state import (
     State,
@@ -107,15 +107,9 @@ class Typing:
         self.lengths = lengths or OpenLengths()
         self.any_number = any_number
         self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
-        self._lengths_at, self._top = lengths_at, None
-        options = (
-            is_vouched,
-            has_known_shape,
-            backward,
-            self.lengths,
-            lengths_at,
-        )
-        self._options = definitions, n, any_number, *options
+        self._lengths_at, self._top = lengths_at or all_lengths, None
+        options = is_vouched, has_known_shape, backward, self.lengths
+        self._options = definitions, n, any_number, *options, lengths_at
         self._backward, self._in_backward = backward, False
         self._in_own_gradient = False
         self._divisors = divisors.Divisors()
@@ -371,7 +365,7 @@ class Typing:
             # arrives.
             self.set_types(op, mixed)
             return
-        if facts.size_inputs and _any_flagged(BY_SIZE, types):
+        if facts.size_inputs and static_numbers.any_flagged(BY_SIZE, types):
             types = without_size_flags(op, types)
         # The types of counters in loops are subclasses of `Free`, with rules.
         if facts.is_python or not all(type(t) is Free for t in types):
@@ -411,11 +405,8 @@ class Typing:
 
     def _lengths_of(self, op):
         """Return the lengths that an op may have in its shapes."""
-        if self.lengths.is_distinct or self._lengths_at is None:
-            return self.lengths
-        if self._top is not None:
-            return self._lengths_at(self.lengths, self._top, None)
-        return self._lengths_at(self.lengths, self._names.get(op, op.name), op)
+        name = self._top or self._names.get(op, op.name)
+        return self._lengths_at(self.lengths, name, None if self._top else op)
 
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
@@ -433,7 +424,7 @@ class Typing:
                 results = self._apply_rule(op, types)
             result_list = results if isinstance(results, list) else [results]
             check_places(op, results, self.n)
-            if _any_flagged(DIVIDED, result_list):
+            if static_numbers.any_flagged(DIVIDED, result_list):
                 results = self._with_factors(op, types, results)
             return results
         except Mixes as error:
@@ -505,8 +496,3 @@ class Typing:
         why = "has no type rule, and may keep state or read what is kept"
         self.effects.append(self.failed(op, why, True))
         return True
-
-
-def _any_flagged(flag, types):
-    """Whether one of several types has a flag."""
-    return any(tensor_type.flags & flag for tensor_type in types)

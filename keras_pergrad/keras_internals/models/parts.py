@@ -539,3 +539,11 @@ def copy_decay_exclusions(source, target):
     ):
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))
+
+
+def has_fixed_shapes(model):
+    """Whether every batch of a functional model has the same shapes."""
+    inputs = getattr(model, "inputs", None)
+    return bool(inputs) and all(
+        None not in t.shape[1:] for t in tf.nest.flatten(inputs)
+    )
