@@ -478,11 +478,3 @@ class _Body:
             self._constant_value(second) if k is None else invariant_values[k]
         )
         return None if limit is None else int(limit)
-
-
-def has_loop_types(types):
-    """Whether types are those of loops through the samples, or of lists."""
-    return any(
-        isinstance(t, LOOP_TYPES) or (isinstance(t, At) and t.axis == OF_LIST)
-        for t in types
-    )
