@@ -76,9 +76,8 @@ class MicrobatchSums:
         gradients = {}
         target: Any
         for key, target in scaled.items():
-            group_gradients = unscaled(
-                tape.gradient(target, self.variables), self.scale
-            )
+            group_gradients = tape.gradient(target, self.variables)
+            group_gradients = unscaled(group_gradients, self.scale)
             # Undoes the division in `target`.
             row_factor = rows if divisor_of(key) in self.mask_epsilons else None
             gradients[key] = with_shapes(
@@ -112,9 +111,8 @@ class MicrobatchSums:
 
     def evaluate(self, x, y, y_pred, sample_weight):
         """Return the compiled losses of a microbatch, as fractions."""
-        terms = fractions.evaluate(
-            compiled_loss(self.model), y, y_pred, sample_weight
-        )
+        losses = compiled_loss(self.model)
+        terms = fractions.evaluate(losses, y, y_pred, sample_weight)
         if not self.is_single_batch:
             terms = [self._generalize_term(t) for t in terms]
         self.terms = self.terms or terms
@@ -219,8 +217,7 @@ class MicrobatchSums:
         metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
         outputs = sums.pop("outputs", None)
         replicas.add(self.model.metrics_variables, metrics or ())
-        if norms is not None:
-            norms = replicas.gather_rows(norms)
+        norms = replicas.gather_rows(norms)
         sums = replicas.sum_over_replicas(sums)
         return {**sums, "norms": norms, "outputs": outputs}
 
@@ -392,9 +389,7 @@ class WeightedSums(MicrobatchSums):
     def __init__(self, mode, aggregation, *args):
         super().__init__(*args)
         if not self.is_single_batch:
-            self.added_kinds = [
-                _require_mean(kind) for kind in self.added_kinds
-            ]
+            self.added_kinds = list(map(_require_mean, self.added_kinds))
         self.mode, self.aggregation = mode, aggregation
         #: Whether the step gives the outputs of its replica's part.
         self.keeps_outputs = getattr(self.model, "keeps_outputs", False)

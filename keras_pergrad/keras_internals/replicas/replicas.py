@@ -234,7 +234,7 @@ def any_replica(flag):
 
 def gather_rows(values):
     """Return on each replica the rows, (n, ...), of all, concatenated."""
-    if not has_several_replicas():
+    if values is None or not has_several_replicas():
         return values
     context = tf.distribute.get_replica_context()
     # TensorFlow crashes if no replica has a row, so each sends one more.
