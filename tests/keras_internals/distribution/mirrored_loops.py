@@ -77,7 +77,6 @@ def noisy():
 
 #: Name → what makes the mode, and whether samples have weights.
 SERVED = {
-    "batch": (kpg.Batch, True),
     "clipped": (lambda: kpg.Vectorized(noisy(), statistics=True), True),
     "per_sample": (lambda: kpg.PerSample(noisy()), False),
     "microbatches": (lambda: kpg.Accumulated(microbatch_size=2), True),
@@ -140,11 +139,6 @@ def a_loop_of_ones_own_in_microbatches():
 @check
 def a_loop_of_ones_own_clipped_in_microbatches():
     same_in_a_loop("clipped_in_microbatches")
-
-
-@check
-def a_loop_of_ones_own_by_batch():
-    same_in_a_loop("batch")
 
 
 @check
