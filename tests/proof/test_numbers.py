@@ -43,8 +43,8 @@ def _self(layer):
     return lambda x: layer(x, x)
 
 
-#: Of (samples, steps, 3), what `keras.layers` has for sequences. (A cell without
-#: a rule, as of StackedRNNCells, is refused behind a trained layer.)
+#: Of (samples, steps, 3), what `keras.layers` has for sequences. A cell without
+#: a rule (StackedRNNCells) is refused behind a trained layer.
 ONE = {
     "AdditiveAttention": lambda: lambda x: L.AdditiveAttention()([x, x]),
     "Attention": lambda: lambda x: L.Attention(use_scale=True)([x, x]),
