@@ -54,8 +54,9 @@ void Deallocate(Device, Memory mem) {
   mem->size = 0;
 }
 void* HostAllocate(Device, uint64_t size) {
-  uint64_t rounded = (size + 63) & ~uint64_t{63};
-  return aligned_alloc(64, rounded ? rounded : 64);
+  // 256 bytes: TensorFlow 2.22 demands it of what it divides further.
+  uint64_t rounded = (size + 255) & ~uint64_t{255};
+  return aligned_alloc(256, rounded ? rounded : 256);
 }
 void HostDeallocate(Device, void* p) { free(p); }
 TF_Bool AllocatorStats(Device, SP_AllocatorStats* stats) {
