@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.proof.intervals import has_only_number
 from keras_pergrad.proof.op_facts import op_types
 from keras_pergrad.proof.tensor_types import (
     ALL,
@@ -237,6 +238,19 @@ def bias_gradient(op, types):
 def identity_n(op, types):
     """Each output is the input of the same place."""
     return list(types)
+
+
+def is_constant(op, types, as_typed):
+    """Whether an op gives the same, whatever the samples are.
+
+    `as_typed(op)` returns the `TypedOp`.
+    """
+    if op.type == "Equal":
+        return is_self_comparison(op)
+    return op.type in _LIMITS and has_only_number(as_typed(op), types)
+
+
+_LIMITS = op_types("Maximum Minimum")
 
 
 def is_self_comparison(op):

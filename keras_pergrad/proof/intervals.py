@@ -51,19 +51,22 @@ def number_range(op, tensor):
     return _Ranges(op).of(tensor)
 
 
-def only_number(op, types):
-    """Return the one whole number that samples can make an op give, or None.
+def has_only_number(op, types):
+    """Whether an op gives one number, whatever the samples are; note it.
 
     So many columns `tf.math.bincount` gives with `minlength` = `maxlength`.
     """
     (output,) = op.outputs
     if output.shape.rank != 0 or not output.dtype.is_integer:
-        return None
+        return False
     free_types = [t for t in types if isinstance(t, Free)]
     if len(free_types) == len(types) or any(t.flags for t in free_types):
-        return None
+        return False
     least, greatest = number_range(op, output)
-    return least if least == greatest else None
+    if least != greatest:
+        return False
+    op.numbers.set(output, least)
+    return True
 
 
 class _Ranges:

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
-from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
 from keras_pergrad.proof.op_facts import CALLS, FACTS
@@ -57,7 +56,7 @@ class StepRefusals:
         return None
 
     def _refusals(self):
-        if self._traced.overridden and in_xla():
+        if self._traced.overridden:
             # The ops of functions, which are inlined there, are among them.
             text = messages.overridden_gradient(self._traced.overridden[0])
             yield None, ValueError(text)
@@ -242,9 +241,7 @@ class UseTypes:
     def samples_in(self, tensor):
         """Whether a tensor of the step has samples; None: it is not known."""
         tensor_type = self.find_type(tensor)
-        if tensor_type is None:
-            return None
-        return isinstance(tensor_type, (At, OfBranches))
+        return tensor_type and isinstance(tensor_type, (At, OfBranches))
 
     def layout_in(self, tensor):
         """Return where the samples are in any tensor of the step, or None."""

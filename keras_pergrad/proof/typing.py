@@ -16,12 +16,11 @@ from keras_pergrad.keras_internals.graphs import gradients
 from keras_pergrad.keras_internals.graphs.nodes import placeholder
 from keras_pergrad.proof import calls, divisors, sample_loops, static_numbers
 from keras_pergrad.proof.calls import set_computed_shape, stages
-from keras_pergrad.proof.elementwise_rules import is_self_comparison
+from keras_pergrad.proof.elementwise_rules import is_constant
 from keras_pergrad.proof.every_number import EveryNumber
-from keras_pergrad.proof.intervals import only_number
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths, all_lengths
-from keras_pergrad.proof.op_facts import CALLS, FACTS, op_types
+from keras_pergrad.proof.op_facts import CALLS, FACTS
 from keras_pergrad.proof.state import (
     State,
     forward_handles,
@@ -56,9 +55,6 @@ from keras_pergrad.proof.tensor_types import (
     rule_of,
     settle_factor,
 )
-
-#: Ops that may give one number, whatever they are given.
-_LIMITS = op_types("Maximum Minimum")
 
 
 class Typing:
@@ -352,13 +348,8 @@ class Typing:
         return mark in (gradients.SAME_FOR_ALL, gradients.WHOLE_LOSS)
 
     def _type_computation(self, op, facts, types):
-        if op.type == "Equal" and is_self_comparison(op):
+        if is_constant(op, types, self._typed_op):
             return
-        if op.type in _LIMITS:
-            number = only_number(self._typed_op(op), types)
-            if number is not None:
-                self._numbers.set(op.outputs[0], number)
-                return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is not None:
             # A mixed tensor is no error by itself: it matters where it

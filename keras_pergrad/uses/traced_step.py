@@ -284,7 +284,7 @@ class TracedStep:
         self.layers = layers_of(model)
         self._forward = Forward(model, self.layers, training)
         self.operations = []
-        #: The ops that `drop_overrides` has changed.
+        #: The ops that `drop_overrides` has changed under XLA.
         self.overridden = []
         #: Name scopes of the calls of layers → layer.
         self.scopes = {}
@@ -324,7 +324,8 @@ class TracedStep:
     def uses(self):
         """Return what the graph shows so far."""
         forward = self._forward
-        self.overridden += drop_overrides(self.operations)
+        overridden = drop_overrides(self.operations)
+        self.overridden += overridden if in_xla() else []
         return CandidateUses(
             self.operations,
             forward.graph,

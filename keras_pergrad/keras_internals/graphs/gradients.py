@@ -4,7 +4,7 @@ Private names in use: `tensorflow.python.ops.gradients_util._GradientsHelper`,
 which differentiates ops of the graph around a loop; the op attributes
 `_gradient_op_type`, `_gradient_function` (the gradient of this op, in the
 place of its type's) and `skip_input_indices` (set by a tape; what it names
-gets no gradient); the names `CustomGradient-...` of `tf.custom_gradient`;
+gets no gradient); the names `CustomGradient-...` of own gradients;
 `FuncGraph._add_function_recursive`, the attribute `_noinline` of functions;
 `Operation._set_attr` and `_clear_attr`, the op attribute
 `_grappler_do_not_remove`, and this package's own, `_keras_pergrad_mark`.
