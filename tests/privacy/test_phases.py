@@ -18,7 +18,7 @@ import keras_pergrad as kpg
 from tests.models.making import assert_equal
 from tests.power_cut import PowerCut
 from tests.privacy import tiny
-from tests.privacy.tiny import N, Y, normal_draws, private
+from tests.privacy.tiny import N, Y, fitted, normal_draws, private
 
 ZEROS = np.zeros((N, 3), "float32")
 #: Of no weight, so that what a step changes is its noise.
@@ -144,6 +144,7 @@ ROWS = {
     "views": Row(NEW, {"augmentations": 3}, VIEWS),
     "augment": Row(NEW, {"augment": shifted(0.2)}, VIEWS),
     "bands": Row(NEW, {"bands": 1}, BANDED),
+    "noise": Row(NEW, {"noise": "independent", "bands": None}, BANDED),
     "correlated": Row(GOES_ON, before=BANDED),
 }
 
@@ -201,6 +202,20 @@ def test_what_happens_when_it_changes(name, tmp_path):
     np.testing.assert_allclose(
         found[:, :trained], drawn[:, :trained], atol=1e-4
     )
+
+
+def test_noise_that_is_drawn_again_is_of_another_phase():
+    kept, redrawn = (
+        private(**BANDED, sampling="ordered", earlier_noise=earlier)
+        for earlier in ("kept", "redrawn")
+    )
+    ledger = fitted(kept).aggregation_state
+    assert ledger.spent == ((kept.mechanism, 4),)
+    for training, steps in ((kept, 4), (redrawn, 0)):
+        again = model(training).aggregation_state
+        again.resume_from(ledger)
+        assert again.updates == steps
+        assert again.spent[0] == (kept.mechanism, 4)
 
 
 def test_no_noise_comes_twice():
