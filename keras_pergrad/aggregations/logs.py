@@ -27,6 +27,11 @@ class Logs:
         }
         self._loss_logs = {}
 
+    @property
+    def names(self):
+        """The names of all values."""
+        return set(self._metrics)
+
     def add(self, metrics):
         """Have more values, whose names only a built model tells."""
         for name, metric_class in metrics.items():

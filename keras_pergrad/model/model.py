@@ -54,6 +54,7 @@ from keras_pergrad.keras_internals.state.saved import (
 from keras_pergrad.model import custom_step
 from keras_pergrad.modes.batch import evaluate
 from keras_pergrad.modes.one_step import for_optimizer
+from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.step_readers import (
     StepReadings,
     checks_of,
@@ -500,7 +501,7 @@ class PerGradModel(FitHooks, keras.Model):
         if not replicas.has_several_replicas():
             return self.compute_metrics(*batch)
         variables = self.metrics_variables
-        replicas.update(variables, lambda: self.compute_metrics(*batch))
+        replicas.update(variables, lambda: update_metrics(self, *batch))
         return self.get_metrics_result()
 
     def _logs_of_epoch(self, logs, otherwise):
@@ -511,6 +512,9 @@ class PerGradModel(FitHooks, keras.Model):
         )
         if not is_ours or not isinstance(logs, dict):
             return otherwise(logs)
+        if several == 1:
+            names = set(logs).difference(self._gradient_logs.names)
+            return {**logs, **otherwise({name: logs[name] for name in names})}
         metrics = self.get_metrics_result()
         return {**logs, **metrics} if set(metrics) <= set(logs) else logs
 

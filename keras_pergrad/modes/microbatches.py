@@ -50,6 +50,7 @@ from keras_pergrad.modes.one_step import (
     overflow_to_infinity,
     step_of_whole_batch,
 )
+from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.sums import MicrobatchSums, WeightedSums
 from keras_pergrad.uses.sample_replay import Recorded, Replay
 
@@ -200,12 +201,15 @@ def step_of_parts(parting, model, batch):
             batch_sums.sizes = () if loss_kinds else parting.sizes
     else:
         batch_sums = MicrobatchSums(*arguments)
+    metrics = batch_sums.metrics
+    metrics.is_single = size is None or is_single_microbatch(batch, size)
     with parting.checked(model, batch, batch_sums) as function:
         if isinstance(batch_sums, WeightedSums):
             # A first pass: norms need denominators of the whole batch.
             batch_sums.set_denominators(
                 sum_microbatches(batch_sums.denominators, batch, size)
             )
+        if isinstance(batch_sums, WeightedSums) or metrics.joins_outputs:
             batch = *batch, tf.range(batch_sums.count)
         sums: Any = sum_microbatches(function, batch, size)
     totals = batch_sums.totals(sums)
@@ -227,7 +231,7 @@ def step_of_parts(parting, model, batch):
         # An update has logged them itself; NaN is left out of their means.
         undefined = tf.constant(float("nan"))
         logged.update(dict.fromkeys(mode.logged_by_updates(model), undefined))
-    outputs = totals.get("outputs")
+    outputs = metrics.joined(totals.get("outputs"))
     return Step(batch_sums.loss(totals), outputs, gradients, logged, whole=True)
 
 
@@ -279,7 +283,7 @@ def update_by_sample(mode, model, batch):
         gradients = for_optimizer(step.gradients)
         model.optimizer.apply(gradients, model.trainable_variables)
         x, y, sample_weight = row
-        model.compute_metrics(x, y, step.y_pred, sample_weight)
+        update_metrics(model, x, y, step.y_pred, sample_weight)
         return i + 1, norms.write(i, tf.cast(norm[0], tf.float32))
 
     _, norms = tf.while_loop(

@@ -43,6 +43,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_once
+from keras_pergrad.modes.part_metrics import PartMetrics, placed
 
 
 class MicrobatchSums:
@@ -61,10 +62,11 @@ class MicrobatchSums:
         self.several = replicas.has_several_replicas()
         self.replica_rows = tf.cast(self.count, self.dtype)
         self.rows = replicas.sum_over_replicas(self.replica_rows)
+        self.metrics = PartMetrics(model, self.count, self.several)
         #: Of the first microbatch: their kinds hold for all.
         self.terms = []
 
-    def __call__(self, x, y, sample_weight):
+    def __call__(self, x, y, sample_weight, index=None):
         """Run both passes of a microbatch; return what adds up, by name."""
         rows = tf.cast(sample_count(x), self.dtype)
         # Persistent: each group of terms has a backward pass of its own.
@@ -86,7 +88,7 @@ class MicrobatchSums:
         del tape
         return {
             "gradients": gradients,
-            "metrics": self.update_metrics(x, y, y_pred, sample_weight),
+            **self.metrics.of_part(x, y, y_pred, sample_weight, index),
             **self.loss_values(terms, added, rows),
         }
 
@@ -95,19 +97,6 @@ class MicrobatchSums:
         added = []
         with recording_losses(self.model, added):
             return views.call_views(self.model, x), added
-
-    def update_metrics(self, x, y, y_pred, sample_weight):
-        """Update the metrics; on several replicas, return what to add."""
-        # A loop of one replica cannot update what all replicas share.
-
-        def update():
-            batch = views.rows_of_views(x, y, y_pred, sample_weight)
-            self.model.compute_metrics(*batch)
-
-        if self.several:
-            return replicas.additions(self.model.metrics_variables, update)
-        update()
-        return None
 
     def evaluate(self, x, y, y_pred, sample_weight):
         """Return the compiled losses of a microbatch, as fractions."""
@@ -391,8 +380,6 @@ class WeightedSums(MicrobatchSums):
         if not self.is_single_batch:
             self.added_kinds = list(map(_require_mean, self.added_kinds))
         self.mode, self.aggregation = mode, aggregation
-        #: Whether the step gives the outputs of its replica's part.
-        self.keeps_outputs = getattr(self.model, "keeps_outputs", False)
         self._denominators: Any = []
         self._group = "batch" if self.is_single_batch else fractions.ROWS
 
@@ -449,15 +436,10 @@ class WeightedSums(MicrobatchSums):
             y_pred, sums = self._compiled_sums(batch)
         norms = sums["norms"]
         if norms is not None:
-            shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
-            groups = norms.shape[1:]
             # At their places in the whole batch, so that norms add up, too.
-            norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
-            norms.set_shape([None, *groups])
-        metrics = self.update_metrics(x, y, y_pred, sample_weight)
-        outputs = y_pred if self.keeps_outputs else None
-        results = {"norms": norms, "metrics": metrics, "outputs": outputs}
-        return {**sums, **results}
+            norms = placed(norms, index, self.count)
+        results = self.metrics.of_part(*batch[:2], y_pred, batch[2], index)
+        return {**sums, **results, "norms": norms}
 
     def _compiled_sums(self, batch):
         """Return `_mode_sums` of a padded part, compiled by XLA on its own."""

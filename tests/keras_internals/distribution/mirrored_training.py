@@ -134,6 +134,29 @@ def a_loss_of_one_number_warns_and_is_finite():
 
 
 @check
+def metrics_of_ones_own_are_logged_and_other_entries_told():
+    class Own(kpg.PerGradModel):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            logs = super().compute_metrics(x, y, y_pred, sample_weight)
+            return {**logs, "spread": keras.ops.std(y_pred)}
+
+    def make(cls):
+        inputs = keras.Input((5,))
+        return Own(inputs, keras.layers.Dense(3)(inputs))
+
+    for mode in (
+        "batch",
+        "vectorized",
+        kpg.Accumulated(microbatch_size=4),
+    ):
+        with strategy().scope():
+            model = dense(mode, make=make)
+        with pytest.warns(UserWarning, match=r"compute_metrics.*'spread'"):
+            history = model.fit(X, Y, batch_size=11, verbose=0).history
+        assert set(history) == {"loss"}
+
+
+@check
 def what_is_outside_of_the_scope_is_refused():
     outside = big_batch.dense(keras.Model)
     model = dense("vectorized")
