@@ -190,8 +190,10 @@ class Accumulated(GradientMode):
     optimizer is called once per update: its `iterations`, schedules, moving
     averages, weight decay, constraints, clipping and loss scale count updates.
 
-    Metrics are updated microbatch by microbatch. Random layers draw new
-    numbers for each, and BatchNormalization uses the statistics of each.
+    Metrics are updated microbatch by microbatch; a `compute_metrics` of one's
+    own gets the joined outputs of the batch, if each sample has a row. Random
+    layers draw new numbers for each, and BatchNormalization uses the
+    statistics of each.
 
     Args:
         steps: after how many batches the optimizer is called; with `steps=3`,
