@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.intervals import has_only_number
 from keras_pergrad.proof.op_facts import op_types
 from keras_pergrad.proof.tensor_types import (
     ALL,
@@ -238,29 +237,6 @@ def bias_gradient(op, types):
 def identity_n(op, types):
     """Each output is the input of the same place."""
     return list(types)
-
-
-def is_constant(op, types, as_typed):
-    """Whether an op gives the same, whatever the samples are.
-
-    `as_typed(op)` returns the `TypedOp`.
-    """
-    if op.type == "Equal":
-        return is_self_comparison(op)
-    return op.type in _LIMITS and has_only_number(as_typed(op), types)
-
-
-_LIMITS = op_types("Maximum Minimum")
-
-
-def is_self_comparison(op):
-    """Whether an op compares what can be no NaN with itself.
-
-    `tf.recompute_grad` and `keras.remat` do, to wait for a gradient.
-    """
-    if op.inputs[0] is not op.inputs[1]:
-        return False
-    return not (op.inputs[0].dtype.is_floating or op.inputs[0].dtype.is_complex)
 
 
 # Type rules of ops that reduce, sort or accumulate along axes.

@@ -51,7 +51,30 @@ def number_range(op, tensor):
     return _Ranges(op).of(tensor)
 
 
-def has_only_number(op, types):
+def is_constant(op, types, as_typed):
+    """Whether an op gives the same, whatever the samples are.
+
+    `as_typed(op)` returns the `TypedOp`.
+    """
+    if op.type == "Equal":
+        return is_self_comparison(op)
+    return op.type in _LIMITS and _has_only_number(as_typed(op), types)
+
+
+_LIMITS = op_types("Maximum Minimum")
+
+
+def is_self_comparison(op):
+    """Whether an op compares what can be no NaN with itself.
+
+    `tf.recompute_grad` and `keras.remat` do, to wait for a gradient.
+    """
+    if op.inputs[0] is not op.inputs[1]:
+        return False
+    return not (op.inputs[0].dtype.is_floating or op.inputs[0].dtype.is_complex)
+
+
+def _has_only_number(op, types):
     """Whether an op gives one number, whatever the samples are; note it.
 
     So many columns `tf.math.bincount` gives with `minlength` = `maxlength`.

@@ -377,20 +377,27 @@ def kernel_gradient(op, types):
 @type_rule("CudnnRNNBackpropV3", inputs=(0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12))
 def recurrent_steps(op, types):
     """Each sequence by itself; the sum of its weights' gradients."""
-    lengths = 4
+    # Lengths and what is kept for the backward pass have the samples alone.
     axis = 1 if op.attribute("time_major") else 0
     places = set()
-    for k, input_type in enumerate(types):
+    for tensor, input_type in zip(op.inputs, types):
         if isinstance(input_type, Free):
             continue
         if not isinstance(input_type, At):
             raise Mixes("takes sums over the samples for sequences")
-        if input_type.axis != (0 if k == lengths else axis):
+        if input_type.axis != (0 if tensor.shape.rank == 1 else axis):
             raise Mixes("takes the samples for steps or features")
-        places.add((axis, input_type.rows, input_type.lead))
+        places.add((input_type.rows, input_type.lead))
     if len(places) != 1:
         raise Mixes("brings samples together that lie differently")
-    output_type = At.placed(places.pop(), flags_of(types))
-    if op.type == "CudnnRNNV3":
-        return output_type
-    return [output_type, output_type, output_type, Total(output_type.flags)]
+    flags, (place,) = flags_of(types), places
+    output_types = [
+        # A GRU has no state c, but an empty tensor in its place.
+        Free(flags)
+        if tensor.shape.rank == 0
+        else At.placed((0 if tensor.shape.rank == 1 else axis, *place), flags)
+        for tensor in op.outputs
+    ]
+    if op.type == "CudnnRNNBackpropV3":
+        output_types[3] = Total(flags)
+    return output_types

@@ -327,11 +327,8 @@ class StepProof:
             isinstance(layer, messages.PER_SAMPLE_LAYERS)
             for layer in traced.layers
         )
-        asks_vouching = (
-            has_per_sample_layers
-            or bool(self._as_batches)
-            or bool(self._vouched)
-        )
+        vouched = self._as_batches or self._vouched
+        asks_vouching = has_per_sample_layers or bool(vouched)
         try:
             self.types = StepTypes(
                 graph,

@@ -16,8 +16,8 @@ from keras_pergrad.keras_internals.graphs import gradients
 from keras_pergrad.keras_internals.graphs.nodes import placeholder
 from keras_pergrad.proof import calls, divisors, sample_loops, static_numbers
 from keras_pergrad.proof.calls import set_computed_shape, stages
-from keras_pergrad.proof.elementwise_rules import is_constant
 from keras_pergrad.proof.every_number import EveryNumber
+from keras_pergrad.proof.intervals import is_constant
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths, all_lengths
 from keras_pergrad.proof.op_facts import CALLS, FACTS
@@ -104,8 +104,8 @@ class Typing:
         self.any_number = any_number
         self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
         self._lengths_at, self._top = lengths_at or all_lengths, None
-        options = is_vouched, has_known_shape, backward, self.lengths
-        self._options = definitions, n, any_number, *options, lengths_at
+        options = is_vouched, has_known_shape, backward, lengths, lengths_at
+        self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
         self._in_own_gradient = False
         self._divisors = divisors.Divisors()
@@ -217,9 +217,8 @@ class Typing:
         self.count += 1
         was_backward = self._in_backward, self._in_own_gradient
         self._in_backward = self._is_backward(name)
-        self._in_own_gradient = self._in_backward and self._is_own_gradient(
-            name
-        )
+        is_own = self._is_own_gradient(name)
+        self._in_own_gradient = self._in_backward and is_own
         path, self._path = self._path, f"{self._path}{name}/"
         top, self._top = self._top, self._top or name
         outputs: Any
@@ -362,9 +361,7 @@ class Typing:
         if facts.is_python or not all(type(t) is Free for t in types):
             self.set_types(op, self._by_rule(op, facts, types))
             return
-        flags = 0
-        for input_type in types:
-            flags |= input_type.flags
+        flags = flags_of(types)
         if self.any_number or self._every_number.is_needed or flags & BY_SIZE:
             self._set_free(op, types, flags)
         elif flags:

@@ -204,7 +204,10 @@ def _of_kronecker(name, factor, each):
         parts = (np.reshape(t, (N, -1, t.shape[-1])) for t in (left, right))
         products = np.einsum("nti,nto->nio", *parts)
         np.testing.assert_allclose(products, matrices_of(each, axes), **LIMITS)
-        inputs, outputs, count = left.T @ left, right.T @ right, len(left)
+        # Of several positions those count that a loss reaches.
+        counted = right.any(-1) | (len(right) == N)
+        left = left * counted[:, None]
+        inputs, outputs, count = left.T @ left, right.T @ right, counted.sum()
         if isinstance(factor, factors.Rows):
             inputs = np.diag(inputs)
     else:

@@ -254,7 +254,7 @@ def _raw(x, **options):
 
 
 MIXED = {
-    "for its weights": lambda x: _raw(x, params=tf.reshape(x, [-1])),
+    "takes its input `params`": lambda x: _raw(x, params=tf.reshape(x, [-1])),
     "for steps or features": lambda x: _raw(
         x,
         time_major=True,
