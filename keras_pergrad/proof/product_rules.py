@@ -398,6 +398,6 @@ def recurrent_steps(op, types):
         else At.placed((0 if tensor.shape.rank == 1 else axis, *place), flags)
         for tensor in op.outputs
     ]
-    if op.type == "CudnnRNNBackpropV3":
-        output_types[3] = Total(flags)
-    return output_types
+    if op.type == "CudnnRNNV3":
+        return output_types
+    return [*output_types[:3], Total(flags)]
