@@ -149,7 +149,18 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+def some_quick(names, quick):
+    """Parameters of which some belong into each run of the tests."""
+    return [
+        pytest.param(name, marks=[pytest.mark.quick] * (name in quick))
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    some_quick(ROWS, {"nothing", "seed", "schedule", "replicas", "clip norm"}),
+)
 def test_what_happens_when_it_changes(name, tmp_path):
     row = ROWS[name]
     first = private(**{"batch_size": 20, **row.before})
@@ -218,6 +229,7 @@ def test_noise_that_is_drawn_again_is_of_another_phase():
         assert again.spent[0] == (kept.mechanism, 4)
 
 
+@pytest.mark.quick
 def test_no_noise_comes_twice():
     """Not where a seed comes back, nor in the noise of a count."""
     one = {"clipping": kpg.privacy.AdaptiveClippedMean(1.0, clip_rate=0.0)}
@@ -255,8 +267,15 @@ def schedule_that_forgets():
     return Forgets(0.1)
 
 
-@pytest.mark.parametrize("seeds", [(3, 3), (3, None)])
-@pytest.mark.parametrize("noise", [growing, schedule_that_forgets()])
+@pytest.mark.parametrize(
+    ("noise", "seeds"),
+    [
+        pytest.param(growing, (3, 3), marks=pytest.mark.quick),
+        (growing, (3, None)),
+        (schedule_that_forgets(), (3, 3)),
+        (schedule_that_forgets(), (3, None)),
+    ],
+)
 def test_what_a_schedule_adds_is_what_is_accounted_for(noise, seeds):
     """Also after `continue_from`, where it begins again with the phase."""
     first = private(noise_multiplier=noise, seed=seeds[0])
@@ -315,7 +334,7 @@ def compiled_again(net):
     return tiny.compile_privately(net, private())
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", some_quick(ELSEWHERE, {"nested", "loaded"}))
 def test_weights_that_were_trained_elsewhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     training = private()
