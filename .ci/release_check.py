@@ -150,8 +150,7 @@ def try_out(python, archives):
 def public_names():
     """Return the full names of what the namespaces of the package export."""
     folder = ROOT / "keras_pergrad"
-    spaces = ("aggregations", "modes", "runs")
-    files = [folder / space / "__init__.py" for space in spaces]
+    files = [folder / "runs" / "__init__.py"]
     return {
         f"{node.module}.{name.name}"
         for file in [*folder.glob("**/__init__.pyi"), *files]

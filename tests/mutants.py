@@ -185,30 +185,30 @@ PLANTED = {
             "mean *= tf.cast(n, norms.dtype) / count",
         ),
     },
-    "aggregations/gramian.py": {
-        "tests": ["aggregations/test_units.py", "aggregations/test_updates.py"],
+    "multitask/gramian.py": {
+        "tests": ["multitask/test_units.py", "multitask/test_updates.py"],
         "rows-that-are-left-out": (
             "return weights * rows, finite",
             "return weights * tf.reduce_sum(tf.cast(finite, rows.dtype)), "
             "finite",
         ),
     },
-    "aggregations/of_conflicts.py": {
-        "tests": ["aggregations/test_units.py", "aggregations/test_torchjd.py"],
+    "multitask/of_conflicts.py": {
+        "tests": ["multitask/test_units.py", "multitask/test_torchjd.py"],
         "wrong-sign": (
             "conflicts = tf.minimum(conflicts, 0)",
             "conflicts = tf.maximum(conflicts, 0)",
         ),
     },
-    "aggregations/of_weights.py": {
-        "tests": ["aggregations/test_units.py", "aggregations/test_torchjd.py"],
+    "multitask/of_weights.py": {
+        "tests": ["multitask/test_units.py", "multitask/test_torchjd.py"],
         "length-of-a-step": (
             "current_length + target_length - 2 * target_product",
             "current_length + target_length - target_product",
         ),
     },
-    "aggregations/robust.py": {
-        "tests": ["aggregations/test_units.py", "aggregations/test_torchjd.py"],
+    "multitask/robust.py": {
+        "tests": ["multitask/test_units.py", "multitask/test_torchjd.py"],
         "number-of-neighbours": (
             "present_count - self.n_byzantine - 2",
             "present_count - self.n_byzantine - 1",

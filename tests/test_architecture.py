@@ -23,6 +23,7 @@ CORE = [
 EXTRAS = {
     "batch_norm": set(),
     "inputs": set(),
+    "multitask": set(),
     "stalls": set(),
     "runs": set(),
     "trackers": {"runs"},
@@ -30,7 +31,7 @@ EXTRAS = {
     "explanation": {"checking"},
     "placement": {"checking"},
     "doctor": {"checking"},
-    "gradient_health": {"runs", "trackers"},
+    "gradient_health": {"multitask", "runs", "trackers"},
     "influence": {"gradient_health", "runs"},
     "privacy": set(),
 }

@@ -13,10 +13,10 @@ import pytest
 import keras_pergrad as kpg
 
 #: Their names are imported in plain sight, so a stub is not needed.
-WITHOUT_STUBS = ("aggregations", "modes", "runs")
+WITHOUT_STUBS = ("runs",)
 NAMESPACES = [
-    *("callbacks", "diagnose", "extending", "influence", "privacy"),
-    *("trackers", *WITHOUT_STUBS),
+    *("aggregations", "callbacks", "diagnose", "extending", "influence"),
+    *("modes", "privacy", "trackers", *WITHOUT_STUBS),
 ]
 
 
@@ -136,6 +136,7 @@ MODES = {
     "automatic": lambda: kpg.PerSample(kpg.privacy.AutomaticClippedMean()),
     "accumulated": lambda: kpg.Accumulated(steps=2),
     "private": _private,
+    "upgrad": lambda: kpg.Vectorized("upgrad"),
 }
 
 
@@ -159,6 +160,7 @@ def test_saved_models_are_loaded(tmp_path):
         "Vectorized",
         "PerSample",
         "Accumulated",
+        "Vectorized",
         "Vectorized",
     ]
 

@@ -3,40 +3,8 @@
 Given to a mode: `Vectorized(aggregation=ClippedMean(1.0))`.
 """
 
-from keras_pergrad.aggregations.aggregation import (
-    Aggregation,
-    GradientStatistics,
-    Mean,
-    register_aggregation,
-)
-from keras_pergrad.aggregations.clipping import ClippedMean
-from keras_pergrad.aggregations.gramian import GramianAggregation
-from keras_pergrad.aggregations.of_conflicts import IMTLG, PCGrad, UPGrad
-from keras_pergrad.aggregations.of_weights import MGDA, AlignedMTL, CAGrad
-from keras_pergrad.aggregations.robust import GeometricMedian, Krum
-from keras_pergrad.common.lazy_names import refuse_name as _refuse_name
+# For their names to be known; those by a Gramian are in `multitask`.
+from keras_pergrad.aggregations import clipping as _clipping  # noqa: F401
+from keras_pergrad.common.lazy_names import lazy as _lazy
 
-__all__ = [
-    "IMTLG",
-    "MGDA",
-    "Aggregation",
-    "AlignedMTL",
-    "CAGrad",
-    "ClippedMean",
-    "GeometricMedian",
-    "GradientStatistics",
-    "GramianAggregation",
-    "Krum",
-    "Mean",
-    "PCGrad",
-    "UPGrad",
-    "register_aggregation",
-]
-
-
-def __dir__():
-    return __all__
-
-
-def __getattr__(name):
-    _refuse_name(__name__, name)
+__getattr__, __dir__, __all__ = _lazy(__name__, __file__)

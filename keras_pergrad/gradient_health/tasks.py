@@ -17,8 +17,8 @@ from keras_pergrad.keras_internals.state.model import (
     preserve_random_state,
     run_and_restore,
 )
-from keras_pergrad.modes import by_task
-from keras_pergrad.modes.by_task import gramians, shared_by_tasks
+from keras_pergrad.multitask import by_task
+from keras_pergrad.multitask.by_task import gramians, shared_by_tasks
 
 
 @dataclasses.dataclass(frozen=True)

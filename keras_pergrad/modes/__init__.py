@@ -1,42 +1,11 @@
 """The gradient modes, one class a file."""
 
-from keras_pergrad.common.lazy_names import refuse_name as _refuse_name
-from keras_pergrad.modes.accumulated import Accumulated
-from keras_pergrad.modes.base import (
-    GradientMode,
-    PartialSums,
-    Step,
-    get,
-    register_gradient_mode,
-)
-from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.by_task import ByTask
-from keras_pergrad.modes.per_sample import PerSample
-from keras_pergrad.modes.step_readers import StepReader, StepSamples
-from keras_pergrad.modes.sums import PartOfBatch
-from keras_pergrad.modes.vectorized import Vectorized, sample_gradients
+from keras_pergrad.common.lazy_names import lazy as _lazy
 
-__all__ = [
-    "Accumulated",
-    "Batch",
-    "ByTask",
-    "GradientMode",
-    "PartOfBatch",
-    "PartialSums",
-    "PerSample",
-    "Step",
-    "StepReader",
-    "StepSamples",
-    "Vectorized",
-    "get",
-    "register_gradient_mode",
-    "sample_gradients",
-]
+# For their names to be known; `ByTask` is in `multitask`.
+from keras_pergrad.modes import accumulated as _accumulated  # noqa: F401
+from keras_pergrad.modes import batch as _batch  # noqa: F401
+from keras_pergrad.modes import per_sample as _per_sample  # noqa: F401
+from keras_pergrad.modes import vectorized as _vectorized  # noqa: F401
 
-
-def __dir__():
-    return __all__
-
-
-def __getattr__(name):
-    _refuse_name(__name__, name)
+__getattr__, __dir__, __all__ = _lazy(__name__, __file__)

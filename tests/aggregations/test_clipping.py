@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.aggregations.aggregation import is_finite
-from tests.aggregations.networks import compiled
 from tests.marks import few
 from tests.models import making
 from tests.models.making import assert_equal
@@ -32,6 +31,19 @@ MODES = {
 }
 BOTH = ["per_sample", "vectorized"]
 EAGER, XLA = {"run_eagerly": True}, {"jit_compile": True}
+
+
+def compiled(mode, **arguments):
+    """Return a model with a kernel of several positions, and biases."""
+    keras.utils.set_random_seed(0)
+    parts = (
+        layers.Conv1D(3, 2, activation="tanh"),
+        layers.GlobalAveragePooling1D(),
+    )
+    model = making.net(*parts, shape=(4, 6), cls=kpg.PerGradModel)
+    return making.compiled(model, mode, rate=1.0, **arguments)
+
+
 model = functools.partial(compiled, jit_compile=False)
 
 

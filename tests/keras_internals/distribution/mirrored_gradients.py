@@ -19,7 +19,8 @@ from tests.keras_internals.distribution.two_devices import (
     same,
     strategy,
 )
-from tests.modes import big_batch, task_networks
+from tests.modes import big_batch
+from tests.multitask import task_networks
 
 
 @check

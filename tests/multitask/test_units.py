@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.aggregations import oracle
+from tests.multitask import oracle
 
 of = kpg.aggregations
 AGGREGATIONS = [

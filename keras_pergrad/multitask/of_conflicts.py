@@ -6,7 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.aggregations.gramian import (
+from keras_pergrad.common.numbers import (
+    number_at_least_zero,
+    positive_number,
+    seed_or_none,
+)
+from keras_pergrad.keras_internals.state.saved import AggregationState
+from keras_pergrad.multitask.gramian import (
     CANCELLATION,
     GramianAggregation,
     Spectrum,
@@ -15,16 +21,10 @@ from keras_pergrad.aggregations.gramian import (
     normalized,
     row_weights,
 )
-from keras_pergrad.aggregations.programs import (
+from keras_pergrad.multitask.programs import (
     require_solved,
     solve_complementarity,
 )
-from keras_pergrad.common.numbers import (
-    number_at_least_zero,
-    positive_number,
-    seed_or_none,
-)
-from keras_pergrad.keras_internals.state.saved import AggregationState
 
 
 class UPGrad(GramianAggregation):

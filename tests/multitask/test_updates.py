@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle as samples
-from tests.aggregations import networks, oracle
 from tests.models import making
+from tests.multitask import networks, oracle
 
 AGGREGATIONS = {
     "upgrad": oracle.upgrad,

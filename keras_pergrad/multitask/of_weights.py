@@ -6,7 +6,13 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.aggregations.gramian import (
+from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.numbers import (
+    number_at_least_zero,
+    positive_integer,
+    positive_number,
+)
+from keras_pergrad.multitask.gramian import (
     CANCELLATION,
     GramianAggregation,
     Spectrum,
@@ -15,16 +21,10 @@ from keras_pergrad.aggregations.gramian import (
     regularized,
     row_weights,
 )
-from keras_pergrad.aggregations.programs import (
+from keras_pergrad.multitask.programs import (
     require_solved,
     solve,
     solve_complementarity,
-)
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import (
-    number_at_least_zero,
-    positive_integer,
-    positive_number,
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.aggregations.matrices import MATRICES, PREFERENCE
+from tests.multitask.matrices import MATRICES, PREFERENCE
 
 RECORDED = json.loads(
     pathlib.Path(__file__).with_name("torchjd.json").read_text()

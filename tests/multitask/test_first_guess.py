@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.aggregations import programs
+from keras_pergrad.multitask import programs
 
 
 def _normal(seed, *shape):

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.aggregations.gramian import GramianAggregation, row_weights
 from keras_pergrad.common.numbers import positive_integer, positive_number
+from keras_pergrad.multitask.gramian import GramianAggregation, row_weights
 
 # Distances between gradients, from their inner products.
 

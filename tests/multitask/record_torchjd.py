@@ -1,7 +1,7 @@
 """Record what TorchJD's aggregators give, for the tests, which need no torch.
 
     pip install "torchjd[cagrad,quadprog_projector]==0.18.0"
-    python -m tests.aggregations.record_torchjd
+    python -m tests.multitask.record_torchjd
 
 writes torchjd.json beside it: TorchJD's weights of the rows of each matrix
 in float64. PCGrad draws its orders by `torch.randperm`, in
@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from tests.aggregations.matrices import MATRICES, PREFERENCE
+from tests.multitask.matrices import MATRICES, PREFERENCE
 
 PATH = pathlib.Path(__file__).with_name("torchjd.json")
 DIGITS = 12

@@ -8,7 +8,7 @@ import keras_pergrad as kpg
 from tests.marks import few
 from tests.models import making
 from tests.modes import big_batch
-from tests.modes.task_networks import (
+from tests.multitask.task_networks import (
     CASES,
     ENGINES,
     OwnLoss,

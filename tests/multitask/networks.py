@@ -4,9 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-import keras_pergrad as kpg
 from tests import zoo
-from tests.models import making
 
 layers = keras.layers
 N = 6
@@ -59,14 +57,3 @@ def data(inputs, outputs, n=N, seed=0):
 
     x = keras.tree.map_structure(of, inputs)
     return x, 3 * rng.normal(size=(n, *outputs.shape[1:]))
-
-
-def compiled(mode, **arguments):
-    """Return a model with a kernel of several positions, and biases."""
-    keras.utils.set_random_seed(0)
-    parts = (
-        layers.Conv1D(3, 2, activation="tanh"),
-        layers.GlobalAveragePooling1D(),
-    )
-    model = making.net(*parts, shape=(4, 6), cls=kpg.PerGradModel)
-    return making.compiled(model, mode, rate=1.0, **arguments)

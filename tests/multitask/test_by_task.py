@@ -13,8 +13,8 @@ from tests.models.making import (
     trained,
     unchanged,
 )
-from tests.modes import task_networks
-from tests.modes.task_networks import ENGINES, OwnLoss
+from tests.multitask import task_networks
+from tests.multitask.task_networks import ENGINES, OwnLoss
 
 layers = keras.layers
 RATE = 0.1
