@@ -45,7 +45,7 @@ def _is_table(node):
     ("owner", "is_owned"),
     [
         ("keras_internals/fit/train_function.py", _is_function),
-        ("keras_internals/fit/callback_list.py", _is_list),
+        ("common/callback_list.py", _is_list),
         ("keras_internals/fit/progress_bar.py", _is_bar),
         ("common/text.py", _is_table),
     ],

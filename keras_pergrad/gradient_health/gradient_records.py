@@ -5,14 +5,14 @@ import os
 
 import keras
 
+from keras_pergrad.common import callback_list
+from keras_pergrad.common.callback_list import running_fit
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.text import reason
 from keras_pergrad.gradient_health.fit_record import FitRecorder
 from keras_pergrad.gradient_health.judgements import advise
 from keras_pergrad.gradient_health.run_log import RunLog, describe
 from keras_pergrad.gradient_health.tasks import TaskMeter, add_task_figures
-from keras_pergrad.keras_internals.fit import callback_list
-from keras_pergrad.keras_internals.fit.callback_list import running_fit
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.trackers.html_page import Page
 from keras_pergrad.trackers.tracker import GuardedTrackers

@@ -8,6 +8,11 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common import callback_list
+from keras_pergrad.common.callback_list import (
+    at_end_of_fit,
+    running_fit,
+)
 from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.gradient_health import gradient_records
@@ -34,12 +39,7 @@ from keras_pergrad.gradient_health.instruments import (
 )
 from keras_pergrad.gradient_health.run_log import require_tags, require_unnamed
 from keras_pergrad.gradient_health.tasks import TaskConflicts, conflict_table
-from keras_pergrad.keras_internals.fit import callback_list
 from keras_pergrad.keras_internals.fit import progress_bar as bar
-from keras_pergrad.keras_internals.fit.callback_list import (
-    at_end_of_fit,
-    running_fit,
-)
 from keras_pergrad.keras_internals.fit.train_function import (
     TrainFunctionWrapper,
 )

@@ -9,6 +9,10 @@ import keras
 import numpy as np
 
 from keras_pergrad.common import batch_marks
+from keras_pergrad.common.callback_list import (
+    PreparesFit,
+    at_end_of_fit,
+)
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.text import as_text
 from keras_pergrad.gradient_health.probe_batch import as_batch
@@ -19,10 +23,6 @@ from keras_pergrad.influence.value_reader import (
     number_arrays,
     require_value_support,
     value_dtype,
-)
-from keras_pergrad.keras_internals.fit.callback_list import (
-    PreparesFit,
-    at_end_of_fit,
 )
 
 

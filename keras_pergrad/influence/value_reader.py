@@ -25,8 +25,8 @@ from keras_pergrad.aggregations.aggregation import (
 )
 from keras_pergrad.aggregations.clipping import ClippedMean
 from keras_pergrad.common.batch_marks import is_numbered, with_numbers
+from keras_pergrad.common.callback_list import as_callback_list
 from keras_pergrad.factors import projections, wide
-from keras_pergrad.keras_internals.fit.callback_list import as_callback_list
 from keras_pergrad.keras_internals.losses.compiled import (
     is_overwritten,
     no_running_means,

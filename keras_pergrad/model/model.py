@@ -12,14 +12,14 @@ import tensorflow as tf
 from keras_pergrad import modes
 from keras_pergrad.aggregations.logs import Logs, log_statistics
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
+from keras_pergrad.common.callback_list import (
+    prepare_fit,
+    restored_order,
+)
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data import batches
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
-from keras_pergrad.keras_internals.fit.callback_list import (
-    prepare_fit,
-    restored_order,
-)
 from keras_pergrad.keras_internals.fit.progress_bar import end_of_epochs
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models import trained_parts

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_pergrad.common.refusal_messages import without_batch_mode
-from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.fit.callback_list import (
+from keras_pergrad.common.callback_list import (
     as_callback_list,
     with_first,
 )
+from keras_pergrad.common.refusal_messages import without_batch_mode
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.accounting import affordable_steps, compute_epsilon

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_pergrad.common.names import NamedArguments
-from keras_pergrad.keras_internals.fit import callback_list, progress_bar
-from keras_pergrad.keras_internals.fit.callback_list import (
+from keras_pergrad.common import callback_list
+from keras_pergrad.common.callback_list import (
     at_end_of_fit,
     running_fit,
 )
+from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.keras_internals.fit import progress_bar
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
 from keras_pergrad.stalls import accounting

@@ -1,1 +1,1 @@
-"""The running `fit`: its callbacks, its train function, its end."""
+"""The running `fit`: its train function and its progress bar."""

@@ -6,8 +6,7 @@ import types
 
 import keras
 
-from keras_pergrad.common.patching import patched_attribute
-from keras_pergrad.keras_internals.fit.callback_list import (
+from keras_pergrad.common.callback_list import (
     InternalCallback,
     as_callback_list,
     at_end_of_fit,
@@ -15,6 +14,7 @@ from keras_pergrad.keras_internals.fit.callback_list import (
     undo_at_end,
     with_first,
 )
+from keras_pergrad.common.patching import patched_attribute
 
 _HOOKS = "on_train_batch_end", "on_epoch_end", "on_test_end"
 

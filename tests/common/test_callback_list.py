@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.fit import callback_list, progress_bar
-from keras_pergrad.keras_internals.fit.callback_list import (
+from keras_pergrad.common import callback_list
+from keras_pergrad.common.callback_list import (
     CalledLast,
     running_fit,
 )
+from keras_pergrad.keras_internals.fit import progress_bar
 from tests.models.making import compiled, net
 
 X, Y = np.ones((8, 2)), np.ones((8, 1))
