@@ -9,10 +9,10 @@ import tensorflow as tf
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
+from keras_pergrad.functions.batch_loss import is_mean_over_samples
 from keras_pergrad.keras_internals.data.batches import batches_of, ranks
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.losses.per_sample import is_mean_over_samples
 from keras_pergrad.keras_internals.models.inspection import (
     NOT_IN_TRAINING,
     mixes_in_training_only,

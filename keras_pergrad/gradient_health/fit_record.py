@@ -7,12 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.functions.batch_loss import measured_loss
 from keras_pergrad.gradient_health.premises import (
     calls_per_update,
     facts_of_updates,
     regresses,
 )
-from keras_pergrad.keras_internals.losses.per_sample import measured_loss
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     layers_of,

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.common.text import reason
 from keras_pergrad.factors.base import norm_type, unchanged_factors
+from keras_pergrad.functions.batch_loss import MissingLoss, measured_loss
 from keras_pergrad.gradient_health.batch_gradient import (
     BatchGradient,
     covariance_traces,
@@ -21,10 +22,6 @@ from keras_pergrad.keras_internals.losses.compiled import (
     is_overwritten,
 )
 from keras_pergrad.keras_internals.losses.fractions import sample_losses
-from keras_pergrad.keras_internals.losses.per_sample import (
-    MissingLoss,
-    measured_loss,
-)
 from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
     regularization_loss,

@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.common.refusal_messages import without_batch_mode
+from keras_pergrad.functions.batch_loss import MissingLoss
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.fit.train_function import look_ahead
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
-from keras_pergrad.keras_internals.losses.per_sample import MissingLoss
 
 
 def as_batch(probe, name="probe"):

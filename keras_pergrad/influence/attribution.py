@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
+from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import build_for_gradients
 from keras_pergrad.influence.data import (
     Checkpoints,
@@ -35,7 +36,6 @@ from keras_pergrad.influence.projected import (
     projected_shapes,
 )
 from keras_pergrad.keras_internals.data.batches import batches_of
-from keras_pergrad.keras_internals.losses import per_sample
 from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,
@@ -119,7 +119,7 @@ def require_mean_loss(model, batch):
                 "the size of its batch. Expected a mean over the samples: "
                 "compile with reduction='sum_over_batch_size'."
             )
-    if per_sample.batch_reduction(model, batch) != per_sample.MEAN:
+    if batch_loss.batch_reduction(model, batch) != batch_loss.MEAN:
         raise ValueError(
             f"The loss of model {model.name!r} adds up over the batch: of a "
             "batch with every sample twice it is another one, so that a "
@@ -156,7 +156,7 @@ def _is_mean_over_samples(model, batches):
     batch = next(iter(batches))
     # A model that was just compiled has not built its losses.
     build_symbolically(model, batch)
-    return per_sample.is_mean_over_samples(model, batch)
+    return batch_loss.is_mean_over_samples(model, batch)
 
 
 class _SingleSampleBatches:

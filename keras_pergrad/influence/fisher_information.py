@@ -12,6 +12,7 @@ from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.factors import Kronecker
 from keras_pergrad.factors.base import as_matrices
+from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import (
     build_for_gradients,
     run_on_batch,
@@ -29,7 +30,6 @@ from keras_pergrad.keras_internals.data.batches import (
     first_tensor,
     ranks,
 )
-from keras_pergrad.keras_internals.losses import per_sample
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
@@ -533,15 +533,15 @@ def _first_sums(model, batch, key, statistic):
                 "repeat samples."
             ) from None
     build_for_gradients(model, batch)
-    kind = per_sample.batch_reduction(model, batch)
-    if kind == per_sample.NEITHER:
+    kind = batch_loss.batch_reduction(model, batch)
+    if kind == batch_loss.NEITHER:
         raise ValueError(
             f"The loss of model {model.name!r} expected to be a mean over the "
             "samples of a batch, or a sum. Received: one that is neither, such "
             "as a mean with an `add_loss` that adds up. Reduce all with "
             "ops.mean, or all with ops.sum."
         )
-    adds_up = kind == per_sample.SUM
+    adds_up = kind == batch_loss.SUM
     statistic = dataclasses.replace(statistic, adds_up=adds_up)
     return statistic, compute_sums(statistic, model, batch, key)
 

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.functions.batch_loss import MissingLoss
 from keras_pergrad.gradient_health.batch_gradient import BatchGradient
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
-from keras_pergrad.keras_internals.losses.per_sample import MissingLoss
 from tests import oracle, zoo
 from tests.models.making import assert_equal, compiled, net
 
