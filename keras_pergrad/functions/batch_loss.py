@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.compiled import no_running_means
 from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
@@ -21,6 +20,7 @@ from keras_pergrad.keras_internals.models.inspection import (
 )
 from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
 from keras_pergrad.keras_internals.state.model import unchanged
+from keras_pergrad.modes import fractions
 
 MEAN, SUM, NEITHER = "mean", "sum", "neither"
 #: How many samples of a batch a trial takes.

@@ -21,7 +21,6 @@ from keras_pergrad.keras_internals.losses.compiled import (
     OverwrittenVariables,
     is_overwritten,
 )
-from keras_pergrad.keras_internals.losses.fractions import sample_losses
 from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
     regularization_loss,
@@ -38,6 +37,7 @@ from keras_pergrad.keras_internals.state.model import (
     run_and_restore,
     unchanged,
 )
+from keras_pergrad.modes.fractions import sample_losses
 from keras_pergrad.modes.step_readers import StepReader
 from keras_pergrad.uses import TracedStep
 

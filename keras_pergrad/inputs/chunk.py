@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.patching import patched_attribute
-from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import (
     recording_losses,
     total_loss,
@@ -22,6 +21,7 @@ from keras_pergrad.keras_internals.models.parts import (
     takes_training,
 )
 from keras_pergrad.keras_internals.state.model import twice_differentiable
+from keras_pergrad.modes import fractions
 from keras_pergrad.uses import TracedStep, refusals, sum_of_outputs
 
 #: The values of `reduce`; all but "norm" reduce over the samples.

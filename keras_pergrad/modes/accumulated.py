@@ -18,15 +18,12 @@ from keras_pergrad.keras_internals.losses.compiled import (
     is_overwritten,
     require_none_overwritten,
 )
-from keras_pergrad.keras_internals.losses.fractions import (
-    numerators,
-    require_additive_loss,
-)
 from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import accumulating_optimizer
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.state.saved import SavedState
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.fractions import numerators, require_additive_loss
 from keras_pergrad.modes.microbatches import (
     MAX_BATCH,
     Parting,

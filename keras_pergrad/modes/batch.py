@@ -6,10 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.data.batches import sample_count
-from keras_pergrad.keras_internals.losses.fractions import (
-    NotAdditive,
-    require_additive_loss,
-)
 from keras_pergrad.keras_internals.losses.losses import loss_of_batch
 from keras_pergrad.keras_internals.models.parts import call_model
 from keras_pergrad.keras_internals.replicas import replicas
@@ -20,6 +16,7 @@ from keras_pergrad.modes.base import (
     Step,
     gradient_modes,
 )
+from keras_pergrad.modes.fractions import NotAdditive, require_additive_loss
 from keras_pergrad.modes.sums import MicrobatchSums, unscaled
 
 

@@ -28,7 +28,6 @@ from keras_pergrad.keras_internals.losses.compiled import (
     is_overwritten,
     require_none_overwritten,
 )
-from keras_pergrad.keras_internals.losses.fractions import require_additive_loss
 from keras_pergrad.keras_internals.losses.losses import (
     additional_sums,
     loss_tensors,
@@ -41,6 +40,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
+from keras_pergrad.modes.fractions import require_additive_loss
 from keras_pergrad.modes.one_step import (
     Step,
     current_aggregation,

@@ -27,9 +27,6 @@ from keras_pergrad.keras_internals.data.batches import (
 )
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
-from keras_pergrad.keras_internals.losses.fractions import (
-    tracking_where_present,
-)
 from keras_pergrad.keras_internals.losses.losses import (
     additional_loss_weights,
     total_loss,
@@ -45,6 +42,7 @@ from keras_pergrad.keras_internals.models.parts import (
     nested_optimizers,
 )
 from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.modes.fractions import tracking_where_present
 from keras_pergrad.modes.sums import plus, times
 
 

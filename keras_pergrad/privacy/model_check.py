@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.data.views import call_views
-from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import (
@@ -23,7 +22,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.state.model import Handle, plain_variables
 from keras_pergrad.model.model import PerGradModel
-from keras_pergrad.modes import microbatches
+from keras_pergrad.modes import fractions, microbatches
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
 from keras_pergrad.proof.step_types import StepTypes
