@@ -18,6 +18,11 @@ from keras_pergrad.checking.check_table import (
     CheckRow,
     GradientCheck,
 )
+from keras_pergrad.common.batches import (
+    as_tensors,
+    require_weights,
+    with_checked_lengths,
+)
 from keras_pergrad.common.machine import accelerators
 from keras_pergrad.common.machine import requested_devices as device_names
 from keras_pergrad.common.names import did_you_mean
@@ -25,17 +30,12 @@ from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
 from keras_pergrad.functions.data_passes import make_ready
-from keras_pergrad.keras_internals.data.batches import (
-    as_tensors,
-    with_checked_lengths,
-)
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.models.inspection import (
     require_any_batch_size,
     require_compiled,
     require_one_batch,
-    require_weights,
 )
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope

@@ -1,1 +1,1 @@
-"""Parts that all packages share: arguments, tables, errors, devices."""
+"""Parts that all packages share: arguments, batches, callbacks, errors."""

@@ -25,11 +25,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import modes
+from keras_pergrad.common.batches import is_composite, map_tensors
 from keras_pergrad.common.machine import resident_bytes
-from keras_pergrad.keras_internals.data.batches import (
-    is_composite,
-    map_tensors,
-)
 from keras_pergrad.keras_internals.graphs.runs import (
     PLUMBING,
     executions,

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.clipping import ClippedMean
+from keras_pergrad.common.batches import is_composite
 from keras_pergrad.common.machine import (
     accelerators,
     as_text,
@@ -31,7 +32,6 @@ from keras_pergrad.common.machine import (
 )
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.explanation import peak
-from keras_pergrad.keras_internals.data.batches import is_composite
 from keras_pergrad.keras_internals.models.parts import (
     require_inputs,
     symbolic_inputs,

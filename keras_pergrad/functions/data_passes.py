@@ -6,11 +6,11 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.batches import batches_of, ranks
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
 from keras_pergrad.functions.batch_loss import is_mean_over_samples
-from keras_pergrad.keras_internals.data.batches import batches_of, ranks
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.models.inspection import (

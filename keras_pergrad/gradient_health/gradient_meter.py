@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import first_tensor
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.common.text import reason
 from keras_pergrad.factors.base import norm_type, unchanged_factors
@@ -16,7 +17,6 @@ from keras_pergrad.gradient_health.batch_gradient import (
     BatchGradient,
     covariance_traces,
 )
-from keras_pergrad.keras_internals.data.batches import first_tensor
 from keras_pergrad.keras_internals.losses.compiled import (
     OverwrittenVariables,
     is_overwritten,

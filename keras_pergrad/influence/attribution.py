@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import batches_of
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
 from keras_pergrad.functions import batch_loss
@@ -35,7 +36,6 @@ from keras_pergrad.influence.projected import (
     RowsOnDisk,
     projected_shapes,
 )
-from keras_pergrad.keras_internals.data.batches import batches_of
 from keras_pergrad.keras_internals.models.inspection import (
     require_compiled,
     require_targets,

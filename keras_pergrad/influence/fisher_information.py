@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import batches_of, first_tensor, ranks
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.factors import Kronecker
@@ -24,11 +25,6 @@ from keras_pergrad.influence.likelihoods import (
     Likelihood,
     NoLikelihood,
     likelihoods_for,
-)
-from keras_pergrad.keras_internals.data.batches import (
-    batches_of,
-    first_tensor,
-    ranks,
 )
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import (

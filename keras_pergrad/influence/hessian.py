@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import ranks, sample_count
 from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence.data import (
     flatten_gradients,
@@ -16,7 +17,6 @@ from keras_pergrad.influence.data import (
     rounding_share,
     unflatten_gradients,
 )
-from keras_pergrad.keras_internals.data.batches import ranks, sample_count
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.models.parts import call_model
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope

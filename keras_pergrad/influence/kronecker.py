@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import first_tensor
 from keras_pergrad.factors.base import norm_type
 from keras_pergrad.factors.with_bias import WithBias, match_biases
 from keras_pergrad.functions.data_passes import with_progress
@@ -34,7 +35,6 @@ from keras_pergrad.influence.likelihoods import (
     NoLikelihood,
     likelihoods_for,
 )
-from keras_pergrad.keras_internals.data.batches import first_tensor
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 
 # One block of a Kronecker-factored curvature: a basis and eigenvalues.

@@ -7,10 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import (
-    batches_of,
-    frame_to_array,
-)
+from keras_pergrad.common.batches import batches_of, frame_to_array
 
 #: Bytes of a file to go through before its pages are given back.
 _EVERY = 2**26

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import batches_of
 from keras_pergrad.common.machine import as_text, free_bytes
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.inputs.arrays import (
@@ -24,7 +25,6 @@ from keras_pergrad.inputs.chunk import (
     traced_gradients,
 )
 from keras_pergrad.inputs.targets import Selection, outputs_text
-from keras_pergrad.keras_internals.data.batches import batches_of
 from keras_pergrad.keras_internals.models.inspection import (
     require_any_batch_size,
     require_compiled,

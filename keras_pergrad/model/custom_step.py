@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregations.logs import prefixed
-from keras_pergrad.keras_internals.data.batches import map_tensors, pack_like
+from keras_pergrad.common.batches import map_tensors, pack_like
 from keras_pergrad.keras_internals.losses.compiled import (
     compile_loss_of_samples,
     is_overwritten,

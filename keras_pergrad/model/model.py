@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_pergrad import modes
 from keras_pergrad.aggregations.logs import Logs, log_statistics
+from keras_pergrad.common import batches
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.callback_list import (
     prepare_fit,
@@ -18,7 +19,6 @@ from keras_pergrad.common.callback_list import (
 )
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
-from keras_pergrad.keras_internals.data import batches
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
 from keras_pergrad.keras_internals.fit.progress_bar import end_of_epochs
 from keras_pergrad.keras_internals.losses.losses import track_loss

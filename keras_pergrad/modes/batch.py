@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import sample_count
+from keras_pergrad.common.batches import sample_count
 from keras_pergrad.keras_internals.losses.losses import loss_of_batch
 from keras_pergrad.keras_internals.models.parts import call_model
 from keras_pergrad.keras_internals.replicas import replicas

@@ -13,8 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.keras_internals.data.batches import (
-    PaddedBatch,
+from keras_pergrad.common.batches import (
     first_tensor,
     map_tensors,
     pack_like,
@@ -50,6 +49,7 @@ from keras_pergrad.modes.one_step import (
     overflow_to_infinity,
     step_of_whole_batch,
 )
+from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.sums import MicrobatchSums, WeightedSums
 from keras_pergrad.uses.sample_replay import Recorded, Replay

@@ -18,13 +18,9 @@ from keras_pergrad.aggregations.aggregation import (
     spread_statistics,
     weighs,
 )
+from keras_pergrad.common.batches import map_tensors, sample_count
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.base import to_zero
-from keras_pergrad.keras_internals.data.batches import (
-    PaddedBatch,
-    map_tensors,
-    sample_count,
-)
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import (
@@ -43,6 +39,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.modes.fractions import tracking_where_present
+from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.sums import plus, times
 
 

@@ -9,8 +9,8 @@ import warnings
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.keras_internals.data import views
-from keras_pergrad.keras_internals.data.batches import map_tensors
 from keras_pergrad.keras_internals.models.parts import (
     logits_behind,
     mask_of,

@@ -21,14 +21,13 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages as messages
-from keras_pergrad.keras_internals.data import views
-from keras_pergrad.keras_internals.data.batches import (
-    PaddedBatch,
+from keras_pergrad.common.batches import (
     first_tensor,
     map_tensors,
     sample_count,
     with_shapes,
 )
+from keras_pergrad.keras_internals.data import views
 from keras_pergrad.keras_internals.losses.losses import (
     by_kind,
     recording_losses,
@@ -43,6 +42,7 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_once
 from keras_pergrad.modes import fractions
+from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.part_metrics import PartMetrics, placed
 
 

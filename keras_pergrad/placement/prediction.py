@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import keras
 
+from keras_pergrad.common.batches import as_tensors
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.functions.data_passes import make_ready
-from keras_pergrad.keras_internals.data.batches import as_tensors
 from keras_pergrad.keras_internals.graphs.runs import (
     PLUMBING,
     as_in_fit,

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.functions.per_sample import per_sample_gradients
-from keras_pergrad.keras_internals.data.batches import map_tensors
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import run_and_restore

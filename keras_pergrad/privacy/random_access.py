@@ -4,10 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import (
-    frame_to_array,
-    is_composite,
-)
+from keras_pergrad.common.batches import frame_to_array, is_composite
 from keras_pergrad.privacy.phase import checksum
 
 #: How many examples a checksum is of, where not all are in memory.

@@ -4,7 +4,7 @@ import functools
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import has_composite
+from keras_pergrad.common.batches import has_composite
 from keras_pergrad.keras_internals.graphs.nodes import (
     Definitions,
     captured_origins,

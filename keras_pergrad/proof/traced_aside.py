@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import is_composite
+from keras_pergrad.common.batches import is_composite
 from keras_pergrad.keras_internals.losses.losses import (
     components,
     loss_tensors,

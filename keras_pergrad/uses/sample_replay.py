@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.batches import is_composite
 from keras_pergrad.keras_internals.data import views
-from keras_pergrad.keras_internals.data.batches import is_composite
 from keras_pergrad.keras_internals.graphs import draws as draws_module
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
 from keras_pergrad.keras_internals.models.parts import (

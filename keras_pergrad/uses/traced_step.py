@@ -14,12 +14,9 @@ import math
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.batches import first_tensor, sample_count
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.factors import join, widened
-from keras_pergrad.keras_internals.data.batches import (
-    first_tensor,
-    sample_count,
-)
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss

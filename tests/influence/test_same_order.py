@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.common.batches import batches_of
 from keras_pergrad.influence.data import FixedOrderBatches
-from keras_pergrad.keras_internals.data.batches import batches_of
 from tests.models.making import compiled, net, normal
 
 X = normal(40, 3)

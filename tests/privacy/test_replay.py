@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.data.batches import PaddedBatch
+from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.private_batches import Users

@@ -1,1 +1,1 @@
-"""Data sets, loaders and their batches."""
+"""Data sets and loaders, and several views of a sample."""

@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import (
-    first_tensor,
-    map_tensors,
-)
+from keras_pergrad.common.batches import first_tensor, map_tensors
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     logits_behind,

@@ -58,21 +58,6 @@ def require_one_batch(model, x, y):
         require_targets(model, (x, y), "`y`")
 
 
-def require_weights(sample_weight):
-    """Refuse sample weights that are not arrays of real numbers."""
-    for part in tf.nest.flatten(sample_weight):
-        array = np.asarray(0.0 if part is None else part)
-        # Kind "V" is that of bfloat16 and the like in NumPy.
-        if array.dtype.kind not in "biufV" or (
-            array.ndim == 0 and part is not None
-        ):
-            raise ValueError(
-                "`sample_weight` expected an array of real numbers, one for "
-                "each sample, or a structure of them for several outputs. "
-                f"Received: {sample_weight!r}"
-            )
-
-
 def mixes_in_training_only(model, error):
     """Whether an error is about a model that mixes only in training."""
     return "gradient_mode" in str(error) and any(

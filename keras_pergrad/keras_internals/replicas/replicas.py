@@ -14,7 +14,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.data.batches import map_tensors, pack_like
+from keras_pergrad.common.batches import map_tensors, pack_like
 from keras_pergrad.keras_internals.models.parts import (
     layers_of,
     nested_optimizers,

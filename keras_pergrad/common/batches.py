@@ -7,8 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import positive_integer
-from keras_pergrad.keras_internals.models.inspection import require_weights
-from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 
 
 def frame_to_array(value):
@@ -165,65 +163,6 @@ def ranks(batch):
     )
 
 
-class PaddedBatch:
-    """A batch with samples of zeros after its own, so that it is not empty.
-
-    TensorFlow's convolutions fail without a sample, or give garbage. With
-    `sizes`, in ascending order, the batch gets the first of them that is large
-    enough: XLA compiles each size anew.
-
-    Attributes:
-        batch: the batch with at least one sample.
-        n: how many samples the batch had.
-        present: for each sample whether it is one of these, (rows,).
-    """
-
-    def __init__(self, batch, sizes=()):
-        self.n = sample_count(batch)
-        tensors = [t for t in tf.nest.flatten(batch) if t is not None]
-        if sizes:
-            large_enough = tf.boolean_mask(sizes, tf.constant(sizes) >= self.n)
-            missing = tf.concat([large_enough, [self.n]], 0)[0] - self.n
-            padded = [
-                tf.concat([t, tf.zeros([missing, *t.shape[1:]], t.dtype)], 0)
-                for t in tensors
-            ]
-        else:
-            padded = tf.cond(
-                self.n > 0,
-                lambda: [tf.identity(t) for t in tensors],
-                lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
-            )
-        # `concat` and `cond` may lose the static sizes of the other axes.
-        for tensor, original in zip(padded, tensors):
-            tensor.set_shape([None, *original.shape[1:]])
-        self.present = tf.range(sample_count(padded)) < self.n
-        self.batch = pack_like(batch, padded)
-
-    def weights(self, weights, sample_index=None):
-        """Return the weights of samples, (rows, ...); zeros of added ones.
-
-        `sample_index`: the number of the only sample that the weights are for.
-        """
-        present = self.present
-        if sample_index is not None:
-            present = present[sample_index : sample_index + 1]
-        present = tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
-        return tf.where(present, weights, tf.zeros_like(weights))
-
-    def outputs(self, y_pred):
-        """Return the model's outputs without those of the added samples."""
-
-        def cut(tensor):
-            rows = tensor[: self.n]
-            mask = mask_of(tensor)
-            if mask is not None:
-                set_mask(rows, mask[: self.n])
-            return rows
-
-        return tf.nest.map_structure(cut, y_pred)
-
-
 def has_composite(parts):
     """Whether one of several parts of a batch is sparse, ragged or the like."""
     return any(map(is_composite, parts))
@@ -262,6 +201,21 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
         return _PyDatasetBatches(x)
     require_weights(sample_weight)
     return _ArrayBatches((x, y, sample_weight), batch_size)
+
+
+def require_weights(sample_weight):
+    """Refuse sample weights that are not arrays of real numbers."""
+    for part in tf.nest.flatten(sample_weight):
+        array = np.asarray(0.0 if part is None else part)
+        # Kind "V" is that of bfloat16 and the like in NumPy.
+        if array.dtype.kind not in "biufV" or (
+            array.ndim == 0 and part is not None
+        ):
+            raise ValueError(
+                "`sample_weight` expected an array of real numbers, one for "
+                "each sample, or a structure of them for several outputs. "
+                f"Received: {sample_weight!r}"
+            )
 
 
 class _ArrayBatches:
