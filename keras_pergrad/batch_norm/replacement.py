@@ -18,7 +18,6 @@ from keras_pergrad.batch_norm.exchange import (
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.patching import patched_attribute
-from keras_pergrad.keras_internals.models.inspection import require_model
 from keras_pergrad.keras_internals.models.parts import (
     is_only_layers,
     layers_of,
@@ -27,6 +26,7 @@ from keras_pergrad.keras_internals.models.parts import (
     set_path,
     symbolic_inputs,
 )
+from keras_pergrad.modes.inspection import require_model
 
 _KINDS = ("group", "layer", "frozen")
 

@@ -32,17 +32,17 @@ from keras_pergrad.common.text import reason
 from keras_pergrad.functions.data_passes import make_ready
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
-from keras_pergrad.keras_internals.models.inspection import (
-    require_any_batch_size,
-    require_compiled,
-    require_one_batch,
-)
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.keras_internals.tensorflow import kernels
 from keras_pergrad.modes import Accumulated
 from keras_pergrad.modes.base import gradient_modes
+from keras_pergrad.modes.inspection import (
+    require_any_batch_size,
+    require_compiled,
+    require_one_batch,
+)
 
 # The errors of TensorFlow, XLA and the modes where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)

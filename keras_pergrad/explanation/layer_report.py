@@ -23,11 +23,6 @@ from keras_pergrad.explanation.explanation import (
 )
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.losses.losses import additional_losses
-from keras_pergrad.keras_internals.models.inspection import (
-    fixed_batch_size,
-    require_any_batch_size,
-    require_model,
-)
 from keras_pergrad.keras_internals.models.parts import (
     compiles_by_xla,
     direct_sublayers,
@@ -37,6 +32,11 @@ from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
+from keras_pergrad.modes.inspection import (
+    fixed_batch_size,
+    require_any_batch_size,
+    require_model,
+)
 from keras_pergrad.uses import TracedStep, sum_of_outputs
 
 

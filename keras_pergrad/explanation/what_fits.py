@@ -16,12 +16,9 @@ from keras_pergrad.explanation.step_memory import (
     mode_of,
     too_large,
 )
-from keras_pergrad.keras_internals.models.inspection import (
-    require_any_batch_size,
-    require_model,
-)
 from keras_pergrad.modes import Accumulated
 from keras_pergrad.modes.base import gradient_modes
+from keras_pergrad.modes.inspection import require_any_batch_size, require_model
 
 # Peaks of processes differ by some percent, so a size that leaves this share
 # of the memory, or exact to one part in 16, is near enough.

@@ -15,12 +15,10 @@ from keras_pergrad.keras_internals.losses.losses import (
     total_loss,
 )
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
-from keras_pergrad.keras_internals.models.inspection import (
-    require_any_batch_size,
-)
 from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
 from keras_pergrad.keras_internals.state.model import unchanged
 from keras_pergrad.modes import fractions
+from keras_pergrad.modes.inspection import require_any_batch_size
 
 MEAN, SUM, NEITHER = "mean", "sum", "neither"
 #: How many samples of a batch a trial takes.

@@ -13,13 +13,6 @@ from keras_pergrad.factors import wide
 from keras_pergrad.functions.batch_loss import is_mean_over_samples
 from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.models.inspection import (
-    NOT_IN_TRAINING,
-    mixes_in_training_only,
-    require_any_batch_size,
-    require_compiled,
-    require_targets,
-)
 from keras_pergrad.keras_internals.models.parts import (
     TEXTS_AS_TARGETS,
     build_symbolically,
@@ -33,6 +26,13 @@ from keras_pergrad.keras_internals.state.model import (
     run_and_restore,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
+from keras_pergrad.modes.inspection import (
+    NOT_IN_TRAINING,
+    mixes_in_training_only,
+    require_any_batch_size,
+    require_compiled,
+    require_targets,
+)
 from keras_pergrad.modes.one_step import WholeBatch
 from keras_pergrad.modes.per_sample import Samples
 from keras_pergrad.modes.sums import plus

@@ -17,11 +17,8 @@ from keras_pergrad.functions.data_passes import (
     run_passes,
 )
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
-from keras_pergrad.keras_internals.models.inspection import (
-    require_compiled,
-    require_finite,
-)
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
+from keras_pergrad.modes.inspection import require_compiled, require_finite
 
 
 @not_converted

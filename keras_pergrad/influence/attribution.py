@@ -36,15 +36,12 @@ from keras_pergrad.influence.projected import (
     RowsOnDisk,
     projected_shapes,
 )
-from keras_pergrad.keras_internals.models.inspection import (
-    require_compiled,
-    require_targets,
-)
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     compiled_loss,
     entries_of,
 )
+from keras_pergrad.modes.inspection import require_compiled, require_targets
 
 # Checks of the arguments of `Influence`.
 

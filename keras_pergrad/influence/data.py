@@ -15,12 +15,12 @@ from keras_pergrad.factors import wide
 from keras_pergrad.factors.base import norm_type
 from keras_pergrad.functions.data_passes import run_passes, with_progress
 from keras_pergrad.keras_internals.losses.compiled import is_overwritten
-from keras_pergrad.keras_internals.models.inspection import require_finite
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.keras_internals.state.model import (
     ModelState,
     preserve_variables,
 )
+from keras_pergrad.modes.inspection import require_finite
 
 
 class Checkpoints:

@@ -31,11 +31,8 @@ from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
     total_loss,
 )
-from keras_pergrad.keras_internals.models.inspection import (
-    require_compiled,
-    require_targets,
-)
 from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.modes.inspection import require_compiled, require_targets
 from keras_pergrad.uses import TracedStep
 
 # The sums of one batch, as one traced function.

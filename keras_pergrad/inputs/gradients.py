@@ -25,12 +25,6 @@ from keras_pergrad.inputs.chunk import (
     traced_gradients,
 )
 from keras_pergrad.inputs.targets import Selection, outputs_text
-from keras_pergrad.keras_internals.models.inspection import (
-    require_any_batch_size,
-    require_compiled,
-    require_model,
-    require_targets,
-)
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     layers_of,
@@ -42,6 +36,12 @@ from keras_pergrad.keras_internals.state.model import (
     preserve_random_state,
     run_and_restore,
     unchanged,
+)
+from keras_pergrad.modes.inspection import (
+    require_any_batch_size,
+    require_compiled,
+    require_model,
+    require_targets,
 )
 
 #: A chunk's gradients are held as computed, stacked, transposed and copied.

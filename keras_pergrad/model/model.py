@@ -27,7 +27,6 @@ from keras_pergrad.keras_internals.models.building import (
     build_all,
     vouched_names,
 )
-from keras_pergrad.keras_internals.models.inspection import require_targets
 from keras_pergrad.keras_internals.models.parts import (
     Functional,
     has_inputs_and_outputs,
@@ -53,6 +52,7 @@ from keras_pergrad.keras_internals.state.saved import (
 )
 from keras_pergrad.model import custom_step
 from keras_pergrad.modes.batch import evaluate
+from keras_pergrad.modes.inspection import require_targets
 from keras_pergrad.modes.one_step import for_optimizer
 from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.step_readers import (

@@ -28,12 +28,10 @@ from keras_pergrad.keras_internals.losses.losses import (
     total_loss,
 )
 from keras_pergrad.keras_internals.losses.terms import without_gradients
-from keras_pergrad.keras_internals.models.inspection import (
-    require_any_batch_size,
-)
 from keras_pergrad.keras_internals.models.parts import training_inside
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.inspection import require_any_batch_size
 from keras_pergrad.modes.sums import plus, unscaled
 from keras_pergrad.proof import messages
 from keras_pergrad.uses import TracedStep, divides, refusals

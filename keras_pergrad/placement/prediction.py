@@ -19,14 +19,11 @@ from keras_pergrad.keras_internals.graphs.runs import (
     as_in_fit,
     run_training_step,
 )
-from keras_pergrad.keras_internals.models.inspection import (
-    require_compiled,
-    require_one_batch,
-)
 from keras_pergrad.keras_internals.models.parts import (
     compile_arguments,
     inner_layers,
 )
+from keras_pergrad.modes.inspection import require_compiled, require_one_batch
 from keras_pergrad.placement import graph, kernels
 from keras_pergrad.placement.operations import Operation
 from keras_pergrad.placement.report import PlacementReport

@@ -15,10 +15,7 @@ from keras_pergrad.common.batches import as_tensors
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.text import as_text, bullets
 from keras_pergrad.functions.data_passes import make_ready
-from keras_pergrad.keras_internals.models.inspection import (
-    require_compiled,
-    require_targets,
-)
+from keras_pergrad.modes.inspection import require_compiled, require_targets
 from keras_pergrad.stalls import accounting
 from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
 from keras_pergrad.stalls.diagnosis import short_number
