@@ -14,7 +14,7 @@ from keras_pergrad.aggregations.aggregation import (
     is_finite,
     of_samples,
 )
-from keras_pergrad.aggregations.logs import DefinedMean
+from keras_pergrad.aggregations.epoch_means import DefinedMean
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import (
     number_at_least_zero,

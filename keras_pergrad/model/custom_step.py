@@ -12,7 +12,6 @@ from types import FunctionType
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregations.logs import prefixed
 from keras_pergrad.common.batches import map_tensors, pack_like
 from keras_pergrad.keras_internals.losses.compiled import (
     compile_loss_of_samples,
@@ -26,6 +25,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
+from keras_pergrad.model.logs import prefixed
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.one_step import for_optimizer

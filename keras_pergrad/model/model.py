@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import modes
-from keras_pergrad.aggregations.logs import Logs, log_statistics
 from keras_pergrad.common import batches
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.callback_list import (
@@ -51,6 +50,7 @@ from keras_pergrad.keras_internals.state.saved import (
     ValueState,
 )
 from keras_pergrad.model import custom_step
+from keras_pergrad.model.logs import Logs, log_statistics
 from keras_pergrad.modes.batch import evaluate
 from keras_pergrad.modes.inspection import require_targets
 from keras_pergrad.modes.one_step import for_optimizer

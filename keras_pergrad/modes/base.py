@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation
-from keras_pergrad.aggregations.logs import STATISTICS
+from keras_pergrad.aggregations.epoch_means import STATISTICS
 from keras_pergrad.common.batches import ranks
 from keras_pergrad.common.registry import Class, Configured, Registry
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask

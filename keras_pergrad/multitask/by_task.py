@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
-from keras_pergrad.aggregations.logs import DefinedMean
+from keras_pergrad.aggregations.epoch_means import DefinedMean
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors.base import norm_type
 from keras_pergrad.keras_internals.losses import terms as loss_terms

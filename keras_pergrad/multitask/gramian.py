@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, is_finite
-from keras_pergrad.aggregations.logs import DefinedMean
+from keras_pergrad.aggregations.epoch_means import DefinedMean
 from keras_pergrad.common.numbers import is_number
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 

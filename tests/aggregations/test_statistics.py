@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.aggregations import aggregation as statistics
-from keras_pergrad.aggregations.logs import DefinedMean, RatioOfMeans
+from keras_pergrad.aggregations.epoch_means import DefinedMean, RatioOfMeans
 from keras_pergrad.factors import Rows, squared_norm
 from tests.marks import few
 from tests.models import making
