@@ -44,7 +44,8 @@ def _self(layer):
 
 
 #: Of (samples, steps, 3), what `keras.layers` has for sequences. A cell without
-#: a rule (StackedRNNCells) is refused behind a trained layer.
+#: a rule (StackedRNNCells) is refused behind a trained layer. TimeDistributed of
+#: an open length takes as many steps as there are samples in Keras itself.
 ONE = {
     "AdditiveAttention": lambda: lambda x: L.AdditiveAttention()([x, x]),
     "Attention": lambda: lambda x: L.Attention(use_scale=True)([x, x]),
@@ -79,7 +80,6 @@ ONE = {
     "RNN": lambda: L.RNN(L.GRUCell(2), return_sequences=True),
     "SeparableConv1D": lambda: L.SeparableConv1D(2, 2),
     "SimpleRNN": lambda: L.SimpleRNN(2, return_sequences=True),
-    "TimeDistributed": lambda: L.TimeDistributed(L.Dense(2)),
     "UpSampling1D": lambda: L.UpSampling1D(2),
     "ZeroPadding1D": lambda: L.ZeroPadding1D(1),
 }
