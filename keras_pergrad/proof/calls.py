@@ -160,16 +160,20 @@ def _merge_shapes(a, b):
         return placeholder(a.dtype, shape, a)
 
 
-def _merge_lists(a, b, lists):
-    """Return such a tensor, with what is known of both lists."""
+def _merge_variables(a, b, typing):
+    """Return a loop's variable that is one tensor or, a turn later, another."""
     if a.dtype != tf.variant:
-        return _merge_shapes(a, b)
-    list_facts, changes = lists.merge(a, b)
+        merged = _merge_shapes(a, b)
+        if merged is not a:
+            typing.values.bind(merged, a, typing.of(a), is_equal=False)
+        return merged
+    items, changes = typing.lists.merge(a, b)
     if not changes:
         return a
     with a.graph.as_default():
         merged = placeholder(a.dtype, a.shape, a)
-    lists.set_facts(merged, list_facts)
+    typing.values.bind(merged, a, typing.of(a), is_equal=False)
+    typing.values[merged].items = items
     return merged
 
 
@@ -216,8 +220,7 @@ def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
                 call, [assigned_before, typing.state.assigned]
             )
             merged_tensors = [
-                _merge_lists(a, b, typing.lists)
-                for a, b in zip(tensors, outputs)
+                _merge_variables(a, b, typing) for a, b in zip(tensors, outputs)
             ]
             lost = [
                 typing.state.lose_if_other(a, b)
@@ -234,9 +237,6 @@ def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
                 break
             # What failed with these types may not fail with the next ones.
             del typing.failures[failure_count:]
-            for merged, tensor in zip(merged_tensors, tensors):
-                if merged is not tensor:
-                    typing.state.alias(merged, tensor)
             loop_types, tensors = new_types, merged_tensors
         else:
             raise Untyped("the types of its variables do not settle")

@@ -7,6 +7,7 @@ the forward pass, and have the loss's factors: these count no more.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -59,13 +60,8 @@ class Divisors:
     as `(("RealDiv", 3),)` for all that is divided by one sum.
     """
 
-    _originals: dict = dataclasses.field(default_factory=dict)
-    _cache: dict = dataclasses.field(default_factory=dict)
+    _values: Any
     _value_numbers: dict = dataclasses.field(default_factory=dict)
-
-    def alias(self, stand_in, tensor):
-        """Note that a tensor stands for another one, in another graph."""
-        self._originals[id(stand_in)] = stand_in, tensor
 
     def apply_factors(self, op, types, output_types):
         """Return the types of an op's outputs with their factors.
@@ -148,18 +144,13 @@ class Divisors:
 
     def _applied(self, operation, op, k):
         """Return what an input adds to a factor; it must be one number."""
-        tensor = self._original(op.inputs[k])
+        tensor = self._values.original(op.inputs[k])
         while tensor.op.type in _BROADCASTS:
             place = 1 if tensor.op.type == "Fill" else 0
-            tensor = self._original(tensor.op.inputs[place])
+            tensor = self._values.original(tensor.op.inputs[place])
         if tensor.shape.num_elements() != 1:
             raise Mixes(_PER_SAMPLE_USE)
         return operation, self._value_number(tensor, _MAX_DEPTH)
-
-    def _original(self, tensor):
-        while id(tensor) in self._originals:
-            tensor = self._originals[id(tensor)][1]
-        return tensor
 
     def _value_number(self, tensor, depth):
         """Return a number that is the same for tensors of equal values.
@@ -167,11 +158,12 @@ class Divisors:
         This is value numbering: equal ops on inputs of equal numbers get one
         number. A draw, or an op that is too deep, has a number of its own.
         """
-        tensor = self._original(tensor)
-        cached = self._cache.get(id(tensor))
-        if cached is not None:
-            return cached[1]
-        op, expression = tensor.op, None
+        tensor = self._values.original(tensor)
+        value = self._values[tensor]
+        if value.value_number is not None:
+            return value.value_number
+        op: Any = tensor.op
+        expression: Any = value
         is_repeatable = op.type != "Placeholder" and not op.op_def.is_stateful
         if is_repeatable and depth:
             node = op.node_def
@@ -182,14 +174,10 @@ class Divisors:
             )
             inputs = [self._value_number(t, depth - 1) for t in op.inputs]
             expression = op.type, attributes, tuple(inputs), tensor.value_index
-        else:
-            expression = id(tensor)
-        number = self._value_numbers.setdefault(
+        value.value_number = self._value_numbers.setdefault(
             expression, len(self._value_numbers)
         )
-        # The tensor stays, so that no other one gets its id.
-        self._cache[id(tensor)] = tensor, number
-        return number
+        return value.value_number
 
 
 def gradient_types(op, results, is_own):

@@ -55,23 +55,13 @@ class EveryNumber:
 
     _n: int
     _numbers: Any
+    _values: Any
     _lengths_of: Any
     is_needed: bool = False
-    # Id → tensor, so that the id stays its own.
-    _irregular_values: dict = dataclasses.field(default_factory=dict)
-    _irregular_shapes: dict = dataclasses.field(default_factory=dict)
-
-    def alias(self, stand_in, tensor):
-        """Note that a tensor stands for another one."""
-        for irregular in (self._irregular_values, self._irregular_shapes):
-            if id(tensor) in irregular:
-                irregular[id(stand_in)] = stand_in
 
     def note_sizes(self, op):
         """Note that sizes of an irregular shape are irregular, too."""
-        if self._irregular_shapes and self._any_in(
-            op.inputs, self._irregular_shapes
-        ):
+        if self.is_needed and self._has_irregular_shape(op.inputs):
             self._mark_irregular(op.outputs)
 
     def note(self, op, types, flags):
@@ -80,18 +70,18 @@ class EveryNumber:
         is_irregular = follows_number and not self._is_regular(op, types)
         if not is_irregular and not self.is_needed:
             return
-        has_irregular_shape = self._any_in(op.inputs, self._irregular_shapes)
+        has_irregular_shape = self._has_irregular_shape(op.inputs)
         if (
             is_irregular
             or has_irregular_shape
-            or self._any_in(op.inputs, self._irregular_values)
+            or self._any_irregular(op.inputs)
         ):
             self._mark_irregular(op.outputs)
         if has_irregular_shape or self._takes_irregular_size(op):
             self.is_needed = True
-            self._irregular_shapes.update(
-                (id(t), t) for t in op.outputs if t.shape.rank != 0
-            )
+            for tensor in op.outputs:
+                if tensor.shape.rank != 0:
+                    self._values[tensor].has_irregular_shape = True
 
     def check(self, op):
         """Refuse an op on samples that takes an irregular size or shape."""
@@ -99,19 +89,21 @@ class EveryNumber:
         takes_size = not op.type.startswith(
             "TensorList"
         ) and self._takes_irregular_size(op)
-        if takes_size or self._any_in(op.inputs, self._irregular_shapes):
+        if takes_size or self._has_irregular_shape(op.inputs):
             raise Untyped(_IRREGULAR_SIZE)
 
     def _mark_irregular(self, tensors):
         for tensor in tensors:
             if tensor.dtype.is_integer or tensor.dtype.is_bool:
                 self.is_needed = True
-                self._irregular_values[id(tensor)] = tensor
+                self._values[tensor].is_irregular = True
                 self._numbers.forget([tensor])
 
-    @staticmethod
-    def _any_in(tensors, irregular):
-        return any(id(t) in irregular for t in tensors)
+    def _any_irregular(self, tensors):
+        return any(self._values[t].is_irregular for t in tensors)
+
+    def _has_irregular_shape(self, tensors):
+        return any(self._values[t].has_irregular_shape for t in tensors)
 
     def _takes_irregular_size(self, op):
         """Whether the shapes of outputs may follow an irregular number."""
@@ -121,7 +113,7 @@ class EveryNumber:
             size_inputs = [
                 size_inputs[k] for k in places if k < len(size_inputs)
             ]
-        return self._any_in(size_inputs, self._irregular_values)
+        return self._any_irregular(size_inputs)
 
     def _is_regular(self, op, types):
         if op.type in _TAKES_PARTS:

@@ -104,9 +104,10 @@ class _Ranges:
 
     def of(self, tensor):
         """Return the range of a tensor."""
-        if id(tensor) not in self._cache:
-            self._cache[id(tensor)] = self._compute(tensor)
-        return self._cache[id(tensor)]
+        key = tensor.ref()
+        if key not in self._cache:
+            self._cache[key] = self._compute(tensor)
+        return self._cache[key]
 
     def _compute(self, tensor):
         if self._op.type_of(tensor) == Free(BY_SIZE):

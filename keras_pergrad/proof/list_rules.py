@@ -3,7 +3,6 @@
 The type of a list is that of its tensors.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from keras_pergrad.proof.tensor_types import (
     join_types,
     type_rule,
 )
+from keras_pergrad.proof.values import NO_TENSORS, UNKNOWN_ITEMS, Items
 
 
 @type_rule("TensorListFromTensor", inputs=0)
@@ -156,118 +156,112 @@ def join_lists(op, types):
 # The shapes of what lists of tensors hold: TensorFlow loses them in loops.
 
 
-_ANY: Any = None
-_UNKNOWN = None, tf.TensorShape(_ANY), None
-#: In place of the value of a list without tensors.
-_EMPTY = object()
-
-
-@dataclasses.dataclass
 class ListShapes:
-    """What is known of lists: (number of tensors or None, shape, value).
+    """Finds what is known of lists, and of the tensors in them.
 
-    The value is that of all its tensors, where shapes alone determine it.
+    Args:
+        values: the `Values` of the tensors.
+        numbers: their `StaticNumbers`.
     """
 
-    _facts: dict = dataclasses.field(default_factory=dict)
-    _alive: list = dataclasses.field(default_factory=list)
+    def __init__(self, values, numbers):
+        self._values, self._numbers = values, numbers
 
-    def of(self, tensor):
-        """Return (number or None, shape, value or None) of a list."""
-        return self._facts.get(id(tensor), _UNKNOWN)
+    def count(self, tensor):
+        """Return how many tensors are in a list, or None."""
+        return self._values[tensor].items.count
 
     def is_empty(self, tensor):
         """Whether a list is known to have no tensors."""
-        return self.of(tensor)[2] is _EMPTY and self.of(tensor)[0] is None
-
-    def alias(self, stand_in, tensor):
-        """Note that a list stands for another one."""
-        if stand_in.dtype == tf.variant and id(tensor) in self._facts:
-            self.set_facts(stand_in, self.of(tensor))
+        items = self._values[tensor].items
+        return items.value is NO_TENSORS and items.count is None
 
     def merge(self, tensor, other):
-        """Return what is known of a list that is either of two.
+        """Return the `Items` of a list that is either of two.
 
-        Also returns whether it differs from what is known of `tensor`.
+        Also returns whether they differ from those of `tensor`.
         """
-        facts, other_facts = self.of(tensor), self.of(other)
-        number = facts[0] if facts[0] == other_facts[0] else None
-        shape = facts[1]
-        if facts[2] is _EMPTY and shape.is_compatible_with(other_facts[1]):
-            shape = shape.merge_with(other_facts[1])
+        items, other_items = (self._values[t].items for t in (tensor, other))
+        count = items.count if items.count == other_items.count else None
+        shape = items.shape
+        has_tensors = items.value is not NO_TENSORS
+        if not has_tensors and shape.is_compatible_with(other_items.shape):
+            shape = shape.merge_with(other_items.shape)
         elif shape.rank is not None:
-            shape = shape.most_specific_compatible_shape(other_facts[1])
-        value: Any = facts[2]
-        if value is _EMPTY:
-            value = other_facts[2]
-        elif other_facts[2] is not _EMPTY and not np.array_equal(
-            value, other_facts[2]
+            shape = shape.most_specific_compatible_shape(other_items.shape)
+        value: Any = items.value
+        if not has_tensors:
+            value = other_items.value
+        elif other_items.value is not NO_TENSORS and not np.array_equal(
+            value, other_items.value
         ):
             value = None
         is_unchanged = (
-            number == facts[0] and shape.as_proto() == facts[1].as_proto()
+            count == items.count and shape.as_proto() == items.shape.as_proto()
         )
         is_unchanged = is_unchanged and (
-            value is facts[2] or np.array_equal(value, facts[2])
+            value is items.value or np.array_equal(value, items.value)
         )
-        return (number, shape, value), not is_unchanged
+        return Items(count, shape, value), not is_unchanged
 
-    def set_facts(self, tensor, facts):
-        """Set what is known of a list."""
-        self._alive.append(tensor)
-        self._facts[id(tensor)] = facts
-
-    def note(self, op, numbers):
+    def note(self, op):
         """Note what an op on lists does to them, and how long they are."""
         if op.type == "TensorListLength":
-            length = self.of(op.inputs[0])[0]
-            if length is not None:
-                numbers.set(op.outputs[0], length)
-            return
-        if op.type in ("TensorListReserve", "EmptyTensorList"):
-            size, number = numbers.of(op.inputs[1]), None
-            if op.type == "TensorListReserve" and size is not None:
-                number = int(size) if size >= 0 else None
-            shape = _static_shape(op.inputs[0], numbers)
-            self.set_facts(op.outputs[0], (number, shape, _EMPTY))
-        elif op.type == "TensorListFromTensor":
-            shape = op.inputs[0].shape
-            if shape.rank:
-                self.set_facts(op.outputs[0], (shape[0], shape[1:], None))
-        elif op.type == "OptionalFromValue":
-            self.set_facts(op.outputs[0], (None, op.inputs[0].shape, None))
-        elif op.type in ("TensorListSetItem", "TensorListPushBack"):
-            number, shape, value = self.of(op.inputs[0])
-            item_shape = op.inputs[-1].shape
-            if shape.is_compatible_with(item_shape):
-                shape = shape.merge_with(item_shape)
-            item_value = numbers.of(op.inputs[-1])
-            is_equal = value is _EMPTY or np.array_equal(value, item_value)
-            value = (
-                item_value
-                if is_equal and op.type == "TensorListPushBack"
-                else None
-            )
-            self.set_facts(op.outputs[0], (number, shape, value))
+            count = self.count(op.inputs[0])
+            if count is not None:
+                self._numbers.set(op.outputs[0], count)
         elif op.type in ("TensorListPopBack", "TensorListResize"):
-            self.alias(op.outputs[0], op.inputs[0])
+            items = self._values[op.inputs[0]].items
+            self._values[op.outputs[0]].items = items
+        else:
+            items = self._items_after(op)
+            if items is not None:
+                self._values[op.outputs[0]].items = items
+
+    def _items_after(self, op):
+        """Return the `Items` of a list that an op makes or extends."""
+        if op.type in ("TensorListReserve", "EmptyTensorList"):
+            size, count = self._numbers.of(op.inputs[1]), None
+            if op.type == "TensorListReserve" and size is not None:
+                count = int(size) if size >= 0 else None
+            shape = _static_shape(op.inputs[0], self._numbers)
+            return Items(count, shape, NO_TENSORS)
+        if op.type == "TensorListFromTensor":
+            shape = op.inputs[0].shape
+            return Items(shape[0], shape[1:]) if shape.rank else None
+        if op.type == "OptionalFromValue":
+            return Items(shape=op.inputs[0].shape)
+        if op.type not in ("TensorListSetItem", "TensorListPushBack"):
+            return None
+        items, item = self._values[op.inputs[0]].items, op.inputs[-1]
+        shape, value = items.shape, None
+        if shape.is_compatible_with(item.shape):
+            shape = shape.merge_with(item.shape)
+        if op.type == "TensorListPushBack":
+            number = self._numbers.of(item)
+            if items.value is NO_TENSORS or np.array_equal(items.value, number):
+                value = number
+        return Items(items.count, shape, value)
 
     def value_of(self, op):
         """Return the value of the tensor that is taken from a list, or None."""
         if op.type != "TensorListPopBack":
             return None
-        value = self.of(op.inputs[0])[2]
-        return None if value is _EMPTY else value
+        value = self._values[op.inputs[0]].items.value
+        return None if value is NO_TENSORS else value
 
     def shape_of(self, op, k):
         """Return what is known of the shape of an output."""
         tensor = op.outputs[k]
-        number, shape, _ = self.of(op.inputs[0]) if op.inputs else _UNKNOWN
+        items = UNKNOWN_ITEMS
+        if op.inputs:
+            items = self._values[op.inputs[0]].items
+        shape = items.shape
         is_item = op.type in ("TensorListGetItem", "OptionalGetValue")
         if is_item or (op.type == "TensorListPopBack" and k == 1):
             known_shape = shape
         elif op.type == "TensorListStack" and shape.rank is not None:
-            known_shape = tf.TensorShape([number, *shape])
+            known_shape = tf.TensorShape([items.count, *shape])
         elif op.type == "LookupTableFindV2":
             known_shape = op.inputs[1].shape
         else:
@@ -280,5 +274,5 @@ class ListShapes:
 def _static_shape(tensor, numbers):
     sizes = numbers.of(tensor)
     if sizes is None or sizes.ndim == 0:
-        return tf.TensorShape(_ANY)
+        return UNKNOWN_ITEMS.shape
     return tf.TensorShape([None if s < 0 else int(s) for s in sizes])

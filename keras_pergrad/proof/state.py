@@ -30,15 +30,17 @@ _REPLACES, _ADDS = (
 class State:
     """The types of what is kept behind handles.
 
+    Args:
+        values: the `Values` of the tensors, by which variables are known.
+
     Attributes:
         trained: the keys of trainable variables.
-        origins: the id of a handle → the key of its variable.
         assigned: the key of a variable → the type of what it was given.
     """
 
-    def __init__(self):
-        self.trained, self.origins, self.assigned = set(), {}, {}
-        self._changed, self._lost = set(), set()
+    def __init__(self, values):
+        self._values = values
+        self.trained, self.assigned, self._changed = set(), {}, set()
 
     @contextlib.contextmanager
     def record_changes(self):
@@ -51,34 +53,16 @@ class State:
 
     def key(self, handle):
         """Return the key of the variable behind a handle."""
-        return self.origins.get(id(handle), id(handle))
-
-    def alias(self, stand_in, tensor):
-        """Note that a handle leads to the same variable as another one.
-
-        It stands for that one in another graph, or is what an op hands on.
-        """
-        if tensor.dtype in (tf.resource, tf.variant):
-            self.origins[id(stand_in)] = self.key(tensor)
-            if not self.is_known(tensor):
-                self.lose(stand_in)
-
-    def lose(self, handle):
-        """Note that it is not known where a handle leads."""
-        self._lost.add(id(handle))
+        return self._values[handle].key
 
     def lose_if_other(self, handle, other):
         """Lose a handle that may lead elsewhere; tell whether that is new."""
-        is_lost = (
-            handle.dtype == tf.resource
-            and self.is_known(handle)
-            and not (
-                self.is_known(other) and self.key(handle) == self.key(other)
-            )
-        )
-        if is_lost:
-            self.lose(handle)
-        return is_lost
+        if handle.dtype != tf.resource or not self.is_known(handle):
+            return False
+        if self.is_known(other) and self.key(handle) is self.key(other):
+            return False
+        self._values[handle].is_lost = True
+        return True
 
     def assign(self, op, types):
         """Note what an op of `ASSIGN` assigns."""
@@ -111,8 +95,7 @@ class State:
 
     def is_known(self, handle):
         """Whether it is known to which variable a handle leads."""
-        is_given = id(handle) in self.origins or handle.op.type == "Placeholder"
-        return is_given and id(handle) not in self._lost
+        return self._values[handle].is_known_handle
 
 
 def refuse_state_of_samples(op, types):
@@ -162,10 +145,7 @@ def type_read(op, typing):
 def forward_handles(op, typing):
     """Let handles and lists that an op gives be those that it takes."""
     for handle, output in zip(op.inputs, op.outputs):
-        if handle.dtype in (tf.resource, tf.variant):
-            typing.state.alias(output, handle)
-            if op.type == "Identity":
-                typing.lists.alias(output, handle)
+        typing.values.forward(handle, output)
 
 
 def type_assignment(op, types, typing):

@@ -21,36 +21,38 @@ from keras_pergrad.proof.tensor_types import (
     Untyped,
     flags_of,
 )
+from keras_pergrad.proof.values import NOT_ASKED
 
 
 class StaticNumbers:
-    """The values of tensors of whole numbers that shapes determine."""
+    """The values of tensors of whole numbers that shapes determine.
+
+    Args:
+        values: the `Values` of the tensors.
+    """
 
     #: Larger tensors are not evaluated.
     MAX_SIZE = 2**20
 
-    def __init__(self):
-        self._values = {}
+    def __init__(self, values):
+        self._values = values
 
     def set(self, tensor, value):
         """Set the value of a tensor."""
-        self._values[id(tensor)] = (
-            tensor,
-            np.asarray(value, tensor.dtype.as_numpy_dtype),
-        )
+        dtype = tensor.dtype.as_numpy_dtype
+        self._values[tensor].number = np.asarray(value, dtype)
 
     def forget(self, tensors):
         """Forget the values of tensors; they are not evaluated again."""
         for tensor in tensors:
-            self._values[id(tensor)] = tensor, None
+            self._values[tensor].number = None
 
     def of(self, tensor):
         """Return a tensor's value, an array, or None."""
-        key = id(tensor)
-        if key not in self._values:
-            # The tensor is kept, so that its id stays its own.
-            self._values[key] = tensor, self._evaluate(tensor)
-        return self._values[key][1]
+        value = self._values[tensor]
+        if value.number is NOT_ASKED:
+            value.number = self._evaluate(tensor)
+        return value.number
 
     def _evaluate(self, tensor):
         if not self._may_be_known(tensor):
@@ -79,7 +81,7 @@ class StaticNumbers:
             return None
         for output, value in zip(op.outputs, values):
             if self._may_be_known(output):
-                self._values[id(output)] = output, value
+                self._values[output].number = value
         return values[tensor.value_index]
 
     def _may_be_known(self, tensor):
@@ -262,21 +264,22 @@ _SIZE_OPS = op_types(
 
 
 class Sizes:
-    """Tells which tensors without samples follow the number of samples."""
+    """Tells which tensors without samples follow the number of samples.
 
-    def __init__(self, n, any_number, numbers):
+    Args:
+        n, any_number: as of `Typing`.
+        numbers: its `StaticNumbers`.
+        values: its `Values`.
+    """
+
+    def __init__(self, n, any_number, numbers, values):
         self._n, self._any_number, self._numbers = n, any_number, numbers
-        # Tensors of nothing but sizes, some of which follow the samples.
-        self._size_tensors = set()
+        self._values = values
 
     def note(self, tensors):
         """Note tensors of nothing but sizes."""
-        self._size_tensors.update(map(id, tensors))
-
-    def alias(self, stand_in, tensor):
-        """Note that a tensor stands for another one."""
-        if id(tensor) in self._size_tensors:
-            self._size_tensors.add(id(stand_in))
+        for tensor in tensors:
+            self._values[tensor].is_size = True
 
     def flags(self, op, types, flags, rule):
         """Return the flags of what an op makes of no samples, by output.
@@ -334,7 +337,7 @@ class Sizes:
                 return False
             size_inputs = [(op.inputs[0], types[0])]
         return op.type in _SIZE_OPS and all(
-            id(t) in self._size_tensors for t, _ in size_inputs
+            self._values[t].is_size for t, _ in size_inputs
         )
 
 

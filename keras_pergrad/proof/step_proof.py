@@ -414,22 +414,23 @@ class StepProof:
         for candidate, use_types in zip(self._uses.candidates, self.use_types):
             op = candidate.op
             candidate.weights = tuple(
-                k for k in candidate.weights if id(op.inputs[k]) not in covered
+                k
+                for k in candidate.weights
+                if op.inputs[k].ref() not in covered
             )
             is_use = candidate.by_value or use_types.has_samples
             if is_use and candidate.weights:
                 uses.append((candidate, use_types))
             if is_use or not candidate.weights:
-                covered.update(map(id, op.outputs))
+                covered.update(t.ref() for t in op.outputs)
         return uses
 
     def watched_layouts(self, call):
         """Return the layout of each tensor that a rule watches."""
-        positions = {id(t): k for k, (t, _) in enumerate(self._watched)}
+        cotangents = {t.ref(): cotangent for t, cotangent in self._watched}
         layouts = []
         for tensor in call.watched:
-            value, cotangent = self._watched[positions[id(tensor)]]
-            types = [self.of(value)]
+            cotangent, types = cotangents[tensor.ref()], [self.of(tensor)]
             types += [] if cotangent is None else [self.of(cotangent)]
             sample_type = next((k for k in types if isinstance(k, At)), None)
             layouts.append(layout_of(sample_type, self.types.fixed))

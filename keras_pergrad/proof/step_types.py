@@ -75,16 +75,17 @@ class StepTypes:
         parts = tf.nest.flatten(batch)
         if has_composite(parts):
             raise ValueError(messages.COMPOSITE)
-        weights = {id(t) for t in tf.nest.flatten(batch[2])}
+        weights = tf.nest.flatten(batch[2])
         batch_inputs = {}
-        inner_tensors = {id(outer): t for outer, t in captures_of(graph)}
+        inner_tensors = {outer.ref(): t for outer, t in captures_of(graph)}
         # The name of each part of the batch, as messages name it.
         self._labels, self._dependences = {}, None
         for label, tensor in _labelled(batch):
             if tf.is_tensor(tensor) and tensor.shape.rank != 0:
-                graph_tensor = inner_tensors.get(id(tensor), tensor)
+                graph_tensor = inner_tensors.get(tensor.ref(), tensor)
                 if graph_tensor.graph is graph:
-                    flags = 0 if id(tensor) in weights else VALUES
+                    is_weight = any(tensor is part for part in weights)
+                    flags = 0 if is_weight else VALUES
                     batch_inputs[graph_tensor.name] = graph_tensor, flags
                     self._labels.setdefault(graph_tensor.name, label)
         self._batch_inputs = batch_inputs
@@ -252,19 +253,20 @@ class StepTypes:
         )
         handles, state, first_handles = {}, typing.state, {}
         trained_handles = {
-            id(part.handle) for v in self._variables for part in components(v)
+            part.handle.ref() for v in self._variables for part in components(v)
         }
         for name, handle in self._handles.items():
             first_handle = first_handles.setdefault(
                 self._resources[name], tensors[name]
             )
-            state.alias(tensors[name], first_handle)
-            handles.setdefault(id(first_handle), handle)
+            typing.values.forward(first_handle, tensors[name])
+            key = state.key(first_handle)
+            handles.setdefault(key, handle)
             # Several handles may lead to one variable. Reported is the one of
             # the trained variable itself.
-            if id(handle) in trained_handles:
-                handles[id(first_handle)] = handle
-                state.trained.add(id(first_handle))
+            if handle.ref() in trained_handles:
+                handles[key] = handle
+                state.trained.add(key)
         if is_in_place:
             names = topological_order(nodes.by_name, nodes.needs.get)
             ops = [self._graph.get_operation_by_name(name) for name in names]

@@ -451,7 +451,7 @@ class TypedOp:
 
     def length(self, k):
         """Return how many tensors are in a list, or None."""
-        return self.lists.of(self.op.inputs[k])[0]
+        return self.lists.count(self.op.inputs[k])
 
     def value_of(self, tensor):
         """Return the value of a tensor that shapes alone determine, or None."""

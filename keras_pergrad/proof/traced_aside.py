@@ -308,12 +308,12 @@ def _assignments(traced, proof, repeated):
     They are `assigned_paths`, `assigns_unknown` and `counter_indices`.
     """
     assigned_types = {
-        id(handle): assigned_type
+        None if handle is None else handle.ref(): assigned_type
         for handle, assigned_type in proof.types.assigned
     }
 
     def types_of(variable):
-        parts = [id(part.handle) for part in components(variable)]
+        parts = [part.handle.ref() for part in components(variable)]
         return [assigned_types[key] for key in parts if key in assigned_types]
 
     model = traced.model
@@ -329,7 +329,7 @@ def _assignments(traced, proof, repeated):
         # A batch that does not stay whole is refused before.
         known_variables += states_of(model)
     known_handles = {
-        id(part.handle) for v in known_variables for part in components(v)
+        part.handle.ref() for v in known_variables for part in components(v)
     }
     paths = tuple(v.path for v in traced.variables if types_of(v))
     counter_indices = tuple(

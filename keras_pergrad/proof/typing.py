@@ -55,6 +55,7 @@ from keras_pergrad.proof.tensor_types import (
     rule_of,
     settle_factor,
 )
+from keras_pergrad.proof.values import Values
 
 
 class Typing:
@@ -77,6 +78,7 @@ class Typing:
             function, of its call, where `op` is None. None: all of them.
 
     Attributes:
+        values: what is known of each tensor, a `Values`.
         state: what variables hold, a `State`.
         lists: what is known of lists, a `ListShapes`.
         level: how many loops through the samples are being typed.
@@ -108,17 +110,19 @@ class Typing:
         self._options = definitions, n, any_number, *options
         self._backward, self._in_backward = backward, False
         self._in_own_gradient = False
-        self._divisors = divisors.Divisors()
-        self.state = State()
+        self.values = Values()
+        self._divisors = divisors.Divisors(self.values)
+        self.state = State(self.values)
         self.failures, self.effects, self.vouched_ops = [], [], []
         self.without_axis, self.count = [], 0
-        self._types, self._numbers = {}, StaticNumbers()
-        self._sizes = Sizes(n, any_number, self._numbers)
-        self._every_number = EveryNumber(n, self._numbers, self._lengths_of)
-        self.lists = ListShapes()
+        self._numbers = StaticNumbers(self.values)
+        self._sizes = Sizes(n, any_number, self._numbers, self.values)
+        self._every_number = EveryNumber(
+            n, self._numbers, self.values, self._lengths_of
+        )
+        self.lists = ListShapes(self.values, self._numbers)
         self._context = n, any_number, self._numbers, self.lists
-        # Typed tensors stay alive, so that no other one gets the id of one.
-        self._alive, self._names, self._path = [], {}, ""
+        self._names, self._path = {}, ""
         self.level, self.assumes_same_for_all = 0, False
 
     def fresh(self):
@@ -127,7 +131,7 @@ class Typing:
 
     def of(self, tensor):
         """Return the type of a tensor."""
-        return self._types.get(id(tensor), FREE)
+        return self.values.type_of(tensor)
 
     def types_by_key(self, tensors):
         """Return the types of a dict of tensors."""
@@ -145,14 +149,7 @@ class Typing:
 
     def set_type(self, tensor, tensor_type):
         """Set the type of a tensor."""
-        self._alive.append(tensor)
-        self._types[id(tensor)] = tensor_type
-
-    def _add_stand_in(self, stand_in, tensor, tensor_type):
-        """Let a tensor be another one, in another graph."""
-        self.set_type(stand_in, tensor_type)
-        self._sizes.alias(stand_in, tensor)
-        self._every_number.alias(stand_in, tensor)
+        self.values[tensor].type = tensor_type
 
     def run(self, nodes, tensors, graph):
         """Put nodes into a graph and type them; extend name → tensor."""
@@ -191,17 +188,13 @@ class Typing:
         for k, (inner, outer, input_type) in enumerate(
             zip(inputs, arguments, types)
         ):
-            self._add_stand_in(inner, outer, input_type)
-            if not is_repeated:
-                self._divisors.alias(inner, outer)
-            self.lists.alias(inner, outer)
+            self.values.bind(inner, outer, input_type, not is_repeated)
             value = self._numbers.of(outer)
             if k in constants and value is not None:
                 with graph.as_default():
                     inner = tf.constant(value, outer.dtype)
-                self._add_stand_in(inner, outer, input_type)
+                self.values.bind(inner, outer, input_type, is_equal=False)
                 tensors[nodes.inputs[k]] = inner
-            self.state.alias(inner, outer)
         try:
             self.run(nodes, tensors, graph)
         except (ValueError, tf.errors.OpError) as error:
@@ -243,15 +236,12 @@ class Typing:
             for k, (tensor, result) in enumerate(zip(outputs, results)):
                 stand_in = placeholder(tensor.dtype, tensor.shape, tensor)
                 tensors[f"{name}:{k}"] = stand_in
-                self._add_stand_in(stand_in, tensor, result)
-                if not call.is_control_flow:
-                    self._divisors.alias(stand_in, tensor)
-                self.lists.alias(stand_in, tensor)
+                is_equal = not call.is_control_flow
+                self.values.bind(stand_in, tensor, result, is_equal)
                 if values[k] is not None:
                     stand_in = tf.constant(values[k], tensor.dtype)
-                    self._add_stand_in(stand_in, tensor, result)
+                    self.values.bind(stand_in, tensor, result, is_equal=False)
                     tensors[f"{name}:{k}"] = stand_in
-                self.state.alias(stand_in, tensor)
 
     def _put_with_shape(self, nodes, name, tensors, graph):
         """Put an op whose shapes its type, or a list, knows better."""
@@ -314,7 +304,7 @@ class Typing:
             return
         types = [self.of(t) for t in op.inputs]
         if facts.is_on_lists:
-            self.lists.note(op, self._numbers)
+            self.lists.note(op)
         if facts.is_read and type_read(op, self):
             return
         if facts.is_assignment:

@@ -11,6 +11,7 @@ from keras_pergrad.proof.intervals import number_range
 from keras_pergrad.proof.numbers import OpenLengths
 from keras_pergrad.proof.static_numbers import StaticNumbers
 from keras_pergrad.proof.tensor_types import FREE
+from keras_pergrad.proof.values import Values
 
 INF = math.inf
 WHOLE = -(2**31), 2**31 - 1
@@ -121,7 +122,7 @@ def _graph(function):
 
 def _range(tensor):
     op = types.SimpleNamespace(
-        value_of=StaticNumbers().of,
+        value_of=StaticNumbers(Values()).of,
         type_of=lambda tensor: FREE,
         lengths=OpenLengths(),
     )

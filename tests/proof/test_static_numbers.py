@@ -11,6 +11,7 @@ from keras_pergrad.proof.static_numbers import (
     by_numpy,
     by_tensorflow,
 )
+from keras_pergrad.proof.values import Values
 
 SIZES = [7, 1, 5, 3]
 raw = tf.raw_ops
@@ -73,7 +74,7 @@ def _last_op(make):
 
 
 def _same(op):
-    numbers = StaticNumbers()
+    numbers = StaticNumbers(Values())
     given = [numbers.of(t) for t in op.inputs]
     assert all(value is not None for value in given)
     fast = by_numpy(op, given)
@@ -121,7 +122,7 @@ def test_axes_of_broadcasting():
 @pytest.mark.parametrize("shapes", [((3,), (2,)), ((4, 1), (2, 3, 5))])
 def test_shapes_that_do_not_broadcast_have_no_axes(shapes):
     op = _broadcast(*shapes)
-    assert StaticNumbers().of(op.outputs[0]) is None
+    assert StaticNumbers(Values()).of(op.outputs[0]) is None
 
 
 def test_what_tensorflow_refuses_has_no_value():
