@@ -12,7 +12,13 @@ from keras_pergrad.keras_internals.models.parts import trace_symbolically
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.privacy.mechanism import Generators
 from keras_pergrad.privacy.phase import checksum
-from keras_pergrad.proof.op_facts import DRAWS, FACTS, KNOWN_STATE
+from keras_pergrad.proof.op_facts import (
+    ASSIGNS,
+    DRAWS,
+    FACTS,
+    IN_PYTHON,
+    KNOWN_STATE,
+)
 
 #: The stream of the views' seeds. Batches are drawn from others: no part of
 #: the examples has this number (see `draw_batch`).
@@ -190,11 +196,11 @@ def _require_repeatable(graph):
     for op_type in sorted({node.op for node in _nodes(graph)}):
         facts = FACTS[op_type]
         is_unknown = facts.has_state and not (
-            facts.has_functions or op_type in KNOWN_STATE
+            facts.has_functions or facts.has(KNOWN_STATE)
         )
-        if op_type in DRAWS:
+        if facts.has(DRAWS):
             reason = "draws numbers that no seed repeats"
-        elif facts.is_python or facts.is_assignment or is_unknown:
+        elif facts.has(IN_PYTHON | ASSIGNS) or is_unknown:
             reason = "may keep something of an example for the next"
         else:
             continue

@@ -8,13 +8,16 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.nodes import placeholder, tensor_name
 from keras_pergrad.proof.op_facts import (
-    CONDITIONS,
+    CALLS,
+    CALLS_FUNCTION,
     FACTS,
-    FORWARD_HANDLES,
-    FUNCTION_CALLS,
-    LOOPS,
+    FORWARDS,
+    IS_CONDITION,
+    IS_LOOP,
     PADS,
     READS,
+    SHAPED_BY_TYPE,
+    has,
 )
 from keras_pergrad.proof.sample_loops import (
     CurrentSample,
@@ -61,7 +64,7 @@ class Call:
     @property
     def is_control_flow(self):
         """Whether it is a loop or a condition, not a plain call."""
-        return self.type not in FUNCTION_CALLS
+        return not has(self, CALLS_FUNCTION)
 
     def function(self, attribute):
         """Return the name of the function that an attribute names."""
@@ -76,19 +79,19 @@ class Call:
 
 def type_call(call, types, typing):
     """Return tensors like the outputs of a call, and their types."""
-    if call.type in FUNCTION_CALLS:
+    if has(call, CALLS_FUNCTION):
         _, outputs = typing.type_function(
             call.function("f"), call.inputs, types
         )
         return outputs, [typing.of(t) for t in outputs]
-    if call.type in CONDITIONS:
+    if has(call, IS_CONDITION):
         return _condition(call, types, typing)
     return _loop(call, types, typing)
 
 
 def unknown_outputs(call):
     """Return tensors like the outputs of a call, of unknown shape."""
-    attribute = "T" if call.type in LOOPS else "Tout"
+    attribute = "T" if has(call, IS_LOOP) else "Tout"
     with tf.Graph().as_default():
         return [
             placeholder(tf.as_dtype(t), None)
@@ -304,9 +307,9 @@ def leading_nodes(nodes, has_known_shape):
     return {
         name
         for name, node in nodes.by_name.items()
-        if FACTS[node.op].goes_first
+        if FACTS[node.op].has(CALLS | SHAPED_BY_TYPE)
         or (has_known_shape is not None and has_known_shape(name))
-        or (node.op in PADS and _is_computed_pad(nodes, node))
+        or (FACTS[node.op].has(PADS) and _is_computed_pad(nodes, node))
     }
 
 
@@ -321,12 +324,12 @@ def _is_computed_pad(nodes, node):
 
 def set_computed_shape(op, numbers):
     """Set the shape of a padded tensor, or of counts, where it is known."""
-    if op.type not in PADS and op.type != "DenseBincount":
+    if not has(op, PADS) and op.type != "DenseBincount":
         return
     number, sizes = numbers.of(op.inputs[1]), op.inputs[0].shape
     if number is None or not sizes.is_fully_defined():
         return
-    if op.type in PADS:
+    if has(op, PADS):
         op.outputs[0].set_shape(number.sum(1) + sizes.as_list())
     else:
         op.outputs[0].set_shape([*sizes[:-1], int(number)])
@@ -372,14 +375,14 @@ def keep_order(nodes, graph, first, resources):
             for k, t in enumerate(op.inputs)
             if t.dtype == tf.resource
         }
-        if op.type in FORWARD_HANDLES and handles:
+        if has(op, FORWARDS) and handles:
             for k, handle in handles.items():
                 variables[op.outputs[k].name] = handle
             continue
         for handle in handles.values():
             # All wait for the last write, and a write for the reads before.
             nodes.needs[name] += last_writes.get(handle, [])
-            if op.type in READS:
+            if has(op, READS):
                 pending_reads.setdefault(handle, []).append(name)
             elif name not in earlier_ops:
                 nodes.needs[name] += pending_reads.pop(handle, [])

@@ -13,7 +13,19 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.proof.messages import UNEQUAL
-from keras_pergrad.proof.op_facts import op_types
+from keras_pergrad.proof.op_facts import (
+    ARRANGES,
+    CONTRACTS,
+    DIVIDES,
+    JOINS,
+    LINEAR,
+    REPEATS,
+    SCALES,
+    SELECTS,
+    SUMS,
+    has,
+    source_of,
+)
 from keras_pergrad.proof.tensor_types import (
     DIVIDED,
     TRAINED,
@@ -26,24 +38,6 @@ from keras_pergrad.proof.tensor_types import (
     Total,
 )
 
-#: Linear in their first input: they move, copy or add up its entries.
-_LINEAR = op_types(
-    "Identity Cast Neg Real Imag Conj StopGradient PreventGradient "
-    "CheckNumerics CheckNumericsV2 EnsureShape Snapshot PlaceholderWithDefault "
-    "Sum Mean Cumsum Reshape ExpandDims Squeeze Transpose BroadcastTo Tile "
-    "Slice StridedSlice Split SplitV Unpack Pad ReverseV2 GatherV2 GatherNd "
-    "DebugIdentityV2 DebugIdentityV3 XlaDynamicSlice"
-)
-_SUMS = op_types("Add AddN AddV2 Sub AccumulateNV2 Pack ConcatV2")
-_SELECTS = op_types("Select SelectV2")
-_PRODUCTS = op_types(
-    "Mul MulNoNan MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum"
-)
-_QUOTIENTS = op_types("RealDiv Div DivNoNan")
-#: Ops that repeat a single number, or give it another shape.
-_BROADCASTS = op_types(
-    "Identity StopGradient Reshape ExpandDims Squeeze BroadcastTo Tile Fill"
-)
 _OWN_GRADIENT_USE = (
     "uses, in a custom gradient, a sum over the samples for each of them"
 )
@@ -86,13 +80,16 @@ class Divisors:
         return type_list if isinstance(output_types, list) else type_list[0]
 
     def _output_factor(self, op, types):
-        if op.type in _LINEAR and not any(t.flags & DIVIDED for t in types[1:]):
-            return types[0].factor
-        if op.type in _SUMS:
+        if has(op, LINEAR):
+            source = source_of(op)
+            others = (t for k, t in enumerate(types) if k != source)
+            if not any(t.flags & DIVIDED for t in others):
+                return types[source].factor
+        if has(op, SUMS | JOINS):
             return self._factor_of_terms(op, types, 0)
-        if op.type in _SELECTS:
+        if has(op, SELECTS):
             return self._factor_of_choice(op, types)
-        if op.type in _PRODUCTS or op.type in _QUOTIENTS:
+        if has(op, SCALES | CONTRACTS | DIVIDES):
             return self._factor_of_product(op, types)
         raise Mixes(_PER_SAMPLE_USE)
 
@@ -131,7 +128,7 @@ class Divisors:
     def _factor_of_product(self, op, types):
         factor = []
         for k, input_type in enumerate(types):
-            is_divisor = k == 1 and op.type in _QUOTIENTS
+            is_divisor = k == 1 and has(op, DIVIDES)
             if _has_sample_parts(input_type):
                 if is_divisor and input_type.flags & DIVIDED:
                     raise Mixes(_PER_SAMPLE_USE)
@@ -145,9 +142,9 @@ class Divisors:
     def _applied(self, operation, op, k):
         """Return what an input adds to a factor; it must be one number."""
         tensor = self._values.original(op.inputs[k])
-        while tensor.op.type in _BROADCASTS:
-            place = 1 if tensor.op.type == "Fill" else 0
-            tensor = self._values.original(tensor.op.inputs[place])
+        while has(tensor.op, ARRANGES | REPEATS):
+            source = tensor.op.inputs[source_of(tensor.op)]
+            tensor = self._values.original(source)
         if tensor.shape.num_elements() != 1:
             raise Mixes(_PER_SAMPLE_USE)
         return operation, self._value_number(tensor, _MAX_DEPTH)

@@ -3,7 +3,15 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.op_facts import op_types
+from keras_pergrad.proof.op_facts import (
+    DIVIDES,
+    IS_CONSTANT,
+    LINEAR,
+    SCALES,
+    SELECTS,
+    SUMS,
+    has,
+)
 from keras_pergrad.proof.tensor_types import (
     ALL,
     BY_SIZE,
@@ -22,7 +30,7 @@ from keras_pergrad.proof.tensor_types import (
     type_rule,
 )
 
-_UNARY = op_types(
+_UNARY = (
     "Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0 BesselI0e "
     "BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 "
     "BesselK1e BesselY0 BesselY1 Bitcast Bucketize Cast Ceil CheckNumerics "
@@ -38,7 +46,7 @@ _UNARY = op_types(
     "StaticRegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode "
     "_EagerConst DebugIdentityV2 DebugIdentityV3"
 )
-_ELEMENTWISE = op_types(
+_ELEMENTWISE = (
     "Add AddN AddV2 ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr "
     "BitwiseXor ClipByValue Complex Div DivNoNan EluGrad Equal FloorDiv "
     "FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac InvGrad "
@@ -49,17 +57,6 @@ _ELEMENTWISE = op_types(
     "Sub TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta StringJoin "
     "AccumulateNV2 FakeQuantWithMinMaxArgsGradient"
 )
-#: Sums: linear in all inputs together.
-_SUMS = {"Add", "AddN", "AddV2", "Sub", "AccumulateNV2"}
-_LINEAR_UNARY = op_types(
-    "Identity Cast Neg StopGradient PreventGradient CheckNumerics "
-    "CheckNumericsV2 EnsureShape Snapshot PlaceholderWithDefault "
-    "DebugIdentityV2 DebugIdentityV3 Real Imag Conj"
-)
-_CONSTANT = {"ZerosLike", "OnesLike"}
-_QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
-_PRODUCTS = {"Mul", "MulNoNan"}
-_SELECTS = {"Select", "SelectV2"}
 #: Linear in one input, the gradient: its place.
 _GRADIENTS = {
     "BiasAddGrad": 0,
@@ -79,13 +76,13 @@ _GRADIENTS = {
 }
 
 
-@type_rule(*_UNARY, inputs=0)
+@type_rule(_UNARY, inputs=0)
 def unary(op, types):
     """Each entry follows from the same entry."""
     (input_type,) = types
-    if op.type in _CONSTANT:
+    if has(op, IS_CONSTANT):
         return Free()
-    if isinstance(input_type, Total) and op.type not in _LINEAR_UNARY:
+    if isinstance(input_type, Total) and not has(op, LINEAR):
         return type_of_totals(op, types)
     if isinstance(input_type, At) and op.type == "Bitcast":
         ranks = op.rank(), op.rank_out()
@@ -94,7 +91,7 @@ def unary(op, types):
     return input_type
 
 
-@type_rule(*_ELEMENTWISE, inputs=ALL)
+@type_rule(_ELEMENTWISE, inputs=ALL)
 def elementwise(op, types):
     """Each entry follows from the same entries, with broadcasting."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
@@ -132,11 +129,11 @@ def type_of_totals(op, types):
     sample_types = [t for t in types if isinstance(t, At)]
     if totals and not sample_types:
         is_linear = all(isinstance(t, (Free, Total)) for t in types)
-        if op.type in _SUMS and is_linear:
+        if has(op, SUMS) and is_linear:
             return Total(flags)
         if _scales_one_total(op, types):
             return Total(flags | (DIVIDED if len(totals) > 1 else 0))
-        if op.type in _SELECTS and not isinstance(types[0], Total):
+        if has(op, SELECTS) and not isinstance(types[0], Total):
             return Total(flags)
         gradient_input = _GRADIENTS.get(op.type)
         if (
@@ -156,16 +153,14 @@ def _scales_one_total(op, types):
     """Whether one total is multiplied, or divided, by numbers for all."""
     totals = [k for k, t in enumerate(types) if isinstance(t, Total)]
     data_totals = [k for k in totals if types[k].flags & (TRAINED | VALUES)]
-    if op.type in _QUOTIENTS:
+    if has(op, DIVIDES):
         is_scaled = totals == [0] or (0 in data_totals)
     else:
-        is_scaled = op.type in _PRODUCTS and (
+        is_scaled = has(op, SCALES) and (
             len(totals) == 1 or len(data_totals) == 1
         )
     if is_scaled:
-        scaled_input = (
-            0 if op.type in _QUOTIENTS else (data_totals or totals)[0]
-        )
+        scaled_input = 0 if has(op, DIVIDES) else (data_totals or totals)[0]
         for k in totals:
             if k != scaled_input:
                 as_divisor(op, k, types[k])
@@ -187,9 +182,9 @@ def _scaled_samples(op, types):
     """Return samples times or over a number made of masks and weights."""
     sample_inputs = [k for k, t in enumerate(types) if isinstance(t, At)]
     is_scaled = (
-        op.type in _PRODUCTS
-        or (op.type in _QUOTIENTS and sample_inputs == [0])
-        or (op.type in _SELECTS and _selects_or_zeros(op, types))
+        has(op, SCALES)
+        or (has(op, DIVIDES) and sample_inputs == [0])
+        or (has(op, SELECTS) and _selects_or_zeros(op, types))
     )
     if not is_scaled:
         raise Mixes("uses a sum over the samples for each of them")
@@ -242,9 +237,6 @@ def identity_n(op, types):
 # Type rules of ops that reduce, sort or accumulate along axes.
 
 
-_LINEAR_REDUCTIONS = {"Sum", "Mean"}
-
-
 @type_rule("Sum Mean Max Min Prod All Any EuclideanNorm", inputs=0)
 def reduce(op, types):
     """Reduce some axes."""
@@ -252,12 +244,12 @@ def reduce(op, types):
     if isinstance(input_type, Divisor):
         return input_type
     if isinstance(input_type, Total):
-        if op.type in _LINEAR_REDUCTIONS:
+        if has(op, LINEAR):
             return input_type
         return as_divisor(op, 0, input_type)
     axes = op.axes(1, op.rank()) if op.rank() else []
     if input_type.axis in axes:
-        if op.type not in _LINEAR_REDUCTIONS:
+        if not has(op, LINEAR):
             raise Mixes(f"reduces the samples' axis ({op.type})")
         return Total(input_type.flags | (BY_SIZE if op.type == "Mean" else 0))
     if op.attribute("keep_dims"):

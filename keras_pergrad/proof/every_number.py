@@ -13,28 +13,16 @@ import numpy as np
 
 from keras_pergrad.proof.elementwise_rules import elementwise, unary
 from keras_pergrad.proof.intervals import limits
-from keras_pergrad.proof.op_facts import FACTS, TAKE_SIZES, op_types
+from keras_pergrad.proof.op_facts import (
+    FACTS,
+    REGULAR,
+    SHAPED_BY_INPUTS,
+    TAKES_PARTS,
+    TAKES_SIZES,
+    has,
+)
 from keras_pergrad.proof.tensor_types import BY_SIZE, RULES, Untyped
 
-#: Ops that do the same for every number.
-_REGULAR = op_types(
-    "Add AddN AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatV2 "
-    "ConcatOffset Cumsum DynamicStitch EnsureShape ExpandDims Fill "
-    "Identity IdentityN InvertPermutation Neg OnesLike Pack Pad "
-    "PadV2 PreventGradient Prod Range Reshape Reverse ReverseV2 Select "
-    "SelectV2 Snapshot Split Square Squeeze StopGradient Sub Sum Tile "
-    "TensorListGetItem TensorListPopBack TensorListStack Transpose Unpack "
-    "ZerosLike"
-)
-#: Ops that take parts of their first input, which must follow the number.
-_TAKES_PARTS = op_types("GatherNd GatherV2 Slice SplitV StridedSlice")
-#: Ops whose outputs have their shape from those of the inputs, or from the
-#: inputs that are sizes.
-_BY_SHAPES = TAKE_SIZES | op_types(
-    "All Any ArgMax ArgMin BroadcastArgs ConcatOffset ConcatV2 Cumsum "
-    "ExpandDims GatherNd GatherV2 InvertPermutation Max Min Pack Prod Reverse "
-    "ReverseV2 Split Squeeze Unpack"
-)
 _ELEMENTWISE_RULES = unary, elementwise
 #: Products must not overflow with so many times as many samples.
 _HEADROOM = 16
@@ -108,7 +96,8 @@ class EveryNumber:
     def _takes_irregular_size(self, op):
         """Whether the shapes of outputs may follow an irregular number."""
         size_inputs = list(op.inputs)
-        if op.type in _BY_SHAPES or RULES.get(op.type) in _ELEMENTWISE_RULES:
+        is_elementwise = RULES.get(op.type) in _ELEMENTWISE_RULES
+        if is_elementwise or has(op, TAKES_SIZES | SHAPED_BY_INPUTS):
             places = FACTS[op.type].size_inputs
             size_inputs = [
                 size_inputs[k] for k in places if k < len(size_inputs)
@@ -116,10 +105,11 @@ class EveryNumber:
         return self._any_irregular(size_inputs)
 
     def _is_regular(self, op, types):
-        if op.type in _TAKES_PARTS:
-            return types[0].flags & BY_SIZE and not self._is_clipped(op)
-        if op.type in _REGULAR:
+        if has(op, REGULAR):
             return True
+        if has(op, TAKES_PARTS):
+            # These must follow the number themselves.
+            return types[0].flags & BY_SIZE and not self._is_clipped(op)
         if op.type == "Cast":
             source_dtype, target_dtype = op.inputs[0].dtype, op.outputs[0].dtype
             return is_wide(target_dtype) and (
@@ -133,9 +123,11 @@ class EveryNumber:
             largest = limits(op.outputs[0].dtype)[1]
             first, second = numbers
             return _has_headroom(first, second, self._n, largest)
-        if op.type in _QUOTIENTS and not self._divides(op, *numbers):
+        holds = _CONDITIONS[op.type]
+        is_quotient = holds is _is_regular_quotient
+        if is_quotient and not self._divides(op, *numbers):
             return False
-        return _CONDITIONS[op.type](*numbers, self._n)
+        return holds(*numbers, self._n)
 
     def _divides(self, op, x, y):
         """Whether sizes that follow the number are multiples at any length."""
@@ -225,7 +217,6 @@ def _is_long(x, n):
     return any(size and size % n == 0 for size in x.shape)
 
 
-_QUOTIENTS = op_types("FloorDiv TruncateDiv")
 _CONDITIONS = {
     "Equal": _counts_several,
     "Greater": _counts_several,

@@ -8,7 +8,13 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.op_facts import op_types
+from keras_pergrad.proof.op_facts import (
+    JOINS,
+    MOVES,
+    SELECTS,
+    has,
+    source_of,
+)
 from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 
 # Ranges of the numbers that a tensor can have, whatever the batch.
@@ -18,12 +24,6 @@ from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 # it.
 
 
-#: Each entry of the output is one of the first input.
-_SELECTS_ENTRIES = op_types(
-    "Identity StopGradient PreventGradient Reshape ExpandDims Squeeze Tile "
-    "BroadcastTo Transpose StridedSlice Slice GatherV2 GatherNd ReverseV2 "
-    "EnsureShape"
-)
 #: Ops that round each entry, and how.
 _ROUNDING = {
     "Cast": math.trunc,
@@ -31,13 +31,6 @@ _ROUNDING = {
     "Ceil": math.ceil,
     "Rint": round,
     "Round": round,
-}
-#: Ops whose entries are those of several inputs, and of which ones.
-_UNIONS = {
-    "Pack": slice(None),
-    "ConcatV2": slice(-1),
-    "Select": slice(1, None),
-    "SelectV2": slice(1, None),
 }
 
 
@@ -58,10 +51,8 @@ def is_constant(op, types, as_typed):
     """
     if op.type == "Equal":
         return is_self_comparison(op)
-    return op.type in _LIMITS and _has_only_number(as_typed(op), types)
-
-
-_LIMITS = op_types("Maximum Minimum")
+    is_limit = op.type in ("Maximum", "Minimum")
+    return is_limit and _has_only_number(as_typed(op), types)
 
 
 def is_self_comparison(op):
@@ -140,10 +131,10 @@ class _Ranges:
             return self._index_range(inputs[0], tf.get_static_value(inputs[1]))
         if op_type == "TopKV2" and tensor.value_index:
             return self._index_range(inputs[0], -1)
-        if op_type in _SELECTS_ENTRIES or op_type == "TopKV2":
-            return self.of(inputs[0])
-        if op_type in _UNIONS:
-            ranges = [self.of(t) for t in inputs[_UNIONS[op_type]]]
+        if has(producer, MOVES) or op_type == "TopKV2":
+            return self.of(inputs[source_of(producer)])
+        if has(producer, JOINS | SELECTS):
+            ranges = [self.of(t) for t in _alternatives(producer)]
             return min(bounds[0] for bounds in ranges), max(
                 bounds[1] for bounds in ranges
             )
@@ -173,6 +164,14 @@ class _Ranges:
         if not length or self._op.lengths.has(length):
             return None
         return 0, length - 1
+
+
+def _alternatives(op):
+    """Return the inputs of which an entry is one, of a choice or a joint."""
+    inputs = list(op.inputs)
+    if op.type == "ConcatV2":
+        return inputs[:-1]
+    return inputs if op.type == "Pack" else inputs[1:]
 
 
 def limits(dtype):

@@ -18,15 +18,14 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.op_facts import FACTS, op_types
-
-#: Ops on sizes that do the same for every length.
-_REGULAR = op_types(
-    "Add AddV2 Cast ConcatV2 Const ExpandDims GatherV2 Identity Mul Neg Pack "
-    "Placeholder Prod Rank Reshape Shape ShapeN Size Slice Split Squeeze "
-    "StridedSlice Sub Unpack"
+from keras_pergrad.proof.op_facts import (
+    FACTS,
+    MEASURES,
+    SIZE_PRODUCTS,
+    SUMS,
+    has,
 )
-_SUM_OPS = op_types("Add AddV2 Neg Placeholder Sub")
+
 #: The least length that is tried first, and the least number of samples.
 _LEAST_LENGTH, _LEAST_NUMBER = 61, 211
 _PRIMES = tuple(
@@ -224,14 +223,14 @@ class OpenLengths:
         `source`: a tensor, by reference; the sizes must be products of its
         own then, and sums are not allowed.
         """
-        allowed = _REGULAR if source is None else _REGULAR - _SUM_OPS
+        allowed = SIZE_PRODUCTS | (SUMS if source is None else 0)
         pending, visited = [tensor], set()
         while pending:
             op = pending.pop().op
             if op in visited:
                 continue
             visited.add(op)
-            if op.type in ("Shape", "ShapeN", "Size", "Rank"):
+            if has(op, MEASURES):
                 if source is not None and source not in [
                     t.ref() for t in op.inputs
                 ]:
@@ -241,7 +240,11 @@ class OpenLengths:
                 x, y = map(value_of, op.inputs)
                 if x is None or y is None or not np.all(y) or (x % y).any():
                     return False
-            elif op.type not in allowed:
+            elif not has(op, allowed) and not (
+                op.type == "Const"
+                # A negative size, or one that is given, is no product.
+                or (source is None and op.type in ("Neg", "Placeholder"))
+            ):
                 return False
             pending += op.inputs
         return True

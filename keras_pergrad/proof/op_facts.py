@@ -1,8 +1,11 @@
-"""Facts about TensorFlow's ops, by type of op.
+"""Facts about TensorFlow's ops: one entry for each type of op.
 
-The facts of a type of op are put together once. What TensorFlow's own
-definition of an op says (whether it has state, calls functions, or takes a
-shape) is read there.
+What TensorFlow's own definition of an op says (whether it has state, calls
+functions, or takes a shape) is read there; all else stands in `_TABLE`, as
+traits. A trait is a bit, so that an op has several of them: `has(op, LINEAR |
+SUMS)` tells whether it has one of these.
+
+The source of an op is the input whose entries it moves, see `source_of`.
 """
 
 import dataclasses
@@ -11,117 +14,220 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.nodes import op_definition
 
-
-def op_types(*names):
-    """Return the types of ops in strings, each of one or several."""
-    return frozenset(" ".join(names).split())
+_BITS = iter(1 << k for k in range(40))
 
 
-FUNCTION_CALLS = op_types("PartitionedCall StatefulPartitionedCall RemoteCall")
-CONDITIONS = op_types("If StatelessIf Case StatelessCase")
-LOOPS = op_types("While StatelessWhile")
-CALLS = FUNCTION_CALLS | CONDITIONS | LOOPS
-PADS = op_types("Pad PadV2")
-#: Ops that change what is behind their first input by the others.
-ASSIGN = op_types(
-    "AssignVariableOp AssignAddVariableOp AssignSubVariableOp "
+# What the entries of an output are.
+
+#: Those of its source, each once, in another order or shape.
+ARRANGES = next(_BITS)
+#: Some of those of its source.
+TAKES_PARTS = next(_BITS)
+#: Those of its source, several times.
+REPEATS = next(_BITS)
+#: Entries of its source.
+MOVES = ARRANGES | TAKES_PARTS | REPEATS
+#: Those of several inputs, beside each other.
+JOINS = next(_BITS)
+#: Linear in its source, if all other inputs are constants.
+LINEAR = next(_BITS)
+#: Linear in all inputs together.
+SUMS = next(_BITS)
+#: Products of the inputs' entries, sums of such products, and quotients.
+SCALES, CONTRACTS, DIVIDES = (next(_BITS) for _ in range(3))
+#: Those of one of two inputs, as the first one tells.
+SELECTS = next(_BITS)
+#: The same, whatever the entries of its inputs are.
+IS_CONSTANT = next(_BITS)
+
+# What happens to sizes.
+
+#: Gives sizes of what it is given; measures a tensor.
+GIVES_SIZES, MEASURES = (next(_BITS) for _ in range(2))
+#: Of sizes it gives sizes, or products of some.
+SIZE_PRODUCTS = next(_BITS)
+#: Does the same for every number of samples.
+REGULAR = next(_BITS)
+#: Has its shape from those of the inputs.
+SHAPED_BY_INPUTS = next(_BITS)
+#: Takes sizes or places, as inputs that have one of `_SIZE_NAMES`. What follows
+#: the number of samples there gives a tensor its shape, not its values.
+TAKES_SIZES = next(_BITS)
+#: Its shape is better known once it, or the list that it takes, is typed.
+SHAPED_BY_TYPE = next(_BITS)
+#: Is evaluated where its inputs are numbers that shapes determine.
+EVALUATED = next(_BITS)
+PADS = next(_BITS)
+
+# What happens to state.
+
+#: Reads what is behind its first input, or changes it by the others.
+READS, ASSIGNS = (next(_BITS) for _ in range(2))
+#: Passes on each handle that it is given.
+FORWARDS = next(_BITS)
+#: Draws other numbers each time; advances the state behind a handle with it.
+DRAWS, ADVANCES = (next(_BITS) for _ in range(2))
+#: Has an effect outside of the step that no op of it can read.
+TELLS = next(_BITS)
+#: Is called stateful by TensorFlow, though all it gives is from its inputs or
+#: the same for all samples.
+FROM_INPUTS = next(_BITS)
+#: Reads files, without state of its own: the step may have written them.
+READS_FILES = next(_BITS)
+#: It is known what it does with state.
+KNOWN_STATE = ASSIGNS | READS | DRAWS | TELLS | FROM_INPUTS
+
+# What else it is.
+
+#: Calls a function, one of several, or one again and again.
+CALLS_FUNCTION, IS_CONDITION, IS_LOOP = (next(_BITS) for _ in range(3))
+CALLS = CALLS_FUNCTION | IS_CONDITION | IS_LOOP
+#: Makes, changes or measures lists of tensors.
+ON_LISTS = next(_BITS)
+#: Python computes it, from anything, also without inputs.
+IN_PYTHON = next(_BITS)
+#: What it gives has the type `Free`, or one that was set before.
+IS_GIVEN = next(_BITS)
+
+_WHOLE = ARRANGES | LINEAR | REGULAR
+_PARTS = TAKES_PARTS | LINEAR
+_TABLE = {
+    "Const NoOp Placeholder": IS_GIVEN,
+    "Rank Shape ShapeN Size": GIVES_SIZES | MEASURES,
+    "TensorListElementShape": GIVES_SIZES,
+    # Entries in another order or shape, parts of them, or more of them.
+    "Identity": _WHOLE | EVALUATED | SIZE_PRODUCTS | FORWARDS,
+    "IdentityN": REGULAR | FORWARDS,
+    "CheckNumerics CheckNumericsV2 DebugIdentityV2 DebugIdentityV3 "
+    "PreventGradient Snapshot": _WHOLE,
+    "StopGradient": _WHOLE | EVALUATED,
+    "EnsureShape": _WHOLE | EVALUATED | SHAPED_BY_TYPE,
+    "ExpandDims Squeeze": _WHOLE | EVALUATED | SIZE_PRODUCTS | SHAPED_BY_INPUTS,
+    "Reshape": _WHOLE | EVALUATED | SIZE_PRODUCTS | TAKES_SIZES,
+    "Reverse ReverseV2": _WHOLE | EVALUATED | SHAPED_BY_INPUTS,
+    "Transpose": _WHOLE | EVALUATED | TAKES_SIZES,
+    "Roll": ARRANGES | LINEAR | EVALUATED,
+    "GatherNd": _PARTS | SHAPED_BY_INPUTS,
+    "GatherV2": _PARTS | EVALUATED | SIZE_PRODUCTS | SHAPED_BY_INPUTS,
+    "Slice SplitV StridedSlice": _PARTS
+    | EVALUATED
+    | SIZE_PRODUCTS
+    | TAKES_SIZES,
+    "Split Unpack": _PARTS
+    | EVALUATED
+    | SIZE_PRODUCTS
+    | REGULAR
+    | SHAPED_BY_INPUTS,
+    "XlaDynamicSlice": _PARTS,
+    "BroadcastTo Tile": REPEATS | LINEAR | REGULAR | EVALUATED | TAKES_SIZES,
+    "Fill": REPEATS | REGULAR | EVALUATED | TAKES_SIZES,
+    "Concat": JOINS,
+    "ConcatV2 Pack": JOINS
+    | REGULAR
+    | EVALUATED
+    | SIZE_PRODUCTS
+    | SHAPED_BY_INPUTS,
+    # Arithmetic.
+    "AccumulateNV2": SUMS,
+    "Add AddN AddV2 Sub": SUMS | REGULAR | EVALUATED,
+    "Cast": LINEAR | EVALUATED | SIZE_PRODUCTS,
+    "Conj Imag PlaceholderWithDefault Real": LINEAR,
+    "Cumsum": LINEAR | REGULAR | EVALUATED | SHAPED_BY_INPUTS,
+    "Mean": LINEAR | TAKES_SIZES,
+    "Neg": LINEAR | REGULAR | EVALUATED,
+    "Pad": LINEAR | REGULAR | EVALUATED | TAKES_SIZES | PADS,
+    "PadV2": REGULAR | EVALUATED | TAKES_SIZES | PADS,
+    "Sum": LINEAR | REGULAR | EVALUATED | TAKES_SIZES,
+    "Mul": SCALES | EVALUATED | SIZE_PRODUCTS,
+    "MulNoNan": SCALES,
+    "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul": CONTRACTS,
+    "Div DivNoNan": DIVIDES,
+    "RealDiv": DIVIDES | EVALUATED,
+    "Select SelectV2": SELECTS | REGULAR | EVALUATED,
+    "OnesLike ZerosLike": IS_CONSTANT | REGULAR | EVALUATED,
+    "DynamicStitch Range Square": REGULAR | EVALUATED,
+    "BroadcastArgs BroadcastGradientArgs": REGULAR | EVALUATED | TAKES_SIZES,
+    "ConcatOffset InvertPermutation": REGULAR | EVALUATED | SHAPED_BY_INPUTS,
+    "Prod": REGULAR | EVALUATED | SIZE_PRODUCTS | SHAPED_BY_INPUTS,
+    "All Any ArgMax ArgMin Max Min": EVALUATED | SHAPED_BY_INPUTS,
+    "OneHot ScatterNd": EVALUATED | TAKES_SIZES,
+    "Abs Bitcast Bucketize Equal FloorDiv FloorMod Greater GreaterEqual "
+    "LeftShift Less LessEqual ListDiff LogicalAnd LogicalNot LogicalOr "
+    "MatrixBandPart Maximum Minimum Mod NotEqual RightShift Sign "
+    "TensorScatterUpdate TruncateDiv TruncateMod Unique Where": EVALUATED,
+    "AvgPool3DGrad AvgPoolGrad Conv2DBackpropFilter Conv2DBackpropInput "
+    "Conv3DBackpropFilterV2 Conv3DBackpropInputV2 "
+    "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput "
+    "MatrixDiagV3 ResizeNearestNeighborGrad StatelessRandomBinomial "
+    "StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomNormal "
+    "StatelessRandomNormalV2 StatelessRandomPoisson StatelessRandomUniform "
+    "StatelessRandomUniformFullIntV2 StatelessRandomUniformInt "
+    "StatelessRandomUniformIntV2 StatelessRandomUniformV2 "
+    "StatelessTruncatedNormal StatelessTruncatedNormalV2 StridedSliceGrad "
+    "UnsortedSegmentSum": TAKES_SIZES,
+    "DenseBincount": SHAPED_BY_TYPE,
+    # Calls, lists and Python.
+    "PartitionedCall StatefulPartitionedCall": CALLS_FUNCTION,
+    "Case If StatelessCase StatelessIf": IS_CONDITION,
+    "StatelessWhile While": IS_LOOP,
+    "EmptyTensorList TensorListFromTensor TensorListReserve": ON_LISTS
+    | TAKES_SIZES,
+    "OptionalFromValue TensorListPushBack TensorListResize "
+    "TensorListSetItem": ON_LISTS,
+    "OptionalGetValue TensorListGather": SHAPED_BY_TYPE,
+    "TensorListConcatV2": SHAPED_BY_TYPE | TAKES_SIZES,
+    "TensorListGetItem TensorListStack": SHAPED_BY_TYPE | TAKES_SIZES | REGULAR,
+    "TensorListLength": ON_LISTS | GIVES_SIZES,
+    "TensorListPopBack": ON_LISTS | SHAPED_BY_TYPE | TAKES_SIZES | REGULAR,
+    "EagerPyFunc PyFunc PyFuncStateless": IN_PYTHON | SHAPED_BY_TYPE,
+    # State.
+    "AssignAddVariableOp AssignSubVariableOp AssignVariableOp "
     "LookupTableImportV2 LookupTableInsertV2 LookupTableRemoveV2 "
     "ResourceScatterAdd ResourceScatterDiv ResourceScatterMax "
     "ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd "
     "ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub "
     "ResourceScatterNdUpdate ResourceScatterSub ResourceScatterUpdate "
-    "ResourceStridedSliceAssign"
-)
-READS = op_types(
-    "ReadVariableOp ResourceGather ResourceGatherNd VariableShape "
-    "LookupTableExportV2 LookupTableFindV2 LookupTableSizeV2"
-)
-#: Ops that pass on each handle that they are given.
-FORWARD_HANDLES = op_types("Identity IdentityN")
-#: Ops that draw numbers and advance the state behind a handle.
-ADVANCE = op_types(
-    "RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormalV2 "
-    "StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt "
-    "StatefulUniformInt"
-)
-#: Ops that draw other numbers each time.
-DRAWS = ADVANCE | op_types(
+    "ResourceStridedSliceAssign": ASSIGNS,
+    "LookupTableExportV2 LookupTableSizeV2 ReadVariableOp ResourceGather "
+    "ResourceGatherNd": READS,
+    "LookupTableFindV2": READS | SHAPED_BY_TYPE,
+    "VariableShape": READS | GIVES_SIZES,
+    "RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulUniform": DRAWS
+    | ADVANCES
+    | TAKES_SIZES,
+    "StatefulRandomBinomial StatefulTruncatedNormal StatefulUniformFullInt "
+    "StatefulUniformInt": DRAWS | ADVANCES,
+    "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal": DRAWS
+    | TAKES_SIZES,
     "AllCandidateSampler FixedUnigramCandidateSampler "
     "LearnedUnigramCandidateSampler LogUniformCandidateSampler Multinomial "
     "NonDeterministicInts ParameterizedTruncatedNormal RandomCrop RandomGamma "
-    "RandomPoisson RandomPoissonV2 RandomShuffle RandomStandardNormal "
-    "RandomUniform RandomUniformInt SampleDistortedBoundingBox "
+    "RandomPoisson RandomPoissonV2 RandomShuffle SampleDistortedBoundingBox "
     "SampleDistortedBoundingBoxV2 ThreadUnsafeUnigramCandidateSampler "
-    "TruncatedNormal UniformCandidateSampler"
-)
-#: Ops with an effect outside of the step that no op of it can read.
-TELL = op_types(
+    "UniformCandidateSampler": DRAWS,
     "Assert DisableCopyOnRead FlushSummaryWriter PrintV2 WriteAudioSummary "
     "WriteGraphSummary WriteHistogramSummary WriteImageSummary "
-    "WriteRawProtoSummary WriteScalarSummary WriteSummary"
-)
-#: Ops that TensorFlow calls stateful, though all they give is from their inputs
-#: or the same for all samples.
-_FROM_INPUTS = op_types(
+    "WriteRawProtoSummary WriteScalarSummary WriteSummary": TELLS,
+    "Empty": FROM_INPUTS | TAKES_SIZES,
     "CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
-    "CudnnRNNV2 CudnnRNNV3 DeepCopy DeviceIndex Empty GuaranteeConst "
-    "StatelessRandomGetAlg Timestamp VarIsInitializedOp"
-)
-#: Ops of which it is known what they do with state.
-KNOWN_STATE = ASSIGN | READS | DRAWS | TELL | _FROM_INPUTS
-#: Ops without state of their own that read files: the step may have them.
-_FILES = op_types("MatchingFiles ReadFile")
-#: Ops whose outputs follow the size of the batch, never its values.
-SIZES = op_types("Shape ShapeN Size Rank")
-#: Ops whose outputs are sizes of what they are given.
-GIVE_SIZES = SIZES | op_types(
-    "VariableShape TensorListLength TensorListElementShape"
-)
-#: Ops whose outputs have the type `Free`, or that was set before.
-_IGNORED = op_types("Placeholder Const NoOp")
-#: Ops on lists, of which is noted what they do to them.
-_ON_LISTS = op_types(
-    "EmptyTensorList OptionalFromValue TensorListFromTensor TensorListLength "
-    "TensorListPopBack TensorListPushBack TensorListReserve TensorListResize "
-    "TensorListSetItem"
-)
-#: Ops whose shapes are better known once they, or their lists, are typed.
-_SHAPED_BY_TYPE = op_types(
-    "TensorListGetItem TensorListStack TensorListPopBack "
-    "TensorListConcatV2 TensorListGather OptionalGetValue "
-    "LookupTableFindV2 EagerPyFunc PyFunc PyFuncStateless EnsureShape "
-    "DenseBincount"
-)
-#: What Python computes may follow from anything, also without inputs.
-_PYTHON = op_types("PyFunc PyFuncStateless EagerPyFunc")
-#: Ops that take sizes or places, which have these names in TensorFlow's
-#: definitions. What follows the number of samples there gives a tensor its
-#: shape, not its values.
-TAKE_SIZES = op_types(
-    "AvgPool3DGrad AvgPoolGrad BroadcastArgs BroadcastGradientArgs BroadcastTo "
-    "Conv2DBackpropFilter Conv2DBackpropInput Conv3DBackpropFilterV2 "
-    "Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropFilter "
-    "DepthwiseConv2dNativeBackpropInput Empty EmptyTensorList Fill "
-    "MatrixDiagV3 Mean OneHot Pad PadV2 RandomStandardNormal RandomUniform "
-    "RandomUniformInt Reshape ResizeNearestNeighborGrad RngReadAndSkip RngSkip "
-    "ScatterNd Slice SplitV StatefulStandardNormalV2 StatefulUniform "
-    "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 "
-    "StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomPoisson "
-    "StatelessRandomUniform StatelessRandomUniformFullIntV2 "
-    "StatelessRandomUniformInt StatelessRandomUniformIntV2 "
-    "StatelessRandomUniformV2 StatelessTruncatedNormal "
-    "StatelessTruncatedNormalV2 StridedSlice StridedSliceGrad Sum "
-    "TensorListConcatV2 TensorListFromTensor TensorListGetItem "
-    "TensorListPopBack TensorListReserve TensorListStack Tile Transpose "
-    "TruncatedNormal UnsortedSegmentSum"
-)
-#: Ops that take a part of their first input, by places.
-TAKE_PARTS = op_types("Slice StridedSlice")
-_SIZE_NAMES = op_types(
-    "begin delta depth dims element_shape end filter_sizes index input_sizes k "
-    "leading_dims max_num_elements multiples num_cols num_elements num_rows "
-    "num_segments orig_input_shape paddings perm reduction_indices s0 s1 shape "
-    "size size_splits split_dim strides"
+    "CudnnRNNV2 CudnnRNNV3 DeepCopy DeviceIndex GuaranteeConst "
+    "StatelessRandomGetAlg Timestamp VarIsInitializedOp": FROM_INPUTS,
+    "MatchingFiles ReadFile": READS_FILES,
+}
+_TRAITS = {
+    op_type: traits
+    for names, traits in _TABLE.items()
+    for op_type in names.split()
+}
+#: The place of the source among the inputs, where it is not the first.
+_SOURCES = {"Concat": 1, "Fill": 1, "Split": 1}
+_SIZE_NAMES = set(
+    """
+    begin delta depth dims element_shape end filter_sizes index input_sizes k
+    leading_dims max_num_elements multiples num_cols num_elements num_rows
+    num_segments orig_input_shape paddings perm reduction_indices s0 s1 shape
+    size size_splits split_dim strides
+    """.split()  # noqa: SIM905
 )
 
 
@@ -152,37 +258,22 @@ class OpFacts:
     """What is known of a type of op.
 
     Attributes:
-        is_ignored: whether nothing has to be known of it.
-        is_on_lists: whether it makes, changes or measures lists of tensors.
-        is_read, is_assignment: whether it reads, or changes, what is behind a
-            handle.
-        forwards_handles: whether it gives the handles that it is given.
-        advances_state: whether it advances the state behind a handle.
-        gives_sizes: whether its outputs are sizes of its inputs.
-        is_python: whether Python computes it.
+        traits: its traits in the table.
         has_state: whether it keeps state, or takes or gives a handle of some.
-        may_keep: whether its effect on state depends on what it is given.
         has_functions: whether it has functions among its attributes.
-        goes_first: whether shapes behind it follow from types: it is a call,
-            or an op whose shapes are better known once it is typed.
         size_inputs: the places of inputs that are sizes or places.
         arguments: its `Argument`s.
     """
 
-    is_ignored: bool
-    is_on_lists: bool
-    is_read: bool
-    is_assignment: bool
-    forwards_handles: bool
-    advances_state: bool
-    gives_sizes: bool
-    is_python: bool
+    traits: int
     has_state: bool
-    may_keep: bool
     has_functions: bool
-    goes_first: bool
     size_inputs: tuple
     arguments: tuple
+
+    def has(self, traits):
+        """Whether it has one of these traits."""
+        return bool(self.traits & traits)
 
     def arguments_of(self, op):
         """Return the `Argument` of each input of an op."""
@@ -204,25 +295,17 @@ class OpFacts:
             for a in (*inputs, *outputs)
         )
         is_stateful = definition is not None and definition.is_stateful
+        traits = _TRAITS.get(op_type, 0)
         return cls(
-            is_ignored=op_type in _IGNORED,
-            is_on_lists=op_type in _ON_LISTS,
-            is_read=op_type in READS,
-            is_assignment=op_type in ASSIGN,
-            forwards_handles=op_type in FORWARD_HANDLES,
-            advances_state=op_type in ADVANCE,
-            gives_sizes=op_type in GIVE_SIZES,
-            is_python=op_type in _PYTHON,
-            has_state=is_stateful or handles or op_type in _FILES,
-            may_keep=op_type in ADVANCE or op_type == "PrintV2",
+            traits=traits,
+            has_state=is_stateful or handles or bool(traits & READS_FILES),
             has_functions=any(
                 a.type in ("func", "list(func)") for a in attributes
             ),
-            goes_first=op_type in CALLS or op_type in _SHAPED_BY_TYPE,
             size_inputs=tuple(
                 k
                 for k, a in enumerate(inputs)
-                if op_type in TAKE_SIZES and a.name in _SIZE_NAMES
+                if traits & TAKES_SIZES and a.name in _SIZE_NAMES
             ),
             arguments=tuple(
                 Argument(k, a.name, a.number_attr or a.type_list_attr)
@@ -244,3 +327,18 @@ class _Facts(dict):
 
 
 FACTS = _Facts()
+
+
+def has(op, traits):
+    """Whether an op has one of these traits."""
+    return FACTS[op.type].has(traits)
+
+
+def ops_with(traits):
+    """Return the types of all ops that have one of these traits."""
+    return frozenset(t for t, found in _TRAITS.items() if found & traits)
+
+
+def source_of(op):
+    """Return the place of the input whose entries an op moves."""
+    return _SOURCES.get(op.type, 0)

@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.graphs.gradients import (
 from keras_pergrad.keras_internals.graphs.nodes import Definitions
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.op_facts import FACTS, op_types
+from keras_pergrad.proof.op_facts import FACTS, LINEAR, SUMS, has
 from keras_pergrad.proof.tensor_types import Free, Total
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+)_grad/")
@@ -145,7 +145,7 @@ class OpOrigin:
         return self._has_prefix(self.forward_name(name), names)
 
 
-_CTC_LOSSES = op_types("CTCLoss CTCLossV2")
+_CTC_LOSSES = ("CTCLoss", "CTCLossV2")
 
 
 def _is_ctc_loss(op):
@@ -165,9 +165,6 @@ def _is_ctc_loss(op):
 
 #: What `tf.custom_gradient` leaves in a graph.
 CUSTOM_GRADIENT_OP = "IdentityN"
-_SUM_OPS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
-#: Gradients that are zero.
-_ZERO_OPS = {"ZerosLike", "Zeros"}
 
 
 @dataclasses.dataclass
@@ -226,15 +223,19 @@ def custom_gradients(candidates, op_cotangents, graph):
 def is_linear(tensor_type, gradient):
     """Whether a gradient of this type is linear in what it was given."""
     if isinstance(tensor_type, Free):
-        return gradient.op.type in _ZERO_OPS or _is_zero(gradient)
+        return gradient.op.type == "ZerosLike" or _is_zero(gradient)
     return isinstance(tensor_type, Total)
 
 
 def _addends(tensor, stops):
     """Return the tensors of which this one is the sum or the difference."""
-    if tensor.op.type not in _SUM_OPS or any(tensor is term for term in stops):
+    inputs = list(tensor.op.inputs)
+    is_sum = has(tensor.op, SUMS) or (
+        has(tensor.op, LINEAR) and len(inputs) == 1
+    )
+    if not is_sum or any(tensor is term for term in stops):
         return [tensor]
-    return [term for t in tensor.op.inputs for term in _addends(t, stops)]
+    return [term for t in inputs for term in _addends(t, stops)]
 
 
 def _is_zero(tensor):

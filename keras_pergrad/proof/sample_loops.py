@@ -11,7 +11,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.nodes import tensor_name
-from keras_pergrad.proof.op_facts import op_types
+from keras_pergrad.proof.op_facts import SUMS, has
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     OF_LIST,
@@ -107,9 +107,12 @@ LOOP_TYPES = (
     ShrinkingList,
 )
 #: Ops that keep what branches have kept, or give it back.
-_KEEPS = op_types(
-    "Identity OptionalFromValue OptionalGetValue TensorListPopBack "
-    "TensorListPushBack"
+_KEEPS = (
+    "Identity",
+    "OptionalFromValue",
+    "OptionalGetValue",
+    "TensorListPopBack",
+    "TensorListPushBack",
 )
 
 
@@ -142,7 +145,7 @@ def type_in_loop(op, types):
         ((level, is_reversed),) = loop_positions
         return CurrentSample(level, is_reversed, flags_of(types))
     are_sums = all(isinstance(t, Total) for t in other_types)
-    if are_sums and op.type in ("Add", "AddV2", "Sub", "AddN"):
+    if are_sums and has(op, SUMS):
         return Total(flags_of(types))
     raise Mixes("brings a sample together with a sum over several")
 

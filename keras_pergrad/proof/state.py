@@ -5,10 +5,11 @@ import contextlib
 import tensorflow as tf
 
 from keras_pergrad.proof.op_facts import (
-    ADVANCE,
+    ADVANCES,
     FACTS,
-    FORWARD_HANDLES,
+    FORWARDS,
     KNOWN_STATE,
+    has,
 )
 from keras_pergrad.proof.tensor_types import (
     FREE,
@@ -65,7 +66,7 @@ class State:
         return True
 
     def assign(self, op, types):
-        """Note what an op of `ASSIGN` assigns."""
+        """Note what an op that has `ASSIGNS` assigns."""
         key, assigned_type = self.key(op.inputs[0]), FREE
         for value_type in types[1:]:
             assigned_type = join_or_mixed(op, assigned_type, value_type)
@@ -107,15 +108,15 @@ def refuse_state_of_samples(op, types):
 
 def keeps_unknown(op, types):
     """Whether an op keeps or reads state in a way that no rule knows."""
-    if op.type in KNOWN_STATE:
+    if has(op, KNOWN_STATE):
         if op.type == "PrintV2":
             # What is printed into a file can be read from there.
             return op.get_attr("output_stream").startswith(b"file:")
-        draws_without_rule = op.type in ADVANCE and not rule_of(op.type)
+        draws_without_rule = has(op, ADVANCES) and not rule_of(op.type)
         return draws_without_rule and not all(
             isinstance(t, Free) for t in types
         )
-    if rule_of(op.type) or op.type in FORWARD_HANDLES:
+    if rule_of(op.type) or has(op, FORWARDS):
         return False
     makes_handle = any(t.dtype == tf.resource for t in op.outputs)
     return makes_handle or FACTS[op.type].has_state

@@ -7,7 +7,17 @@ import inspect
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.op_facts import FACTS, TAKE_PARTS, op_types
+from keras_pergrad.proof.op_facts import (
+    EVALUATED,
+    FACTS,
+    JOINS,
+    MOVES,
+    REPEATS,
+    SIZE_PRODUCTS,
+    TAKES_PARTS,
+    has,
+    source_of,
+)
 from keras_pergrad.proof.sample_loops import CurrentSample
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
@@ -71,7 +81,7 @@ class StaticNumbers:
             return None if rank is None else np.array(rank)
         if op.type == "Const":
             return tf.get_static_value(tensor)
-        if not op.inputs or op.type not in _EVALUATED:
+        if not op.inputs or not has(op, EVALUATED):
             return None
         input_values = [self.of(t) for t in op.inputs]
         if any(v is None for v in input_values):
@@ -88,22 +98,6 @@ class StaticNumbers:
         size = tensor.shape.num_elements()
         is_integral = tensor.dtype.is_integer or tensor.dtype.is_bool
         return is_integral and (size is None or size <= self.MAX_SIZE)
-
-
-#: Ops on shapes that are evaluated.
-_EVALUATED = op_types(
-    "Identity Cast Add AddV2 Sub Mul FloorDiv FloorMod Mod TruncateDiv "
-    "TruncateMod RealDiv Maximum Minimum Neg Abs Sign Pack Unpack ConcatV2 "
-    "StridedSlice Slice Reshape ExpandDims Squeeze Transpose GatherV2 "
-    "Range Prod Sum Max Min Any All Fill Tile BroadcastTo BroadcastArgs "
-    "BroadcastGradientArgs Less LessEqual Greater GreaterEqual Equal "
-    "NotEqual LogicalAnd LogicalOr LogicalNot SelectV2 Select Pad PadV2 "
-    "ZerosLike OnesLike InvertPermutation ConcatOffset Cumsum Reverse "
-    "ReverseV2 ListDiff DynamicStitch Split SplitV ArgMax ArgMin OneHot "
-    "Where ScatterNd TensorScatterUpdate Size StopGradient Unique Bitcast "
-    "EnsureShape AddN Square Roll MatrixBandPart LeftShift RightShift "
-    "Bucketize"
-)
 
 
 _BY_NUMPY = {
@@ -234,14 +228,6 @@ def _argument_names(op_type):
 # Numbers that follow how many samples there are: see `Sizes`.
 
 
-#: Ops that move entries, or repeat them, and make no new ones of them.
-_REARRANGES = op_types(
-    "BroadcastTo Concat ConcatV2 ExpandDims Fill GatherNd GatherV2 Identity "
-    "Pack Reshape ReverseV2 Slice Split SplitV Squeeze StopGradient "
-    "StridedSlice Tile Transpose Unpack"
-)
-#: Ops that give as many equal entries, or draws, as they are told to.
-_REPEATS = op_types("BroadcastTo Empty Fill Reshape Tile")
 _DRAW_PREFIXES = (
     "Random",
     "Stateless",
@@ -256,10 +242,6 @@ RULE_FAILURES = (
     AttributeError,
     TypeError,
     ZeroDivisionError,
-)
-_SIZE_OPS = op_types(
-    "Cast ConcatOffset ConcatV2 ExpandDims GatherV2 Identity Mul Pack Prod "
-    "Reshape Slice Split SplitV Squeeze StridedSlice Unpack"
 )
 
 
@@ -324,26 +306,28 @@ class Sizes:
 
         Which of them follow the number of samples shows in their values then.
         """
+        source = source_of(op)
         size_inputs = [
             (t, input_type)
             for t, input_type in zip(op.inputs, types)
             if input_type.flags & BY_SIZE
         ]
-        if op.type == "GatherV2" or op.type in TAKE_PARTS:
+        if has(op, TAKES_PARTS):
             size_inputs = [
-                pair for pair in size_inputs if pair[0] is not op.inputs[0]
+                pair for pair in size_inputs if pair[0] is not op.inputs[source]
             ]
             if size_inputs:
                 return False
-            size_inputs = [(op.inputs[0], types[0])]
-        return op.type in _SIZE_OPS and all(
+            size_inputs = [(op.inputs[source], types[source])]
+        gives_sizes = has(op, SIZE_PRODUCTS) or op.type == "ConcatOffset"
+        return gives_sizes and all(
             self._values[t].is_size for t, _ in size_inputs
         )
 
 
 def without_size_flags(op, types):
     """Return types of inputs; a size that gives a shape gives no value."""
-    if op.type in TAKE_PARTS and isinstance(types[0], Free):
+    if has(op, TAKES_PARTS) and isinstance(types[source_of(op)], Free):
         # Which part of a table it is gives the values.
         return types
     size_inputs = FACTS[op.type].size_inputs
@@ -366,9 +350,10 @@ def _follows_sample_count(op, n, rule):
     input_axes = max((_count_sample_axes(t, n) for t in op.inputs), default=0)
     output_axes = max((_count_sample_axes(t, n) for t in op.outputs), default=0)
     if not input_axes:
-        repeats = op.type in _REPEATS or op.type.startswith(_DRAW_PREFIXES)
+        repeats = has(op, REPEATS) or op.type in ("Empty", "Reshape")
+        repeats = repeats or op.type.startswith(_DRAW_PREFIXES)
         return output_axes > 0 and not repeats
-    if op.type in _REARRANGES:
+    if has(op, MOVES | JOINS):
         return False
     if input_axes > output_axes:
         return True

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
-from keras_pergrad.proof.op_facts import CALLS, FACTS
+from keras_pergrad.proof.op_facts import CALLS, FACTS, REPEATS, has
 from keras_pergrad.proof.origins import (
     CUSTOM_GRADIENT_OP,
     OpOrigin,
@@ -185,10 +185,6 @@ def _is_misplaced(output, cotangent):
 # The proof that a step keeps its samples apart, from the types of its ops.
 
 
-#: Ops that may repeat a weight for each sample.
-_REPEAT = {"BroadcastTo", "Tile"}
-
-
 @dataclasses.dataclass
 class UseTypes:
     """The types at one op that takes tensors of weights.
@@ -358,7 +354,7 @@ class StepProof:
             operations[self._traced.stop :],
             self._traced.scopes,
             backward_ops,
-            {op.name for op in operations if op.type in CALLS},
+            {op.name for op in operations if has(op, CALLS)},
             operations,
         )
 
@@ -451,8 +447,9 @@ class StepProof:
         ]
 
     def _use_types(self, candidate, cotangents):
-        is_single = (
-            self.types.number in (0, 1) and candidate.op.type not in _REPEAT
+        # A weight may be repeated for each sample.
+        is_single = self.types.number in (0, 1) and not has(
+            candidate.op, REPEATS
         )
         if not candidate.by_value and is_single:
             # A weight of size one looks like one for each sample.

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.proof.messages import UNEQUAL
-from keras_pergrad.proof.op_facts import FACTS, op_types
+from keras_pergrad.proof.op_facts import FACTS
 
 #: What entries depend on besides their own sample, and how.
 TRAINED = 1  # on trainable weights
@@ -327,10 +327,10 @@ ALL = "all"
 
 
 def type_rule(*names, inputs):
-    """Decorate a function as the rule of ops, named as for `op_types`.
+    """Decorate a function as the rule of ops.
 
     Args:
-        *names: the types of ops.
+        *names: the types of ops, each of one or several.
         inputs: the inputs that it looks at: the place of an argument in
             TensorFlow's definition of the op, a tuple of places, "all", or a
             dict of these by type of op. An op is refused if any other input
@@ -338,7 +338,7 @@ def type_rule(*names, inputs):
     """
 
     def register(function):
-        for op_type in sorted(op_types(*names)):
+        for op_type in sorted(" ".join(names).split()):
             if op_type in RULES:
                 raise ValueError(
                     f"op {op_type} has a type rule already: "

@@ -31,7 +31,7 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
     traced_functions,
 )
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.op_facts import DRAWS
+from keras_pergrad.proof.op_facts import DRAWS, has
 from keras_pergrad.proof.step_proof import StepProof
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
@@ -279,7 +279,7 @@ def _output_refusals(traced, proof, outputs, cotangents, repeated):
     """Yield why the outputs do not belong to a sample each."""
     model = traced.model
     for op in traced.operations if repeated == "sample" else ():
-        if op.type in DRAWS:
+        if has(op, DRAWS):
             yield messages.unrepeatable_draws(
                 model, proof.origin.layer(op.name), op
             )

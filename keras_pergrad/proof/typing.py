@@ -20,7 +20,19 @@ from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.intervals import is_constant
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths, all_lengths
-from keras_pergrad.proof.op_facts import CALLS, FACTS
+from keras_pergrad.proof.op_facts import (
+    ADVANCES,
+    ASSIGNS,
+    CALLS,
+    FACTS,
+    FORWARDS,
+    GIVES_SIZES,
+    IN_PYTHON,
+    IS_GIVEN,
+    ON_LISTS,
+    READS,
+    TELLS,
+)
 from keras_pergrad.proof.state import (
     State,
     forward_handles,
@@ -155,7 +167,7 @@ class Typing:
         """Put nodes into a graph and type them; extend name → tensor."""
         for leading, names in stages(nodes, self._has_known_shape):
             for name in leading:
-                if nodes.by_name[name].op in CALLS:
+                if FACTS[nodes.by_name[name].op].has(CALLS):
                     self._type_call(nodes, name, tensors, graph)
                 else:
                     self._put_with_shape(nodes, name, tensors, graph)
@@ -300,29 +312,29 @@ class Typing:
 
     def _type_op(self, op):
         facts = FACTS[op.type]
-        if facts.is_ignored:
+        if facts.has(IS_GIVEN):
             return
         types = [self.of(t) for t in op.inputs]
-        if facts.is_on_lists:
+        if facts.has(ON_LISTS):
             self.lists.note(op)
-        if facts.is_read and type_read(op, self):
+        if facts.has(READS) and type_read(op, self):
             return
-        if facts.is_assignment:
+        if facts.has(ASSIGNS):
             type_assignment(op, types, self)
         elif op.type == "Identity" and self._is_marked(op, types):
             return
-        elif facts.gives_sizes:
+        elif facts.has(GIVES_SIZES):
             self.set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
             self._every_number.note_sizes(op)
         elif self._keeps_unknown(op, facts, types):
             self.set_types(op, self.effects[-1])
         elif op.outputs:
-            if facts.advances_state:
+            if facts.has(ADVANCES):
                 self.state.advance(op)
             if facts.has_state:
                 types = with_held_types(op, types, self)
-            if facts.forwards_handles:
+            if facts.has(FORWARDS):
                 forward_handles(op, self)
             self.count += 1
             self._type_computation(op, facts, types)
@@ -348,7 +360,7 @@ class Typing:
         if facts.size_inputs and static_numbers.any_flagged(BY_SIZE, types):
             types = without_size_flags(op, types)
         # The types of counters in loops are subclasses of `Free`, with rules.
-        if facts.is_python or not all(type(t) is Free for t in types):
+        if facts.has(IN_PYTHON) or not all(type(t) is Free for t in types):
             self.set_types(op, self._by_rule(op, facts, types))
             return
         flags = flags_of(types)
@@ -395,7 +407,8 @@ class Typing:
                     return Free(flags_of(types))
             if self._every_number.is_needed:
                 self._every_number.check(op)
-            if sample_loops.has_loop_types(types) and not facts.is_python:
+            is_in_loop = sample_loops.has_loop_types(types)
+            if is_in_loop and not facts.has(IN_PYTHON):
                 results = sample_loops.type_in_loop(self._typed_op(op), types)
                 results = Free(flags_of(types)) if results is None else results
             else:
@@ -466,8 +479,8 @@ class Typing:
 
         Queues, stages, files and the like, also without outputs.
         """
-        has_rule = rule_of(op.type) is not None or facts.forwards_handles
-        if self.n <= 1 or (has_rule and not facts.may_keep):
+        has_rule = rule_of(op.type) is not None or facts.has(FORWARDS)
+        if self.n <= 1 or (has_rule and not facts.has(ADVANCES | TELLS)):
             return False
         if not keeps_unknown(op, types) or self._is_vouched(op):
             return False

@@ -23,7 +23,13 @@ from keras_pergrad.keras_internals.graphs.nodes import (
 )
 from keras_pergrad.keras_internals.losses.losses import components
 from keras_pergrad.keras_internals.state.model import assigned_inputs
-from keras_pergrad.proof.op_facts import ASSIGN, SIZES
+from keras_pergrad.proof.op_facts import (
+    ARRANGES,
+    ASSIGNS,
+    CALLS_FUNCTION,
+    MEASURES,
+    has,
+)
 
 # Calls of a `tf.function`, with the ops of its body beside the call.
 #
@@ -31,7 +37,6 @@ from keras_pergrad.proof.op_facts import ASSIGN, SIZES
 # meet the data inside. TensorFlow's own optimisation makes both one again.
 
 
-CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _REPEATABLE = {"ReadVariableOp", "ResourceGather", "Placeholder"}
 
 
@@ -113,7 +118,7 @@ def _is_pure(graph):
     for op in graph.get_operations():
         if has_own_gradient(op.node_def.attr):
             return False
-        if op.type in CALLS:
+        if has(op, CALLS_FUNCTION):
             body = _body(op, graph)
             if body is None or not _is_pure(body):
                 return False
@@ -131,18 +136,6 @@ def _is_pure(graph):
 # is *of weights* while it depends on trainable weights and constants alone.
 # An op that takes such a tensor is a `Candidate`. It is a use if its output
 # contains samples, as the types show (see `step_proof`).
-
-
-#: Ops that repeat nothing: a weight behind them is as large as before.
-_REARRANGING = {
-    "Cast",
-    "ExpandDims",
-    "Identity",
-    "Neg",
-    "Reshape",
-    "Squeeze",
-    "Transpose",
-}
 
 
 @dataclasses.dataclass
@@ -274,14 +267,14 @@ class CandidateUses:
 
     def _visit(self, op, claimed, parent=None):
         inputs, outputs = list(op.inputs), op.outputs
-        if op.type in ASSIGN:
+        if has(op, ASSIGNS):
             if any(id(t) in self._data_dependent for t in inputs[1:]):
                 self._assigned_handles.add(id(inputs[0]))
             return
         if op.type == "ReadVariableOp":
             self._visit_read(inputs[0], outputs[0], claimed)
             return
-        if op.type in SIZES:
+        if has(op, MEASURES):
             # A shape depends on the batch's size, not on its values. It is
             # followed for itself: a weight may be repeated for each sample.
             if any(
@@ -315,7 +308,8 @@ class CandidateUses:
             k: self.variables_in(t) for k, t in enumerate(inputs)
         }
         weights = tuple(k for k, indices in variables_behind.items() if indices)
-        if weights and by_value and op.type in CALLS and self._can_inline(op):
+        is_call = has(op, CALLS_FUNCTION)
+        if weights and by_value and is_call and self._can_inline(op):
             call = inline_call(op, parent)
             if call is not None:
                 self._inlined.append(call)
@@ -338,9 +332,10 @@ class CandidateUses:
                 k for k in weights if id(inputs[k]) in self._size_dependent
             )
             # Without samples it is no use, and its gradient is not needed.
-            is_rearranging = (
-                op.type in _REARRANGING and not by_value and not repeated
-            )
+            # A weight behind it is as large as before, and its own gradient
+            # is found behind it.
+            arranges = has(op, ARRANGES) or op.type in ("Cast", "Neg")
+            is_rearranging = arranges and not by_value and not repeated
             targets = [] if is_rearranging else list(differentiable)
             candidate = Candidate(
                 op,

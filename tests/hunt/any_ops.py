@@ -14,7 +14,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework import ops as tf_ops
 
 from keras_pergrad.keras_internals.graphs.nodes import Definitions
-from keras_pergrad.proof.op_facts import ASSIGN, SIZES, TELL
+from keras_pergrad.proof.op_facts import ASSIGNS, MEASURES, TELLS, has
 from keras_pergrad.proof.tensor_types import At, Free, Mixed, rule_of
 from keras_pergrad.proof.typing import Typing
 
@@ -89,11 +89,11 @@ def _judged(graph, typing):
     for op in graph.get_operations():
         types = [typing.of(t) for t in op.inputs]
         with_samples = any(not isinstance(t, Free) for t in types)
-        if not with_samples or rule_of(op.type) or op.type in SIZES:
+        if not with_samples or rule_of(op.type) or has(op, MEASURES):
             continue
         kinds = [typing.of(t) for t in op.outputs]
         refused = any(f.op_type == op.type for f in typing.failures)
-        if not (kinds or refused or op.type in ASSIGN | TELL):
+        if not (kinds or refused or has(op, ASSIGNS | TELLS)):
             faults.append(f"{op.type}: its effect is not looked at")
         if not all(isinstance(kind, Mixed) for kind in kinds):
             faults.append(f"{op.type}: served without a rule, as {kinds}")

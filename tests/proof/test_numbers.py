@@ -44,8 +44,8 @@ def _self(layer):
 
 
 #: Of (samples, steps, 3), what `keras.layers` has for sequences. A cell without
-#: a rule (StackedRNNCells) is refused behind a trained layer. TimeDistributed of
-#: an open length takes as many steps as there are samples in Keras itself.
+#: a rule (StackedRNNCells) is refused behind a trained layer. In Keras itself,
+#: TimeDistributed of an open length takes as many steps as there are samples.
 ONE = {
     "AdditiveAttention": lambda: lambda x: L.AdditiveAttention()([x, x]),
     "Attention": lambda: lambda x: L.Attention(use_scale=True)([x, x]),

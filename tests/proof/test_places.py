@@ -112,6 +112,9 @@ NUMBERS = {
     "sliced": lambda h, n: h * tf.cast(_TABLE[n], h.dtype),
     "part": lambda h, n: h * tf.cast(tf.slice(_TABLE, [n], [1]), h.dtype),
     "rows": lambda h, n: h * tf.cast(_TABLE[:n, None], h.dtype),
+    "split": lambda h, n: (
+        h * tf.cast(tf.split(_TABLE, [n, 300 - n])[0], h.dtype)[:, None]
+    ),
     "listed": lambda h, n: h / tf.reduce_sum(_listed(tf.ones([n], h.dtype))),
     "ones": lambda h, n: h * tf.reduce_sum(tf.ones([n], h.dtype)),
     "identity": lambda h, n: h * tf.reduce_sum(tf.eye(n, dtype=h.dtype)),
