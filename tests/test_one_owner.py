@@ -30,10 +30,6 @@ def _is_list(node):
     )
 
 
-def _is_bar(node):
-    return isinstance(node, ast.Attribute) and node.attr == "ProgbarLogger"
-
-
 def _is_table(node):
     if isinstance(node, ast.Attribute):
         return node.attr in ("ljust", "rjust")
@@ -46,7 +42,6 @@ def _is_table(node):
     [
         ("keras_internals/fit/train_function.py", _is_function),
         ("common/callback_list.py", _is_list),
-        ("keras_internals/fit/progress_bar.py", _is_bar),
         ("common/text.py", _is_table),
     ],
 )

@@ -92,7 +92,7 @@ def go_before_readers(callback, callback_list):
     """
     callbacks = [] if callback_list is None else callback_list.callbacks
     # In place: Keras is iterating over this list.
-    callbacks[:] = [c for c in callbacks if type(c) is not CalledLast]
+    callbacks[:] = [c for c in callbacks if type(c) not in _FOR_ONE_HOOK]
     if callback not in callbacks:
         return
     position = callbacks.index(callback)
@@ -139,6 +139,41 @@ class CalledLast(InternalCallback):
         self._function()
 
     on_test_batch_begin = on_train_batch_begin
+
+
+def print_last(callback_list, text):
+    """Print a text after all callbacks have acted, the progress bar, too.
+
+    Call it in a hook for the end of an epoch or a test; without a list, or in
+    another hook, the text is printed at once or at the next such end.
+    """
+    callbacks = [] if callback_list is None else callback_list.callbacks
+    if not callbacks:
+        print(text, flush=True)
+    elif type(callbacks[-1]) is _PrintsLast:
+        callbacks[-1].texts.append(text)
+    else:
+        # In place: Keras is iterating over this list, and comes to it last.
+        callbacks.append(_PrintsLast(callbacks, text))
+
+
+class _PrintsLast(InternalCallback):
+    def __init__(self, callbacks, text):
+        super().__init__()
+        self._callbacks, self.texts = callbacks, [text]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._print()
+
+    def on_test_end(self, logs=None):
+        self._print()
+
+    def _print(self):
+        self._callbacks.remove(self)
+        print("\n".join(self.texts), flush=True)
+
+
+_FOR_ONE_HOOK = CalledLast, _PrintsLast
 
 
 # The end of a `fit`, however it ends, and what is undone then.

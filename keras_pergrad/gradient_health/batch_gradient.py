@@ -176,9 +176,6 @@ SCALARS: tuple[str, ...] = (
     "bitwise_equal_variables",
 )
 
-#: What the progress bar shows of the probe, if not asked for more.
-PROGRESS_BAR_FIGURES = ("gradient_norm", "gradient_noise_scale")
-
 
 def log_values(gradient):
     """Return the values of a `BatchGradient` for the logs."""
@@ -201,17 +198,6 @@ def scalars(gradient):
         gradient.bitwise_equal_variables,
     )
     return dict(zip(SCALARS, values, strict=True))
-
-
-def is_hidden(name, figures, shown):
-    """Whether one of the probe's figures is left out of the progress bar."""
-    if name.startswith("train_gradient_"):
-        return True
-    return (
-        name in figures
-        and name not in PROGRESS_BAR_FIGURES
-        and name not in shown
-    )
 
 
 def require_distinct_names(model, figures):

@@ -20,7 +20,6 @@ from keras_pergrad.gradient_health import probe_batch as probes
 from keras_pergrad.gradient_health.batch_gradient import (
     BATCH_FIGURES,
     BatchGradient,
-    is_hidden,
     require_distinct_names,
 )
 from keras_pergrad.gradient_health.gradient_meter import TrainingReader
@@ -39,7 +38,6 @@ from keras_pergrad.gradient_health.instruments import (
 )
 from keras_pergrad.gradient_health.run_log import require_tags, require_unnamed
 from keras_pergrad.gradient_health.tasks import TaskConflicts, conflict_table
-from keras_pergrad.keras_internals.fit import progress_bar as bar
 from keras_pergrad.keras_internals.fit.train_function import (
     TrainFunctionWrapper,
 )
@@ -76,8 +74,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
     `train_gradient_norm` and so on, even if the mode logs them by itself:
     names without this prefix mean the probe.
 
-    The progress bar shows the norm and the noise scale; the logs have all. The
-    order of the callbacks does not matter: this one moves before the first
+    The order of the callbacks does not matter: this one moves before the first
     that reads the logs, such as `CSVLogger` or `TensorBoard`.
 
     With `log_dir` every measurement is recorded for
@@ -115,7 +112,6 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
             the update that the batch makes.
         histograms: whether readings have histograms, of the mean gradient by
             variable and of the norms of the samples' gradients.
-        progress_bar: names of instruments that the progress bar shows.
         by_task: whether to measure how the gradients of the model's losses
             agree on the probe, for a model with several. The logs then have
             `gradient_task_conflicts`, the share of pairs of losses whose
@@ -172,7 +168,6 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         instruments: str | Sequence[str] | None = None,
         source: Literal["probe", "training"] = "probe",
         histograms: bool = False,
-        progress_bar: str | Sequence[str] | None = None,
         trackers: Any = (),
         by_task: bool = False,
     ):
@@ -196,9 +191,6 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
             self.instruments = gradient_records.training_instruments(
                 *settings, by_task
             )
-        self.progress_bar: tuple[str, ...] = select_instruments(
-            progress_bar, "progress_bar", self.instruments
-        )
         self.histograms: bool = bool(histograms)
         self.readings: list[HealthReading] = []
         self.advice: list[HealthAdvice] = []
@@ -229,7 +221,6 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         callbacks = running_fit(self.model).callback_list
         at_end_of_fit(self.model, callbacks, self._fit_stack.close)
         callback_list.go_before_readers(self, callbacks)
-        bar.leave_out(self, callbacks, self._is_hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.readings, self.advice, self.conflicts = [], [], []
         self.run_directory = self._meter = self._instruments = None
@@ -365,11 +356,6 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         arguments = self.instruments, model, self.histograms
         self._instruments = self._instruments or Instruments(*arguments)
         return self._instruments.quantities
-
-    def _is_hidden(self, name, value):
-        del value
-        figures = self.readings[-1].figures if self.readings else {}
-        return is_hidden(name, figures, figure_names(self.progress_bar))
 
     def _begin_measuring(self, batch, epoch):
         """Do everything that may fail, before the first training step."""

@@ -73,10 +73,9 @@ INSTRUMENTS = {
 }
 
 
-def select_instruments(
-    instruments, argument="instruments", choices=tuple(INSTRUMENTS)
-):
-    """Return the names that an argument asks for, all `choices`, in order."""
+def select_instruments(instruments):
+    """Return the names that the argument asks for, in order."""
+    choices = tuple(INSTRUMENTS)
     names = () if instruments is None else instruments
     if isinstance(names, str):
         names = choices if names == "all" else (names,)
@@ -85,10 +84,9 @@ def select_instruments(
     if unknown:
         unknown = next(iter(unknown))
         raise ValueError(
-            f"`{argument}` expected None, 'all' or a tuple of names of "
-            "instruments: "
-            f"{', '.join(map(repr, choices)) or 'none is chosen'}. "
-            f"Received: {argument}={instruments!r}."
+            "`instruments` expected None, 'all' or a tuple of names of "
+            f"instruments: {', '.join(map(repr, choices))}. "
+            f"Received: instruments={instruments!r}."
             f"{did_you_mean(unknown, (*choices, 'all'))}"
         )
     return tuple(name for name in choices if name in names)

@@ -19,7 +19,7 @@ from keras_pergrad.common.callback_list import (
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
-from keras_pergrad.keras_internals.fit.progress_bar import end_of_epochs
+from keras_pergrad.keras_internals.fit.end_of_epochs import end_of_epochs
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models import trained_parts
 from keras_pergrad.keras_internals.models.building import (

@@ -15,7 +15,7 @@ from keras_pergrad.common.callback_list import (
     running_fit,
 )
 from keras_pergrad.common.names import NamedArguments
-from keras_pergrad.keras_internals.fit import progress_bar, train_function
+from keras_pergrad.keras_internals.fit import train_function
 from keras_pergrad.keras_internals.tensorflow.settings import placed_graphs
 from keras_pergrad.placement import graph, kernels, operations
 from keras_pergrad.placement.prediction import (
@@ -45,9 +45,8 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
     The logs of each epoch get `ops_on_accelerator`, `ops_on_cpu` and
     `device_copies` (tensors copied between host and accelerator memory in
     one step). They reach the history and every callback that reads the logs,
-    such as `CSVLogger`: this one moves before the first of these. The progress
-    bar leaves them out, as they stay the same in every epoch. A figure that
-    cannot be obtained (under XLA, say) is absent.
+    such as `CSVLogger`: this one moves before the first of these. A figure
+    that cannot be obtained (under XLA, say) is absent.
 
     Cost: a new train function is watched while it is placed; one that an
     earlier `fit` has built is placed once more. Later steps cost nothing.
@@ -101,9 +100,6 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
         self._restore()
         callback_list = running_fit(self.model).callback_list
         go_before_readers(self, callback_list)
-        progress_bar.leave_out(
-            self, callback_list, lambda name, _: name in _COUNTS
-        )
         self._batches, self._spec = [], None
         self._device = next(iter(machine.accelerators()), None)
         self._warn_of(self._setting_hazards())

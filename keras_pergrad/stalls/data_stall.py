@@ -16,7 +16,6 @@ from keras_pergrad.common.callback_list import (
     running_fit,
 )
 from keras_pergrad.common.names import NamedArguments
-from keras_pergrad.keras_internals.fit import progress_bar
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
 from keras_pergrad.stalls import accounting
@@ -33,8 +32,9 @@ from keras_pergrad.stalls.stages import (
 )
 from keras_pergrad.stalls.stopwatch import Call, Stopwatch
 
-SHOWN_LOGS = ("data_stall_fraction", "step_ms")
-HIDDEN_LOGS = (
+LOGS = (
+    "data_stall_fraction",
+    "step_ms",
     "data_stall_s",
     "stall_load_fraction",
     "stall_transform_fraction",
@@ -47,8 +47,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
     """Measures how long each step waits for its batch.
 
     Works with `fit` and `evaluate` of any compiled model and any kind of
-    data. Every epoch's `logs` get `data_stall_fraction` and `step_ms`, which
-    the progress bar shows. `History`, `CSVLogger` and `TensorBoard` also get
+    data. Every epoch's `logs` get `data_stall_fraction`, `step_ms`,
     `data_stall_s` and the shares of the time, which sum to 1: `step_fraction`,
     `copy_fraction` (to an accelerator, where there is one),
     `stall_load_fraction` (reading and generating) and
@@ -144,7 +143,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        require_free_names(self.model, (*SHOWN_LOGS, *HIDDEN_LOGS), "DataStall")
+        require_free_names(self.model, LOGS, "DataStall")
         self._begin_run()
         self._fit_callbacks = self._callbacks
 
@@ -277,9 +276,6 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
             self._callbacks = weakref.ref(callbacks)
         at_end_of_fit(self.model, callbacks, self._make_end_hook())
         callback_list.go_before_readers(self, callbacks)
-        progress_bar.leave_out(
-            self, callbacks, lambda name, _: name in HIDDEN_LOGS
-        )
 
     def _arm(self, slot):
         # Between two steps nothing that this needs is in the caches: Python
@@ -335,8 +331,8 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         if logs is None:  # an error is being raised: no bar follows
             if text:
                 print(f"\n{text}", flush=True)
-        else:
-            progress_bar.print_below(self, self._callbacks(), text)
+        elif text:
+            callback_list.print_last(self._callbacks(), text)
         if not self.per_batch:
             report.hide_batches()
         self.reports.append(report)
@@ -383,9 +379,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
 
 def _log_values(report):
     """Return those values of a `StallReport` that go to the logs."""
-    values = {
-        name: getattr(report, name) for name in (*SHOWN_LOGS, *HIDDEN_LOGS)
-    }
+    values = {name: getattr(report, name) for name in LOGS}
     return {k: v for k, v in values.items() if v is not None}
 
 

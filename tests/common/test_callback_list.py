@@ -1,4 +1,6 @@
-"""The list of callbacks and the bar in it, which end as they were."""
+"""The list of callbacks, which ends as it was."""
+
+import re
 
 import keras
 import numpy as np
@@ -10,7 +12,6 @@ from keras_pergrad.common.callback_list import (
     CalledLast,
     running_fit,
 )
-from keras_pergrad.keras_internals.fit import progress_bar
 from tests.models.making import compiled, net
 
 X, Y = np.ones((8, 2)), np.ones((8, 1))
@@ -28,7 +29,7 @@ class Notes(keras.callbacks.Callback):
 
 
 class Writes(keras.callbacks.Callback):
-    """Hides what it logs, and prints below the bar."""
+    """Logs a figure, and prints below the bar."""
 
     def __init__(self, text="below"):
         super().__init__()
@@ -37,13 +38,10 @@ class Writes(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.siblings = running_fit(self.model).callback_list
         callback_list.go_before_readers(self, self.siblings)
-        progress_bar.leave_out(
-            self, self.siblings, lambda name, value: name == self.text
-        )
 
     def on_epoch_end(self, epoch, logs=None):
         logs[self.text] = 7.5
-        progress_bar.print_below(self, self.siblings, f"says {self.text}")
+        callback_list.print_last(self.siblings, f"says {self.text}")
 
 
 class Fails(keras.callbacks.Callback):
@@ -79,37 +77,49 @@ def test_a_list_of_the_users_ends_as_it_was(fails):
 
     reads = keras.callbacks.EarlyStopping("below", mode="min")
     given = list_of(model, reads, Writes(), Adds(), *[Fails()] * fails)
-    before, bar = list(given.callbacks), given.callbacks[-1]
+    before = list(given.callbacks)
     for times in (1, 2):
         try:
             model.fit(X, Y, callbacks=given)
         except KeyboardInterrupt:
             assert fails
         assert given.callbacks == [*before, *[added] * times]
-        assert not any(hook in vars(bar) for hook in progress_bar._HOOKS)
     assert fails or reads.best == 7.5
 
 
 @pytest.mark.quick
-def test_text_comes_below_the_bar_without_what_is_hidden(capsys):
+def test_text_comes_below_the_bar(capsys):
     one, other = Writes("one"), Writes("other")
     history = make(keras.Model).fit(X, Y, verbose=2, callbacks=[one, other])
     assert {"loss", "one", "other"} == set(history.history)
     bar, below = capsys.readouterr().out.split("says one\n")
-    assert "loss" in bar
-    assert "one" not in bar
-    assert "other" not in bar
+    assert {"loss", "one", "other"} <= set(re.findall(r"(\w+): ", bar))
     assert below == "says other\n"
+    model = make()
+    given = list_of(model, Writes())
+    for _ in range(2):
+        keras.Model.fit(model, X, Y, callbacks=given)
+        assert capsys.readouterr().out.endswith("7.5000\nsays below\n")
 
 
-def test_text_comes_at_once_without_a_bar_or_after_it(capsys):
+@pytest.mark.quick
+def test_text_of_a_fit_that_failed_is_not_printed_later(capsys):
+    model = make()
+    given = list_of(model, Writes(), Fails())
+    with pytest.raises(KeyboardInterrupt):
+        keras.Model.fit(model, X, Y, callbacks=given)
+    given.callbacks.remove(next(c for c in given.callbacks if type(c) is Fails))
+    keras.Model.fit(model, X, Y, callbacks=given)
+    assert capsys.readouterr().out.count("says below") == 1
+
+
+def test_text_comes_at_once_without_a_list(capsys):
     make().fit(X, Y, verbose=0, callbacks=[Writes()])
     assert capsys.readouterr().out == "says below\n"
     bar = keras.callbacks.ProgbarLogger()
     make().fit(X, Y, verbose=2, callbacks=[bar, Writes()])
     assert capsys.readouterr().out.endswith("says below\n")
-    progress_bar.print_below(Writes(), None, "no list")
-    progress_bar.print_below(Writes(), None, None)
+    callback_list.print_last(None, "no list")
     assert capsys.readouterr().out == "no list\n"
 
 
