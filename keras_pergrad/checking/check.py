@@ -31,7 +31,6 @@ from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
 from keras_pergrad.functions.data_passes import make_ready
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
-from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import ModelState
@@ -41,6 +40,7 @@ from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.modes.inspection import (
     require_any_batch_size,
     require_compiled,
+    require_none_overwritten,
     require_one_batch,
 )
 
@@ -96,8 +96,7 @@ def check_gradients(
     the verdict is "cannot tell". The model is left as it is: weights, seeds,
     metrics and moving statistics. Random layers get the same seeds everywhere.
     If they still draw other numbers (mostly by XLA and in microbatches), the
-    row says that it cannot be compared. Variables that are overwritten with
-    their gradient, as in float8 layers, are left out.
+    row says that it cannot be compared.
 
     Where samples have no gradient of their own (BatchNormalization in
     training), the reference is the batch's gradient in float64, and the
@@ -156,6 +155,7 @@ def check_gradients(
     with_checked_lengths(*tensors)
     make_ready(model, tensors)
     require_any_batch_size(model, "check_gradients()")
+    require_none_overwritten(model)
     modes = _labelled_modes(gradient_modes, model, samples)
     build_symbolically(model, tensors)
     combinations = [
@@ -165,7 +165,7 @@ def check_gradients(
         for setting in settings
         if _can_run(device, setting, model)
     ]
-    with ModelState(model) as state, OverwrittenVariables(model) as apart:
+    with ModelState(model) as state:
         check = _Check(model, data, batch, samples, repeats, state)
         if verbose:
             print(
@@ -184,9 +184,7 @@ def check_gradients(
             rows.append(check.row(label, modes[label], device, setting))
             bar.update(1 + len(rows))
     expected = check.reference
-    notes = (
-        expected.notes + _own_mode_notes(modes, rows) + _left_out_notes(apart)
-    )
+    notes = expected.notes + _own_mode_notes(modes, rows)
     procedure = (
         "single samples one by one" if expected.how == "loop" else "the batch"
     )
@@ -203,18 +201,6 @@ def _own_mode_notes(modes, rows):
         "not judged then"
         for label, mode in modes.items()
         if label in wrong and type(mode).__module__.split(".")[0] != PACKAGE
-    ]
-
-
-def _left_out_notes(apart):
-    """Return a note on variables whose "gradient" is their next value."""
-    if not apart.variables:
-        return []
-    first, *others = apart.variables
-    verb = f" and {len(others)} more are" if others else " is"
-    return [
-        f"{first.path!r}{verb} overwritten with their gradient (as in "
-        "float8 layers), which is the next value: left out"
     ]
 
 

@@ -54,6 +54,20 @@ def synchronized_statistics(layer, part):
     )
 
 
+def overwritten_weight(layer, variable):
+    """Say that a layer's weight is overwritten with its gradient."""
+    return (
+        f"Layer {layer.path or layer.name!r} ({type(layer).__name__}, dtype "
+        f"policy {layer.dtype_policy.name!r}) has weights that are overwritten "
+        "with their gradient (overwrite_with_gradient=True, as in float8). "
+        "Expected weights of which each sample has a gradient. Received: "
+        f"{variable.path!r}, whose next value is found from the whole batch. "
+        "Use gradient_mode='batch' on one device, which trains it as "
+        "keras.Model does, or a layer that is not quantized, with "
+        "dtype='mixed_bfloat16'."
+    )
+
+
 def sequential_updates(replicas):
     """Say that several replicas cannot update sample by sample."""
     return (

@@ -11,7 +11,6 @@ from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
 from keras_pergrad.functions.batch_loss import is_mean_over_samples
-from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.models.parts import (
     TEXTS_AS_TARGETS,
@@ -31,6 +30,7 @@ from keras_pergrad.modes.inspection import (
     mixes_in_training_only,
     require_any_batch_size,
     require_compiled,
+    require_none_overwritten,
     require_targets,
 )
 from keras_pergrad.modes.one_step import WholeBatch
@@ -180,11 +180,10 @@ def _trace(quantity, method, training, model_reference):
     @tf.function(autograph=False, reduce_retracing=True)
     def function(x, y, sample_weight, *extra_tensors):
         model = model_reference()
-        with OverwrittenVariables(model) as overwritten:
-            results = compute(
-                quantity, model, x, y, sample_weight, training, *extra_tensors
-            )
-        return overwritten.merged(results)
+        require_none_overwritten(model)
+        return compute(
+            quantity, model, x, y, sample_weight, training, *extra_tensors
+        )
 
     return function
 

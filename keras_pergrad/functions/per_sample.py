@@ -16,7 +16,6 @@ from keras_pergrad.functions.data_passes import (
     pass_size,
     run_passes,
 )
-from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.modes.inspection import require_compiled, require_finite
 
@@ -331,7 +330,6 @@ def _check_direction(model, direction):
     tensors = [
         None if entry is None else _check_entry(variable, entry)
         for variable, entry in zip(variables, direction)
-        if not is_overwritten(variable)  # these have no per-sample gradient
     ]
     if all(entry is None for entry in tensors):
         raise ValueError(

@@ -17,14 +17,11 @@ from keras_pergrad.gradient_health.batch_gradient import (
     BatchGradient,
     covariance_traces,
 )
-from keras_pergrad.keras_internals.losses.compiled import (
-    OverwrittenVariables,
-    is_overwritten,
-)
 from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
     regularization_loss,
 )
+from keras_pergrad.keras_internals.models.inspection import is_overwritten
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     call_model,
@@ -250,16 +247,13 @@ class GradientMeter:
             raise error
 
         batch = x, y, sample_weight
-        with OverwrittenVariables(self.model) as separated:
-            tape = TracedStep(
-                self.model, batch, loss=measured_loss, refuse=refuse
-            )
-            with outer_context, tape:
-                y_pred = tape.forward(x)
-                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
-                target = self._scaled(loss)
-            scale = loss_scale(self.model.optimizer)
-            factors = separated.merged(tape.sample_gradients(target, scale))
+        tape = TracedStep(self.model, batch, loss=measured_loss, refuse=refuse)
+        with outer_context, tape:
+            y_pred = tape.forward(x)
+            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        scale = loss_scale(self.model.optimizer)
+        factors = tape.sample_gradients(target, scale)
         losses = None
         if self._needs_slopes:
             losses = sample_losses(self.model, y, y_pred, sample_weight)

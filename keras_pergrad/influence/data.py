@@ -14,7 +14,6 @@ from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.factors import wide
 from keras_pergrad.factors.base import norm_type
 from keras_pergrad.functions.data_passes import run_passes, with_progress
-from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.keras_internals.state.model import (
     ModelState,
@@ -200,9 +199,7 @@ def gradients_of(model, batch, first_row=0):
 def dots(model, batches, directions, verbose=0):
     """Return the products of all samples with m directions, (m, n)."""
     used_directions = [
-        None if d is None else tf.convert_to_tensor(d)
-        for v, d in zip(model.trainable_variables, directions)
-        if not is_overwritten(v)
+        None if d is None else tf.convert_to_tensor(d) for d in directions
     ]
     blocks, first_row = [], 0
     for batch in with_progress(

@@ -26,7 +26,6 @@ from keras_pergrad.influence.likelihoods import (
     NoLikelihood,
     likelihoods_for,
 )
-from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
     total_loss,
@@ -67,11 +66,8 @@ class FisherStatistic:
 
         @tf.function(autograph=False, reduce_retracing=True)
         def function(x, y, sample_weight, seed, *more):
-            model = reference()
-            with OverwrittenVariables(model) as separated:
-                data = x, y, sample_weight
-                sums = self._batch_sums(model, data, seed, more)
-            return separated.merged(sums)
+            data = x, y, sample_weight
+            return self._batch_sums(reference(), data, seed, more)
 
         return function
 

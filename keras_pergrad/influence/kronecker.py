@@ -35,7 +35,6 @@ from keras_pergrad.influence.likelihoods import (
     NoLikelihood,
     likelihoods_for,
 )
-from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 
 # One block of a Kronecker-factored curvature: a basis and eigenvalues.
 
@@ -247,9 +246,7 @@ class KroneckerCurvature:
     def __init__(self, model, batches, damping, corrected, seed, verbose=0):
         self._model, self._batches, self._seed = model, batches, seed
         self._verbose = verbose
-        self._variables = [
-            v for v in model.trainable_variables if not is_overwritten(v)
-        ]
+        self._variables = list(model.trainable_variables)
         penalties = [_l2_curvature(v) for v in self._variables]
         self._likelihoods = self._find_likelihoods()
         self._blocks, samples = self._make_blocks(damping, penalties)
@@ -260,14 +257,11 @@ class KroneckerCurvature:
 
     def solve(self, gradients):
         """Return (F + damping)⁻¹ g for gradients of m samples."""
-        variables = self._model.trainable_variables
-        indices = [k for k, v in enumerate(variables) if not is_overwritten(v)]
         solutions = [None] * len(gradients)
         for block in self._blocks:
-            block_indices = [indices[k] for k in block.indices]
             for k, g in zip(
-                block_indices,
-                block.solve([gradients[k] for k in block_indices]),
+                block.indices,
+                block.solve([gradients[k] for k in block.indices]),
             ):
                 solutions[k] = g
         return solutions
@@ -299,11 +293,7 @@ class KroneckerCurvature:
             n = int(first_tensor(x).shape[0])
             require_finite(self._model, sums, first_row, n)
             first_row += n
-            variables = self._model.trainable_variables
-            yield (
-                n,
-                [a for a, v in zip(sums, variables) if not is_overwritten(v)],
-            )
+            yield n, sums
 
     def _make_blocks(self, damping, penalties):
         totals, layouts, samples = None, None, 0

@@ -19,7 +19,6 @@ from keras_pergrad.influence.data import (
     rounding_share,
 )
 from keras_pergrad.influence.gradient_store import GradientStore
-from keras_pergrad.keras_internals.losses.compiled import is_overwritten
 
 # The projections of all training samples, in memory or on disk.
 
@@ -273,8 +272,4 @@ class _BatchRange:
 
 def projected_shapes(model):
     """Return the shapes of the variables whose gradients are projected."""
-    return [
-        list(v.shape)
-        for v in model.trainable_variables
-        if not is_overwritten(v)
-    ]
+    return [list(v.shape) for v in model.trainable_variables]

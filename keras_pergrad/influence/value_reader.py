@@ -28,7 +28,6 @@ from keras_pergrad.common.batch_marks import is_numbered, with_numbers
 from keras_pergrad.common.callback_list import as_callback_list
 from keras_pergrad.factors import projections, wide
 from keras_pergrad.keras_internals.losses.compiled import (
-    is_overwritten,
     no_running_means,
 )
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -162,12 +161,7 @@ class ValueReader(StepReader):
         self.checks_numbers = not has_row_numbers
 
     def read(self, samples):
-        pairs = [
-            (v, f)
-            for v, f in zip(samples.variables, samples.factors)
-            if not is_overwritten(v)
-        ]
-        variables, factors = zip(*pairs)
+        variables, factors = samples.variables, samples.factors
         weights, batch_scale, finite = _aggregation_weights(
             samples, list(factors)
         )

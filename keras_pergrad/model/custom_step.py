@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_pergrad.common.batches import map_tensors, pack_like
 from keras_pergrad.keras_internals.losses.compiled import (
     compile_loss_of_samples,
-    is_overwritten,
 )
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models.parts import (
@@ -56,7 +55,7 @@ class LossModel(keras.Model):
 
     @property
     def trainable_variables(self):
-        return [v for v in self._chosen if v.trainable or not is_overwritten(v)]
+        return list(self._chosen)
 
     def call(self, inputs):
         batch = pack_like(self._batch, inputs)

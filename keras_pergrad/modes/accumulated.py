@@ -14,10 +14,6 @@ from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors.base import norm_type
-from keras_pergrad.keras_internals.losses.compiled import (
-    is_overwritten,
-    require_none_overwritten,
-)
 from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import accumulating_optimizer
 from keras_pergrad.keras_internals.replicas import replicas
@@ -270,11 +266,6 @@ class Accumulated(GradientMode):
         return self.inner.partial_sums(model, part)
 
     def parting(self, model: Any) -> Parting | None:
-        # The new value of overwritten variables is not a sum over parts.
-        overwritten = any(map(is_overwritten, model.trainable_variables))
-        stays_whole = self.steps == 1 and self.microbatch_size is None
-        if overwritten and stays_whole and not replicas.has_several_replicas():
-            return None
         return Microbatches(self)
 
     def begin_fit(self, model: Any) -> None:
@@ -334,7 +325,6 @@ class Microbatches(Parting):
         for layer in replicas.synchronizing_layers(model):
             text = refusal_messages.synchronized_statistics(layer, "microbatch")
             raise ValueError(text)
-        require_none_overwritten(model, self._mode_text)
         for part in tf.nest.flatten(batch):
             if is_composite(part):
                 raise ValueError(refusal_messages.sparse_batch(part))

@@ -16,6 +16,7 @@ from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 from keras_pergrad.modes import microbatches, one_step
+from keras_pergrad.modes.inspection import require_none_overwritten
 from keras_pergrad.modes.one_step import Step
 from keras_pergrad.modes.sums import WeightedSums, divide_groups
 from keras_pergrad.uses import function_cache
@@ -159,6 +160,7 @@ class GradientMode(Configured):
         Returns:
             A `Step`.
         """
+        require_none_overwritten(model)
         self.require(model)
         batch, parting = (x, y, sample_weight), self.parting(model)
         if self.updates_by_sample:

@@ -22,11 +22,6 @@ from keras_pergrad.common.batches import (
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.graphs.gradients import mark_same_for_all
-from keras_pergrad.keras_internals.losses.compiled import (
-    OverwrittenVariables,
-    is_overwritten,
-    require_none_overwritten,
-)
 from keras_pergrad.keras_internals.losses.losses import (
     additional_sums,
     loss_tensors,
@@ -172,7 +167,6 @@ class Parting:
         """Refuse a model or a batch that cannot be trained in parts."""
         del batch
         require_additive_loss(model)
-        require_none_overwritten(model, "several replicas")
 
     @contextlib.contextmanager
     def checked(
@@ -271,8 +265,7 @@ def update_by_sample(mode, model, batch):
         count = tf.distribute.get_strategy().num_replicas_in_sync
         raise ValueError(refusal_messages.sequential_updates(count))
     n = sample_count(batch)
-    with OverwrittenVariables(model):
-        groups = mode.aggregation.groups(model.trainable_variables)
+    groups = mode.aggregation.groups(model.trainable_variables)
     shape = [] if groups is None else [max(groups) + 1]
     norms = tf.TensorArray(tf.float32, n, element_shape=shape)
 
@@ -399,13 +392,12 @@ class _FlatFunction:
 
 def can_compile_parts(mode, model):
     """Whether the parts of private steps are to be compiled one by one."""
-    # Readers see whole batches, and so do overwritten variables.
+    # Readers see whole batches.
     return (
         model.jit_compile
         and not model.run_eagerly
         and not mode.readers
         and model.distribute_strategy.num_replicas_in_sync == 1
-        and not any(map(is_overwritten, model.trainable_variables))
     )
 
 

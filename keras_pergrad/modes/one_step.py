@@ -22,7 +22,6 @@ from keras_pergrad.common.batches import map_tensors, sample_count
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.base import to_zero
 from keras_pergrad.keras_internals.data.views import call_views
-from keras_pergrad.keras_internals.losses.compiled import OverwrittenVariables
 from keras_pergrad.keras_internals.losses.losses import (
     additional_loss_weights,
     total_loss,
@@ -109,7 +108,6 @@ class WholeBatch:
         batch,
         scale=None,
         aggregation=None,
-        set_apart=None,
         padded=None,
         is_single=False,
     ):
@@ -121,15 +119,9 @@ class WholeBatch:
         self.penalties = Penalties(model)
         self.loss: Any = None
         self.scaled_loss: Any = None
-        self._set_apart = (
-            OverwrittenVariables(model) if set_apart is None else set_apart
-        )
 
-    @contextlib.contextmanager
     def watched(self):
-        variables = self.penalties.variables
-        with self._set_apart.watched(), without_gradients(variables):
-            yield
+        return without_gradients(self.penalties.variables)
 
     def call(self):
         return call_views(self.model, self.x), []
@@ -147,10 +139,6 @@ class WholeBatch:
         self.scaled_loss = times(self.loss, self.scale)
         return self.scaled_loss
 
-    def in_variable_order(self, values):
-        """Return a list in the order of all variables; of None: these."""
-        return self._set_apart.in_order(values)
-
     def added_weights(self, replay):
         return additional_loss_weights(replay, self.n, self.scale)
 
@@ -164,12 +152,8 @@ def step_of_whole_batch(
     if aggregation is not None and aggregation.counts:
         padded = PaddedBatch(batch)
         batch = padded.batch
-    with OverwrittenVariables(model) as set_apart:
-        part = WholeBatch(
-            model, batch, scale, aggregation, set_apart, padded, is_single
-        )
-        variables = list(model.trainable_variables)
-        sums = mode.partial_sums(model, part)
+    part = WholeBatch(model, batch, scale, aggregation, padded, is_single)
+    sums = mode.partial_sums(model, part)
     y_pred, norms = sums.y_pred, sums.norms
     if padded is not None:
         norms = norms if norms is None else norms[: padded.n]
@@ -193,9 +177,7 @@ def step_of_whole_batch(
         scale,
         norms,
         penalties,
-        variables,
     )
-    gradients = set_apart.merged(gradients, part.scaled_loss)
     step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
     return step, norms
 
@@ -227,11 +209,9 @@ def finish(
     scale,
     norms=None,
     penalties=None,
-    variables=None,
 ):
     """Return gradients as the optimizer expects them, of the weighted mean."""
-    if variables is None:
-        variables = model.trainable_variables
+    variables = model.trainable_variables
     if penalties is None:
         penalties = regularization_gradients(variables)
     gradients = sums

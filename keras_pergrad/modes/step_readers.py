@@ -170,11 +170,7 @@ def readings(readers, model, part, y_pred, factors, sums=None):
 
     The factors hold no more afterwards than they did before.
     """
-    factors, variables = (
-        part.in_variable_order(factors),
-        part.in_variable_order(None),
-    )
-    sums = None if sums is None else part.in_variable_order(sums)
+    variables = list(model.trainable_variables)
     batch = without_mark(part.x), part.y, part.sample_weight
     y_pred = without_mark(y_pred)
     results = []

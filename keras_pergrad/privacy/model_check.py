@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.building import stateful_layers
+from keras_pergrad.keras_internals.models.inspection import overwritten_weights
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     compiled_loss,
@@ -272,8 +273,11 @@ def proof_record(model, batches):
 
 def _sample_problems(model, batches):
     """Yield why an example's gradient is not proved to be its own."""
-    for error in refusals(_traced_step(model, batches), **_EXAMPLE_OPTIONS):
-        yield str(error)
+    overwritten = [str(error) for _, error in overwritten_weights(model)]
+    yield from overwritten
+    if not overwritten:
+        for error in refusals(_traced_step(model, batches), **_EXAMPLE_OPTIONS):
+            yield str(error)
 
 
 def _traced_step(model, batches):

@@ -21,6 +21,7 @@ from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
+from keras_pergrad.keras_internals.models.inspection import overwritten_weights
 from keras_pergrad.keras_internals.models.parts import (
     layers_of,
     recording_scopes,
@@ -374,6 +375,8 @@ class TracedStep:
 
     def parts(self, loss, scale=None):
         """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
+        for layer, error in overwritten_weights(self.model):
+            self.refuse(layer, error)
         uses = self.uses()
         watched = [t for call in self.calls for t in call.watched]
         gradients = op_deltas, rule_deltas = uses.gradients(loss, watched)

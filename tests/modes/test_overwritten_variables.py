@@ -1,6 +1,4 @@
-"""Variables whose "gradient" is their next value, as in float8 layers."""
-
-import functools
+"""Weights that are overwritten with their gradient, as in float8 layers."""
 
 import keras
 import numpy as np
@@ -11,15 +9,23 @@ import keras_pergrad as kpg
 
 X = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
 Y = X[:, :3] * 2
-FAR = kpg.ClippedMean(1e9)
+CLIPPED = kpg.ClippedMean(1.0)
 MODES = {
     "vectorized": "vectorized",
     "per_sample": "per_sample",
     "accumulated": kpg.Accumulated(),
-    "vectorized, clipped": kpg.Vectorized(FAR),
-    "per_sample, clipped": kpg.PerSample(FAR),
-    "accumulated, clipped": kpg.Accumulated(inner=kpg.Vectorized(FAR)),
-    "by variable": kpg.Vectorized(kpg.ClippedMean(1e9, per="variable")),
+    "microbatches": kpg.Accumulated(microbatch_size=4),
+    "vectorized, clipped": kpg.Vectorized(CLIPPED),
+    "per_sample, clipped": kpg.PerSample(CLIPPED),
+    "by sample": kpg.PerSample(updates="sample"),
+}
+REFUSED = {
+    "float8": (
+        r"Layer 'scaled' \(Dense, dtype policy 'float8_from_float32'\).*"
+        r"'scaled/\w+', whose next value is found from the whole batch.*"
+        "gradient_mode='batch' on one device.*dtype='mixed_bfloat16'"
+    ),
+    "own": r"Layer 'scaled' \(Largest, dtype policy 'float32'\).*'scaled/seen'",
 }
 
 
@@ -40,171 +46,108 @@ class Largest(keras.layers.Layer):
         return largest(x, tf.convert_to_tensor(self.seen))
 
 
-def trained(mode, layer=Largest, loss_scale=None, **arguments):
-    """The weights after three epochs of whole batches, by their path."""
+def make(layer="float8", mode=None, **compiling):
+    """A model with a layer "scaled", whose weights are overwritten."""
     keras.utils.set_random_seed(1)
+    scaled = Largest(name="scaled")
+    if layer != "own":
+        dtypes = {"float8": "float8_from_float32"}
+        dtype = dtypes.get(layer, layer)
+        scaled = keras.layers.Dense(5, dtype=dtype, name="scaled")
     inputs = keras.Input((5,))
-    h = layer(name="largest")(inputs) if layer is Largest else inputs
-    dense = keras.layers.Dense(3, name="dense")
-    model = keras.Model(inputs, dense(h))
-    if layer == "float8":
-        dense.quantize("float8")
+    outputs = keras.layers.Dense(3, dtype="float32")(scaled(inputs))
+    model = keras.Model(inputs, outputs)
     if mode is not None:
         model = kpg.PerGradModel.from_model(model)
-        arguments["gradient_mode"] = mode
-    optimizer = keras.optimizers.SGD(0.1, loss_scale_factor=loss_scale)
-    model.compile(optimizer, "mse", jit_compile=False, **arguments)
-    model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
-    return {v.name: np.asarray(v) for v in model.trainable_variables}
+        compiling["gradient_mode"] = mode
+    model.compile("sgd", "mse", jit_compile=False, **compiling)
+    return model
 
 
-@functools.cache
-def plain(layer=Largest):
-    """The weights that Keras trains."""
-    return trained(None, layer)
-
-
-def assert_same(found, expected, rtol=1e-5):
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        error = np.abs(found[name] - value).max()
-        assert error <= rtol * np.abs(value).max() + 1e-7, name
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_passed_on_as_in_keras(mode):
-    expected = plain()
-    assert expected["seen"] == np.abs(X).max()
-    assert_same(trained(MODES[mode]), expected)
-
-
-@pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
-def test_eagerly_and_with_a_scaled_loss(mode):
-    found = trained(MODES[f"{mode}, clipped"], run_eagerly=True)
-    assert_same(found, plain())
-    assert_same(trained(mode, loss_scale=128.0), plain())
-
-
-@pytest.mark.parametrize("mode", ["vectorized", "per_sample, clipped"])
-def test_float8(mode):
-    expected = plain("float8")
-    assert len(expected) == 8
-    # Eight bits: a value at the edge of two steps may round either way.
-    assert_same(trained(MODES[mode], layer="float8"), expected, rtol=0.02)
-
-
-@pytest.mark.parametrize("clips", [kpg.Vectorized, kpg.PerSample])
-def test_no_part_of_the_norms(clips):
-    """Clipped as without the layer, which passes its input on."""
-    mode = clips(kpg.ClippedMean(0.1))
-    found, expected = trained(mode), trained(mode, layer=None)
-    assert found.pop("seen") == np.abs(X).max()
-    assert_same(found, expected)
-
-
-def clipped_by_hand(clip, rate=0.1, epochs=3):
-    """A float8 layer's weights: one sample after the other, by their path.
-
-    What Keras overwrites comes from the whole batch and has no part in norms.
-    """
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((5,))
-    dense = keras.layers.Dense(3, name="dense")
-    model = keras.Model(inputs, dense(inputs))
-    dense.quantize("float8")
-    model.compile("sgd", "mse")
-    variables = model.trainable_variables
-    own = [v for v in variables if v.overwrite_with_gradient]
-    rest = [v for v in variables if not v.overwrite_with_gradient]
-
-    @tf.function(autograph=False)
-    def gradients(x, y, whole):
-        with tf.GradientTape() as tape:
-            loss = model.compute_loss(x, y, model(x, training=True))
-            loss = loss if whole else loss / len(X)
-        return tape.gradient(loss, [v.value for v in (own if whole else rest)])
-
-    fractions = []
-    for _ in range(epochs):
-        overwritten, total, clipped = gradients(X, Y, True), [0, 0], 0
-        for k in range(len(X)):
-            row = tf.constant(X[k : k + 1]), tf.constant(Y[k : k + 1])
-            found = [np.asarray(g) for g in gradients(*row, False)]
-            norm = len(X) * np.sqrt(sum(np.sum(g**2) for g in found))
-            clipped += norm > clip
-            total = [t + min(1, clip / norm) * g for t, g in zip(total, found)]
-        for variable, value in zip(own, overwritten):
-            variable.assign(value)
-        for variable, gradient in zip(rest, total):
-            variable.assign_sub(rate * gradient)
-        fractions.append(clipped / len(X))
-    return {v.name: np.asarray(v) for v in variables}, fractions
-
-
-@pytest.mark.parametrize("clips", [kpg.Vectorized, kpg.PerSample])
-def test_float8_clipped_as_by_hand(clips):
-    expected, fractions = clipped_by_hand(4.0)
-    assert 0 < fractions[0] < 1
-    found = trained(clips(kpg.ClippedMean(4.0)), layer="float8")
-    assert_same(found, expected, rtol=0.02)
-
-
-def test_check_gradients_leaves_them_out():
-    inputs = keras.Input((5,))
-    outputs = keras.layers.Dense(3)(Largest(name="largest")(inputs))
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    how = {"gradient_modes": ["vectorized", "accumulated"], "repeats": 1}
-    found = kpg.check_gradients(model, X, Y, settings=("graph",), **how)
-    assert found.ok
-    assert not found.refused
-    assert "largest/seen' is overwritten with their" in found.notes[0]
-    assert len(model.trainable_variables) == 3
-
-
-def test_check_gradients_cannot_tell_in_float8():
-    inputs = keras.Input((5,))
-    dense = keras.layers.Dense(3)
-    model = keras.Model(inputs, dense(inputs))
-    dense.quantize("float8")
-    model.compile("sgd", "mse")
-    how = {
-        "gradient_modes": ["vectorized"],
-        "repeats": 1,
-        "settings": ("graph",),
-    }
-    found = kpg.check_gradients(model, X, Y, **how)
-    assert [row.verdict for row in found.rows] == ["cannot tell"]
-    assert "and 5 more are overwritten" in found.notes[0]
+def fit(model, *callbacks):
+    how = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+    model.fit(X, Y, callbacks=list(callbacks), **how)
+    return [np.asarray(v) for v in model.trainable_variables]
 
 
 @pytest.mark.quick
-def test_online_updates_see_batches_of_one():
-    found = trained(kpg.PerSample(updates="sample"))
-    assert found["seen"] == np.abs(X[-1]).max()
+@pytest.mark.parametrize("layer", REFUSED)
+def test_the_batch_mode_trains_as_keras(layer):
+    expected = fit(make(layer))
+    for mode in ("batch", None):
+        found = fit(make(layer, mode))
+        for value, twin in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(value, twin)
+    if layer == "own":
+        assert expected[0] == np.abs(X).max()
 
 
-def test_the_functions_leave_them_out():
-    inputs = keras.Input((5,))
-    h = keras.layers.Dense(3)(Largest()(inputs))
-    model = keras.Model(inputs, h)
-    model.compile("sgd", "mse")
-    twin = keras.Model(inputs, h)
-    twin.compile("sgd", "mse")
-    for method in ("vectorized", "per_sample"):
-        found = kpg.per_sample_gradients(model, X, Y, method=method)
-        assert [g is None for g in found] == [True, False, False]
-    norms = kpg.per_sample_norms(model, X, Y)
-    squares = [np.square(g).reshape(8, -1).sum(1) for g in found[1:]]
-    np.testing.assert_allclose(norms, np.sqrt(sum(squares)), rtol=1e-5)
-    watch = kpg.callbacks.GradientVariance(probe=(X, Y))
-    model.fit(X, Y, verbose=0, callbacks=[watch])
-    assert watch.measurements[-1].norms[0] == 0 < watch.measurements[-1].norm
+def test_quantized_after_it_was_built():
+    model = make("float32", "vectorized")
+    model.get_layer("scaled").quantize("float8")
+    with pytest.raises(ValueError, match=REFUSED["float8"]):
+        fit(model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layer", REFUSED)
+def test_every_other_mode_refuses_it_before_a_weight_changes(layer, mode):
+    model = make(layer, MODES[mode], run_eagerly=mode == "vectorized")
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=REFUSED[layer]):
+        fit(model)
+    for value, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+
+
+@pytest.mark.quick
+def test_private_training_refuses_it():
+    private = kpg.PrivateTraining(
+        samples=8,
+        batch_size=4,
+        steps=2,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-3,
+    )
+    model = make("float8", private.gradient_mode)
+    with pytest.raises(ValueError, match=REFUSED["float8"]):
+        model.fit(private.batches(X, Y), verbose=0, callbacks=[private])
 
 
 @pytest.mark.parametrize(
-    "mode", [kpg.Accumulated(steps=2), kpg.Accumulated(microbatch_size=4)]
+    "ask",
+    [
+        lambda model: kpg.per_sample_gradients(model, X, Y),
+        lambda model: kpg.per_sample_norms(model, X, Y, method="per_sample"),
+        lambda model: kpg.check_gradients(model, X, Y, verbose=0),
+        lambda model: kpg.influence.Influence(model, X, Y).scores(X[:2], Y[:2]),
+    ],
+    ids=["gradients", "norms", "check", "influence"],
 )
-def test_batches_that_are_taken_apart_are_refused(mode):
-    with pytest.raises(ValueError, match=r"largest/.* whole batch.*Received"):
-        trained(mode)
+@pytest.mark.parametrize("layer", REFUSED)
+def test_what_asks_for_single_samples_refuses_it(layer, ask):
+    with pytest.raises(ValueError, match=REFUSED[layer]):
+        ask(make(layer))
+
+
+@pytest.mark.parametrize("layer", REFUSED)
+def test_explain_says_so(layer):
+    rows = {row.path: row for row in kpg.explain(make(layer), 8).rows}
+    assert rows["scaled"].served_by == "refused"
+    assert "overwritten with their gradient" in rows["scaled"].reason
+
+
+def test_gradient_variance_measures_the_rest_of_the_batch():
+    watch = kpg.callbacks.GradientVariance(probe=(X, Y))
+    fit(make("own"), watch)
+    last = watch.measurements[-1]
+    assert "overwritten with their gradient" in watch.messages[0]
+    assert last.variance is None
+    assert last.norms[0] == 0 < last.norm
+
+
+@pytest.mark.quick
+def test_the_way_out():
+    found = fit(make("mixed_bfloat16", kpg.Vectorized(CLIPPED)))
+    assert np.isfinite(np.concatenate([w.ravel() for w in found])).all()

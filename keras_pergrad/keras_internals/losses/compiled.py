@@ -1,8 +1,8 @@
-"""The compiled losses of a model, and variables that a loss overwrites.
+"""The compiled losses of a model.
 
 Private names in use: `Model._compile_loss`, `_compile_metrics`,
 `_loss_tracker`, `CompileLoss._flat_losses`, `_metrics`, `Loss._dtype`,
-`keras.src.trainers.compile_utils.CompileLoss`; `Variable._trainable`.
+`keras.src.trainers.compile_utils.CompileLoss`.
 """
 
 import contextlib
@@ -94,79 +94,3 @@ def losses_computing_in(compiled, dtype):
             if hasattr(loss, "_dtype"):
                 stack.enter_context(patched_attribute(loss, "_dtype", dtype))
         yield
-
-
-# Variables whose "gradient" is their next value, as in float8 layers.
-#
-# Keras's optimizers assign it as it is (`overwrite_with_gradient`). It
-# belongs to the whole batch, not to a sample: it has no norm, is not clipped,
-# and goes to the optimizer as one backward pass of the batch gives it.
-
-
-def is_overwritten(variable):
-    """Whether the optimizer overwrites a variable with its gradient."""
-    return getattr(variable, "overwrite_with_gradient", False)
-
-
-class OverwrittenVariables:
-    """Overwritten variables, which are not trainable while this is open."""
-
-    def __init__(self, model):
-        self._all_variables = list(model.trainable_variables)
-        self.variables = [v for v in self._all_variables if is_overwritten(v)]
-        self._stack = contextlib.ExitStack()
-        self._tape = None
-
-    def __enter__(self):
-        with contextlib.ExitStack() as stack:
-            for variable in self.variables:
-                stack.enter_context(
-                    patched_attribute(variable, "_trainable", False)
-                )
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error):
-        self._stack.close()
-
-    @contextlib.contextmanager
-    def watched(self):
-        """Watch the variables in a forward pass."""
-        if not self.variables:
-            yield
-            return
-        with tf.GradientTape(watch_accessed_variables=False) as self._tape:
-            self._tape.watch([v.value for v in self.variables])
-            yield
-
-    def in_order(self, values=None):
-        """Return values of the others with None for these, or all variables."""
-        return self._all_variables if values is None else self.merged(values)
-
-    def merged(self, gradients, target=None):
-        """Return all gradients in order; of these only with a `target`."""
-        if not self.variables:
-            return gradients
-        overwritten = [None] * len(self.variables)
-        if target is not None and self._tape is not None:
-            values = [v.value for v in self.variables]
-            overwritten = self._tape.gradient(target, values)
-        overwritten, others = iter(overwritten), iter(gradients)
-        return [
-            next(overwritten if is_overwritten(v) else others)
-            for v in self._all_variables
-        ]
-
-
-def require_none_overwritten(model, what):
-    """Refuse these variables where `what` takes the batch apart."""
-    paths = [v.path for v in model.trainable_variables if is_overwritten(v)]
-    if paths:
-        raise ValueError(
-            f"{paths[0]!r} and {len(paths) - 1} other variables are "
-            "overwritten with their gradient (overwrite_with_gradient=True, "
-            "as in float8 layers). Expected the whole batch, of which their "
-            f"new value is made. Received: {what}. Use gradient_mode='batch', "
-            "'vectorized' or 'per_sample' on one replica, or "
-            "Accumulated(steps=1) without microbatch_size."
-        )

@@ -233,7 +233,7 @@ def overwritten_variables_are_refused():
     with strategy().scope():
         model = dense("vectorized")
         model.trainable_variables[0].overwrite_with_gradient = True
-    raises(lambda: model.fit(X, Y, verbose=0), "overwrite", "several replicas")
+    raises(lambda: model.fit(X, Y, verbose=0), "overwrite", "on one device")
 
 
 @check
