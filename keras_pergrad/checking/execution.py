@@ -19,7 +19,6 @@ from keras_pergrad.keras_internals.graphs.runs import (
 from keras_pergrad.keras_internals.models.parts import call_model, loss_scale
 from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.keras_internals.tensorflow import kernels
-from keras_pergrad.keras_internals.tensorflow.settings import norms_as_computed
 
 SETTINGS = ("eager", "graph", "xla")
 NO_BATCH_GRADIENT = (
@@ -87,10 +86,7 @@ class TracedMode:
     def _compute(self, data):
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         batch = keras.utils.unpack_x_y_sample_weight(data)
-        with (
-            norms_as_computed(),
-            patched_attribute(self.model, "aggregation_state", self._state),
-        ):
+        with patched_attribute(self.model, "aggregation_state", self._state):
             gradients = self.mode.step(self.model, *batch).gradients
         if gradients is None:
             raise Refused(NO_BATCH_GRADIENT)

@@ -158,7 +158,7 @@ def _lost_precision(model):
     if aggregation is not None and aggregation.adds_noise:
         remark = " fit() switches it off while it adds noise."
     elif aggregation is not None and aggregation.limits_norms:
-        remark = " Clipping rounds norms up by what it takes."
+        remark = " A clipped sample may keep more than `clip_norm`."
     return (
         "On the GPU products of float32 have ten bits (TensorFloat-32), so "
         f"gradients and norms have three digits.{remark}"

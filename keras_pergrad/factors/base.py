@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 # Small tensors that the factors of a graph share.
@@ -566,17 +565,6 @@ def squares_by_sample(tensor):
 # Squared norms that rounding has not made too small.
 #
 # Clipping relies on it: a norm that is too small lets a sample keep too much.
-#
-# In TensorFloat-32 each operand of a product is changed by a part u of
-# itself. Of a contribution G = Σ_t x_t ⊗ dz_t both the norm and the weighted
-# sum are products, so each is that of a G off by (2u + u²) S at most, where S
-# = Σ_t ‖x_t‖ ‖dz_t‖ does not cancel. Clipped by N + (4u + 2u²) S, with N as
-# computed, a sample keeps no more than the bound in the sum. Where products
-# are of whole gradients (or of one position), S is the norm itself.
-
-
-#: What is lost, as a part of S; with room for its own rounding.
-ROUNDING_LOSS = 4 * settings.UNIT + 16 * settings.UNIT**2
 
 
 def squares_of_products(products, *sides):
@@ -615,38 +603,6 @@ def rounded_up(total, magnitudes, *sides):
     units = 8 + math.sqrt(sum_length) if in_xla() else 8
     margin = magnitudes * (unit * units)
     return tf.maximum(total + margin, zero(total.dtype))
-
-
-def round_up_product_norms(squares, x, dz, overlap=None):
-    """Return squared norms, (n,), of samples that are weighted in a product.
-
-    Args:
-        squares: the squared norms of Σ_t x_t ⊗ dz_t, (n,).
-        x, dz: both sides, (n, ..., i) and (n, ..., o).
-        overlap: in how many of the x_t an entry of `x` may be, where the axes
-            between are others: both sides are measured as a whole then.
-    """
-    if not settings.rounds_up(squares.dtype):
-        return squares
-    if overlap is not None:
-        sizes = squares_by_sample(x) * squares_by_sample(dz)
-        sizes = tf.sqrt(sizes * overlap)
-    else:
-        sizes = vector_norms(x) * vector_norms(dz)
-        sizes = tf.reduce_sum(sizes, list(range(1, sizes.shape.rank)))
-    return tf.square(tf.sqrt(squares) + ROUNDING_LOSS * sizes)
-
-
-def round_up_gradient_norms(norms):
-    """Return norms, of any shape, of what is weighted as whole gradients."""
-    if not settings.rounds_up(norms.dtype):
-        return norms
-    return norms * (1 + ROUNDING_LOSS)
-
-
-def vector_norms(tensor):
-    """Return the norm of each vector on the last axis."""
-    return tf.sqrt(tf.reduce_sum(tf.square(tensor), -1))
 
 
 # Per-sample gradients that are materialised, not factored.
@@ -712,7 +668,7 @@ def unchanged_factors(factors):
             vars(part).update(attributes)
 
 
-# Floating types: one in which several tensors meet, and how to narrow one.
+# The floating type in which several tensors meet.
 
 
 def norm_type(tensors):
@@ -730,24 +686,3 @@ def as_norms(tensors):
     """Return the tensors but for None, all of their `norm_type`."""
     dtype = norm_type(tensors)
     return [tf.cast(t, dtype) for t in tensors if t is not None]
-
-
-def to_zero(tensor, dtype):
-    """Return a tensor in half precision, each number rounded towards zero.
-
-    No norm grows by it. Slices with equal ids are added before. A number
-    beyond the range of `dtype` becomes infinite, as in a cast.
-
-    Args:
-        tensor: of single or double precision, or `tf.IndexedSlices`.
-        dtype: float16 or bfloat16.
-    """
-    tensor = tf.convert_to_tensor(tensor)
-    nearest = tf.cast(tensor, dtype)
-    is_longer = tf.abs(tf.cast(nearest, tensor.dtype)) > tf.abs(tensor)
-    is_longer &= tf.math.is_finite(nearest)
-    # One bit pattern before is the next number nearer to zero, of either sign.
-    # A GPU computes with int64; its int32 is the host's.
-    bits = tf.cast(tf.bitcast(nearest, tf.int16), tf.int64)
-    bits = tf.cast(bits - tf.cast(is_longer, tf.int64), tf.int16)
-    return tf.bitcast(bits, dtype)

@@ -6,7 +6,6 @@ from keras_pergrad.factors.base import (
     SampleGradients,
     expand,
     in_type,
-    round_up_product_norms,
 )
 from keras_pergrad.factors.outer import (
     HELD,
@@ -71,12 +70,7 @@ class Blocks(SampleGradients):
         return None if block_bytes is None else block_bytes * self.x.shape[1]
 
     def squared_norms(self):
-        blocks = self._blocks_as_samples()
-        norms = blocks.squared_norms()
-        if blocks.sum_method() == "held":
-            # The blocks' gradients are not held here: the weighted sum is a
-            # product, whose rounding the norms must cover.
-            norms = round_up_product_norms(norms, blocks.x, blocks.dz)
+        norms = self._blocks_as_samples().squared_norms()
         return tf.reduce_sum(tf.reshape(norms, [-1, self.x.shape[1]]), 1)
 
     def weighted_sum(self, weights):

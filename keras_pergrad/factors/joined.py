@@ -9,19 +9,15 @@ no array of the variable's size is held. Others are materialised and added.
 import tensorflow as tf
 
 from keras_pergrad.factors.base import (
-    ROUNDING_LOSS,
     SampleGradients,
     held_bytes,
-    round_up_product_norms,
     rounded_up,
     squares_by_sample,
-    vector_norms,
     weighted_total,
     wide,
 )
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.rows import Rows
-from keras_pergrad.keras_internals.tensorflow.settings import rounds_up
 
 
 def join(parts):
@@ -183,16 +179,8 @@ class Tied(Joined):
         gathered, b = self._gathered_sides()
         products = tf.matmul(b, table.dz, transpose_b=True)
         cross = tf.reduce_sum(gathered * products, [1, 2])
-        if rounds_up(cross.dtype):
-            sizes = (
-                vector_norms(b)[:, :, None] * vector_norms(table.dz)[:, None]
-            )
-            cross += ROUNDING_LOSS * tf.reduce_sum(
-                tf.abs(gathered) * sizes, [1, 2]
-            )
         squares = table.squared_norms() + matrix.squared_norms()
-        total = rounded_up(squares + 2 * cross, 2 * squares, b)
-        return round_up_product_norms(total, matrix.x, matrix.dz)
+        return rounded_up(squares + 2 * cross, 2 * squares, b)
 
     def sum_of_squares(self):
         if self._gradients is not None:

@@ -15,7 +15,6 @@ from keras_pergrad.factors.base import (
     inner_products,
     integers,
     reached_positions,
-    round_up_product_norms,
     squares,
     squares_by_sample,
     squares_of_products,
@@ -259,8 +258,7 @@ class Outer(SampleGradients):
             return squares_by_sample(self._matrices())
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
-        squares = squares_of_products(inputs * outputs, self.x, self.dz)
-        return round_up_product_norms(squares, self.x, self.dz)
+        return squares_of_products(inputs * outputs, self.x, self.dz)
 
     def weighted_sum(self, weights: tf.Tensor | None) -> tf.Tensor:
         if self._gradients is not None:

@@ -16,7 +16,6 @@ from keras_pergrad.factors.base import (
     inner_products,
     integers,
     reached_positions,
-    round_up_product_norms,
     squares,
     squares_by_sample,
     weighted_total,
@@ -172,9 +171,7 @@ class Patches(SampleGradients):
                 big = convolution_methods.unfold(big, self.windows)
                 if self.groups == 1 and not self.windows.are_pixels:
                     self._unfolded = big
-            squares = _NORMS[method](big, *others)
-            taps = self.windows.taps
-            return round_up_product_norms(squares, self.big, self.small, taps)
+            return _NORMS[method](big, *others)
         return squares_by_sample(self._matrices())
 
     def weighted_sum(self, weights):

@@ -20,7 +20,6 @@ from keras_pergrad.aggregations.aggregation import (
 )
 from keras_pergrad.common.batches import map_tensors, sample_count
 from keras_pergrad.factors import squared_norm
-from keras_pergrad.factors.base import to_zero
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.losses import (
     additional_loss_weights,
@@ -37,6 +36,7 @@ from keras_pergrad.keras_internals.models.parts import (
     nested_optimizers,
 )
 from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.tensorflow.settings import require_no_tf32
 from keras_pergrad.modes.fractions import tracking_where_present
 from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.sums import plus, times
@@ -217,6 +217,7 @@ def finish(
     gradients = sums
     if aggregation is not None:
         if aggregation.adds_noise:
+            require_no_tf32()
             _tell_noise(model, aggregation, n)
         gradients = aggregation.finish(sums, n, model.aggregation_state)
         if gradients is not sums:
@@ -232,13 +233,10 @@ def finish(
     if scale is not None:
         dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
         gradients = [times(g, scale) for g in dense_gradients]
-    # Noise hides what rounding adds; without it no sample may gain by that.
-    limits = aggregation is not None and aggregation.limits_norms
-    convert = to_zero if limits and not aggregation.adds_noise else tf.cast
     return [
         g
         if g is None or g.dtype == v.value.dtype
-        else convert(g, v.value.dtype)
+        else tf.cast(g, v.value.dtype)
         for g, v in zip(gradients, variables, strict=True)
     ]
 

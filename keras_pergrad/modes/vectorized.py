@@ -19,12 +19,11 @@ from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.base import (
     as_norms,
     norm_type,
-    round_up_gradient_norms,
     select,
 )
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.tensorflow.settings import norms_rounded_up
+from keras_pergrad.keras_internals.tensorflow.settings import warn_of_tf32
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.step_readers import readings
 from keras_pergrad.uses import TracedStep
@@ -86,10 +85,10 @@ class Vectorized(GradientMode):
         split_sums, single_factors = list, factors
         if groups is None:
             factors, split_sums = together(factors)
-        # Rounding down would let a clipped sample exceed the bound.
-        with norms_rounded_up(part.aggregation.limits_norms):
-            norms = sample_norms(factors, part.n, groups)
-            norms = round_up_gradient_norms(norms)
+        norms = sample_norms(factors, part.n, groups)
+        limits = part.aggregation.limits_norms and norms.dtype == tf.float32
+        if limits and not part.aggregation.adds_noise:
+            warn_of_tf32()
         # Before samples that are not finite are blanked.
         step_readings = self._readings(model, part, y_pred, single_factors)
         sums = _weighted(factors, norms, part, groups)

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.fit import train_function
+from keras_pergrad.keras_internals.replicas.hooks import bounded_samples
 from keras_pergrad.keras_internals.state.model import (
     ModelState,
     preserve_variables,
@@ -168,6 +169,7 @@ def temporary_step(model, batches):
     with contextlib.ExitStack() as undo:
         undo.callback(model.reset_metrics)
         undo.enter_context(ModelState(model))
+        undo.enter_context(bounded_samples(model))
         holders = [getattr(model, name, None) for name in _STATE_HOLDERS]
         undo.enter_context(
             preserve_variables(variables_in(holders, _is_not_tensorflow))

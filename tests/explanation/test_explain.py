@@ -368,7 +368,7 @@ def test_a_name_that_may_be_of_two_layers_vouches_for_neither():
     ("aggregation", "more"),
     [
         ("mean", "three digits."),
-        (kpg.ClippedMean(1.0), "three digits. Clipping rounds norms up"),
+        (kpg.ClippedMean(1.0), "three digits. A clipped sample may keep more"),
         (
             kpg.ClippedMean(1.0, noise_multiplier=1.0),
             "three digits. fit() switches it off",

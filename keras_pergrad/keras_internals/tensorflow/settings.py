@@ -11,7 +11,9 @@ Private names in use: `tensorflow.python.eager.context.context`, with
 
 import contextlib
 import contextvars
+import functools
 import time
+import warnings
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
@@ -194,13 +196,8 @@ if dynamic_update_slice is not None:
 # more bits, and they are widened before they are squared or weighted.
 
 
-#: The largest relative change of an operand, which is rounded or cut off.
-UNIT = 2.0**-10
 #: The compute capability of the first NVIDIA cards that have it.
 _FIRST_CAPABILITY = (8, 0)
-
-_may_round = contextvars.ContextVar("norms may be rounded up", default=True)
-_is_rounding = contextvars.ContextVar("norms rounded up", default=False)
 
 
 def may_use_tf32():
@@ -232,26 +229,32 @@ def switched_off(condition=True):
         switch(True)
 
 
-@contextlib.contextmanager
-def norms_rounded_up(condition=True):
-    """Have factors round norms up inside, where TensorFloat-32 may act."""
-    token = _is_rounding.set(bool(condition) and may_use_tf32())
-    try:
-        yield
-    finally:
-        _is_rounding.reset(token)
+def require_no_tf32():
+    """Refuse a step with noise where TensorFloat-32 may act in it."""
+    if may_use_tf32():
+        raise ValueError(
+            "The aggregation adds noise, which hides samples of at most "
+            "`clip_norm`. Expected products with all digits of float32; fit() "
+            "and train_on_batch() see to that. Received: a step in another "
+            "loop while TensorFloat-32 is on, by which a sample may keep more. "
+            "Before the step is traced, call "
+            "tf.config.experimental.enable_tensor_float_32_execution(False)."
+        )
 
 
-@contextlib.contextmanager
-def norms_as_computed():
-    """Leave norms as they are computed inside, for comparisons."""
-    token = _may_round.set(False)
-    try:
-        yield
-    finally:
-        _may_round.reset(token)
+def warn_of_tf32():
+    """Warn once that a clipped sample may keep more than the clip norm."""
+    if may_use_tf32():
+        _warn_of_tf32()
 
 
-def rounds_up(dtype):
-    """Whether norms of this type are rounded up now."""
-    return _may_round.get() and _is_rounding.get() and dtype == tf.float32
+@functools.cache
+def _warn_of_tf32():
+    warnings.warn(
+        "On this GPU products of float32 have ten bits (TensorFloat-32), so "
+        "that a clipped sample may keep more than `clip_norm`: about 0.4 % as "
+        "a rule, up to 1.8 times as much where its positions cancel. For all "
+        "digits, call tf.config.experimental."
+        "enable_tensor_float_32_execution(False) before compile().",
+        stacklevel=2,
+    )
