@@ -424,7 +424,8 @@ SECTIONS = {
     ),
     "one by one": (
         "One sample after the other",
-        "Exact but slow: an op is differentiated for each sample.",
+        "Exact but slow: an op is differentiated for each sample. With noise "
+        "it is refused.",
     ),
     "no weights": (
         "Without weights",

@@ -68,6 +68,18 @@ def overwritten_weight(layer, variable):
     )
 
 
+def blank_batches(model, op, op_type):
+    """Say that one sample has made all others of its batch count as zero."""
+    return (
+        f"Samples of {model.name!r} had gradients that are not finite. The op "
+        f"{op_type} ({op}) is differentiated for one sample after the other, "
+        "and where a sample is not finite there, all samples of its batch "
+        "count as zero (`nonfinite_samples` in the logs). Keep such samples "
+        "out of the data, or use gradient_mode='per_sample', which leaves out "
+        "this sample alone. explain(model) names such ops."
+    )
+
+
 def sequential_updates(replicas):
     """Say that several replicas cannot update sample by sample."""
     return (

@@ -194,7 +194,10 @@ def _inspect_step(model, x, n):
         with traced:
             y_pred = traced.forward(x)
             loss = _sum_with_added(model, x, None, y_pred, None, True)
-        for k, factor, use in traced.parts(loss):
+        aggregation = step_memory.mode_of(model).aggregation
+        with settings.adding_noise(aggregation and aggregation.adds_noise):
+            parts = list(traced.parts(loss))
+        for k, factor, use in parts:
             seen = getattr(use, "seen", None)
             # After a refused layer nothing shows how an op is served.
             if not refused or seen is None or not seen.mixed:

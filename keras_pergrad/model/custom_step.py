@@ -50,6 +50,7 @@ class LossModel(keras.Model):
         self.run_eagerly = owner.run_eagerly
         self.optimizer = optimizer
         self.aggregation_state = owner.aggregation_state
+        object.__setattr__(self, "gradient_logs", owner.gradient_logs)
         self.gradient_state = None
         self.built = True
 

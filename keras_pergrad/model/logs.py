@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+import warnings
 
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals.fit.train_function import Variant
 from keras_pergrad.keras_internals.replicas import replicas
 
@@ -26,6 +28,17 @@ class Logs:
             for name, metric_class in metrics.items()
         }
         self._loss_logs = {}
+        #: Name → type of the ops differentiated for one sample after another.
+        self.one_by_one = {}
+
+    def warn_of_blank_batches(self, model, logs):
+        """Warn once if one sample has made all of its batch count as zero."""
+        counts = [logs[k] for k in logs if k.endswith("nonfinite_samples")]
+        if self.one_by_one and any(map(float, counts)):
+            op = next(iter(self.one_by_one.items()))
+            self.one_by_one.clear()
+            text = refusal_messages.blank_batches(model, *op)
+            warnings.warn(text, stacklevel=2)
 
     @property
     def names(self):

@@ -512,6 +512,7 @@ class PerGradModel(FitHooks, keras.Model):
         )
         if not is_ours or not isinstance(logs, dict):
             return otherwise(logs)
+        self._gradient_logs.warn_of_blank_batches(self, logs)
         if several == 1:
             names = set(logs).difference(self._gradient_logs.names)
             return {**logs, **otherwise({name: logs[name] for name in names})}

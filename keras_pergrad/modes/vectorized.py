@@ -23,7 +23,10 @@ from keras_pergrad.factors.base import (
 )
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.tensorflow.settings import warn_of_tf32
+from keras_pergrad.keras_internals.tensorflow.settings import (
+    adding_noise,
+    warn_of_tf32,
+)
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.step_readers import readings
 from keras_pergrad.uses import TracedStep
@@ -215,7 +218,9 @@ def sample_gradients(
         with recording_losses(model, added):
             y_pred = traced.forward(part.x)
         target = part.target(y_pred, added)
-    factors: Any = traced.sample_gradients(target, part.scale)
+    with adding_noise(weighs(part.aggregation) and part.aggregation.adds_noise):
+        factors: Any = traced.sample_gradients(target, part.scale)
+    model.gradient_logs.one_by_one.update(traced.one_by_one)
     return y_pred, factors
 
 

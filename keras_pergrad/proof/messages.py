@@ -351,25 +351,16 @@ def entangled(op):
     )
 
 
-def not_finite(op):
-    """Say that a sample is not finite in a loop that runs only once."""
+def one_by_one_with_noise(op, reason):
+    """Say that noise does not hide what an op without a rule may leave out."""
     return (
-        f"The gradient of a sample is not finite in the op {op.type} "
-        f"({op.name}), which uses weights and draws random numbers or assigns "
-        "variables: that sample cannot be told apart from the others there. "
-        "Draw and assign before the loop, or keep such samples out of the "
-        "batches."
-    )
-
-
-def not_finite_without_check(op):
-    """Say that noise cannot hide a sample that is not finite in a loop."""
-    return (
-        f"The op {op.type} ({op.name}) uses weights and draws random numbers "
-        "or assigns variables. A sample that is not finite there takes all "
-        "others with it, which noise does not hide, and XLA drops the check "
-        "for such samples. Draw and assign before the loop, or use "
-        "compile(..., jit_compile=False)."
+        f"The op {op.type} ({op.name}) is differentiated for one sample after "
+        f"the other ({reason}). Expected ops with a rule where noise is added: "
+        "here a sample that is not finite would make all others of its batch "
+        "count as zero, which noise does not hide. Use "
+        "PrivateTraining(method='per_sample') or PerSample(aggregation), which "
+        "differentiate the whole model so; or let weights meet the samples in "
+        "ops with a rule (no loop, condition or custom gradient around them)."
     )
 
 

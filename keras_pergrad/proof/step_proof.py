@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -25,7 +24,6 @@ from keras_pergrad.proof.tensor_types import (
     Divisor,
     Free,
     Mixed,
-    OfBranches,
     Total,
 )
 from keras_pergrad.uses.layer_rules import registry
@@ -194,7 +192,6 @@ class UseTypes:
         outputs: the type of each output of the candidate.
         cotangents: the type of the gradient of each output, or None.
         fixed: whether all sizes but the number of samples are known.
-        find_type: gives the type of any tensor of the step; None: it has none.
         layouts: where the samples are in each output, or None.
         input_layouts: the same of inputs, by their index.
     """
@@ -203,7 +200,6 @@ class UseTypes:
     outputs: tuple
     cotangents: tuple
     fixed: bool
-    find_type: Any = None
     layouts: list = dataclasses.field(init=False)
     input_layouts: dict = dataclasses.field(init=False)
 
@@ -233,15 +229,6 @@ class UseTypes:
         return any(
             isinstance(t, Mixed) for t in (*self.inputs.values(), *self.outputs)
         )
-
-    def samples_in(self, tensor):
-        """Whether a tensor of the step has samples; None: it is not known."""
-        tensor_type = self.find_type(tensor)
-        return tensor_type and isinstance(tensor_type, (At, OfBranches))
-
-    def layout_in(self, tensor):
-        """Return where the samples are in any tensor of the step, or None."""
-        return layout_of(self.find_type(tensor), self.fixed)
 
 
 def layout_of(tensor_type, fixed):
@@ -453,7 +440,7 @@ class StepProof:
         )
         if not candidate.by_value and is_single:
             # A weight of size one looks like one for each sample.
-            return UseTypes({}, (), (), self.types.fixed, self.types.find_type)
+            return UseTypes({}, (), (), self.types.fixed)
         inputs = {}
         if any(d is not None for d in cotangents):
             inputs = {
@@ -468,7 +455,6 @@ class StepProof:
             tuple(self.of(t) for t in candidate.outputs),
             tuple(None if d is None else self.of(d) for d in cotangents),
             self.types.fixed,
-            self.types.find_type,
         )
 
 

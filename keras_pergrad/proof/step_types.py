@@ -115,10 +115,6 @@ class StepTypes:
         """Return the type of a tensor of the step."""
         return self.by_name.get(tensor.name, FREE)
 
-    def find_type(self, tensor):
-        """Return the type of a tensor; None: the step did not have it."""
-        return self.by_name.get(tensor.name)
-
     def _try_lengths(self, typed_tensors, operations):
         inputs = self._inputs()
         nodes = self._nodes(inputs.values())

@@ -2,10 +2,10 @@
 
 The op's gradient is taken once per sample. Each time the gradient of its
 outputs is blank except for this sample. The op itself runs once, for the
-batch.
+batch. So zero times what another sample has left there must be zero: if one
+sample is not finite there, no gradient is, and all samples of the batch count
+as zero. Noise does not hide that, so such ops are refused where it is added.
 """
-
-import functools
 
 import tensorflow as tf
 
@@ -17,90 +17,15 @@ from keras_pergrad.factors.base import (
     squares_by_sample,
     wide,
 )
-from keras_pergrad.keras_internals.graphs.gradients import (
-    copy_op,
-    op_gradients,
-    trace_noinline,
-)
-from keras_pergrad.keras_internals.tensorflow.settings import (
-    in_xla,
-    is_adding_noise,
-)
+from keras_pergrad.keras_internals.graphs.gradients import op_gradients
+from keras_pergrad.keras_internals.tensorflow.settings import is_adding_noise
 from keras_pergrad.proof import messages
-
-# Other samples in the rows of what a gradient holds of the forward pass.
-#
-# A gradient of zero does not make a sample vanish that is not finite: zero
-# times NaN is NaN. With another sample in its row it does.
-
-
-class RowExchange:
-    """Tensors of the step, with chosen samples in their rows.
-
-    Lists that loops have kept are made anew, by running the loop once more.
-
-    Args:
-        use: the `Use` whose gradient holds the tensors.
-        sample_indices: the sample for each row, (n,).
-    """
-
-    def __init__(self, use, sample_indices):
-        self._use, self._sample_indices = use, sample_indices
-        self._results = {}
-
-    def all(self, tensors):
-        """Return the tensors with the exchanged rows, or None.
-
-        None: of one tensor it is not known where its samples are, or an op
-        that made it draws or assigns.
-        """
-        results = [self._exchange(t) for t in tensors]
-        return None if any(t is None for t in results) else results
-
-    def _exchange(self, tensor):
-        # The tensor is kept alive: else a new one could get its id.
-        if id(tensor) not in self._results:
-            self._results[id(tensor)] = tensor, self._compute(tensor)
-        return self._results[id(tensor)][1]
-
-    def _compute(self, tensor):
-        if not tf.is_symbolic_tensor(tensor):
-            # A value from outside of the step.
-            return tensor
-        has_samples = self._use.use_types.samples_in(tensor)
-        if has_samples and tensor.dtype != tf.variant:
-            layout = self._use.use_types.layout_in(tensor)
-            if layout is None:
-                return None
-            return layout.take_samples(
-                tensor, self._sample_indices, self._use.n
-            )
-        if has_samples is False or tensor.dtype == tf.resource:
-            return tensor
-        # A list, or what the gradient has added to the forward pass.
-        inputs = list(tensor.op.inputs)
-        exchanged_inputs = self.all(inputs)
-        if exchanged_inputs is None:
-            return None
-        if all(a is b for a, b in zip(inputs, exchanged_inputs)):
-            return tensor
-        outputs = copy_op(tensor.op, exchanged_inputs)
-        if outputs is None:
-            return None
-        for output, copy in zip(tensor.op.outputs, outputs):
-            self._results[id(output)] = output, copy
-        return outputs[tensor.value_index]
-
-
-# An op differentiated for one sample after the other: exact for any op.
-#
-# The op's gradient is taken once per sample. Each time the gradient of its
-# outputs is blank except for this sample. The op itself runs once, for the
-# batch.
 
 
 def one_by_one(use, input_index):
     """Return the factor of a weight input of an op; see `OneByOne`."""
+    if is_adding_noise():
+        raise ValueError(messages.one_by_one_with_noise(use.op, use.reason))
     if use.loop is None:
         use.loop = _Loop(use)
     return OneByOne(use.loop, input_index)
@@ -148,8 +73,7 @@ class _Loop:
     """The gradients of all weight inputs of an op.
 
     The gradient of one sample is that of outputs whose gradients are zero for
-    all others. Where one of these is not finite, that is not enough: then the
-    sample, or one that is kept, stands in their rows, too.
+    all others.
     """
 
     rows = ("keep",)
@@ -224,32 +148,12 @@ class _Loop:
 
     def _map_samples(self, of_sample, specs):
         """Return what `of_sample` makes of each sample's gradients, stacked."""
-
-        def compute(exchange):
-            return tf.map_fn(
-                lambda i: of_sample(self._sample_gradients(i, exchange)),
-                tf.range(self.use.n),
-                fn_output_signature=specs,
-            )
-
-        return self._exchange_unless_finite(compute)
-
-    def _exchange_unless_finite(self, compute):
-        """Return `compute(False)`, or `compute(True)` if that is not finite.
-
-        The argument says whether rows of other samples are exchanged.
-        """
-        # The function is built here: built in a branch, it would capture
-        # tensors of the branch's graph.
-        results, _ = compute(False), self._exchanged_gradients
-        finite = [tf.reduce_all(tf.math.is_finite(_real(t))) for t in results]
-        return tf.nest.flatten(
-            tf.cond(
-                tf.reduce_all(finite),
-                lambda: results,
-                lambda: compute(True),
-            )
+        results = tf.map_fn(
+            lambda i: of_sample(self._sample_gradients(i)),
+            tf.range(self.use.n),
+            fn_output_signature=specs,
         )
+        return tf.nest.flatten(results)
 
     def sum_of_squares(self, input_index):
         """Return the sum of the squared gradients of an input."""
@@ -257,15 +161,12 @@ class _Loop:
         dtype = self._wide_type(input_index)
         zeros = tf.zeros(self._shape(input_index), dtype)
 
-        def compute(exchange):
-            def add(i, total):
-                gradient = self._sample_gradients(i, exchange)[position]
-                return i + 1, total + squares(gradient[None])
+        def add(i, total):
+            gradient = self._sample_gradients(i)[position]
+            return i + 1, total + squares(gradient[None])
 
-            unfinished = lambda i, _: i < self.use.n  # noqa: E731
-            return [tf.while_loop(unfinished, add, (0, zeros))[1]]
-
-        return self._exchange_unless_finite(compute)[0]
+        unfinished = lambda i, _: i < self.use.n  # noqa: E731
+        return tf.while_loop(unfinished, add, (0, zeros))[1]
 
     def _wide_type(self, input_index):
         dtype = self.use.dtype(input_index)
@@ -276,31 +177,15 @@ class _Loop:
         keep = self.keep
         if weights is not None:
             keep = keep * tf.cast(weights, keep.dtype)
-        deltas = self._scaled_deltas(keep)
-
-        if self.keep is self._all_kept:
-            gradients = self._function(*deltas)
-        else:
-            indices, exchanged_gradients = (
-                tf.range(self.use.n),
-                self._exchanged_gradients,
-            )
-            sample_indices = tf.where(
-                self.keep > 0, indices, self._first_kept()
-            )
-            gradients = tf.cond(
-                tf.reduce_all(self.keep > 0),
-                lambda: self._function(*deltas),
-                lambda: self._zeros_if_none_kept(
-                    exchanged_gradients(sample_indices, *deltas)
-                ),
-            )
+        gradients = self._function(*self._scaled_deltas(keep))
+        if self.keep is not self._all_kept:
+            # Blank: zero times what is not finite is not zero.
+            any_kept = tf.reduce_any(self.keep > 0)
+            gradients = [
+                tf.where(any_kept, g, tf.zeros_like(g))
+                for g in tf.nest.flatten(gradients)
+            ]
         return dict(zip(self.input_indices, tf.nest.flatten(gradients)))
-
-    def _zeros_if_none_kept(self, gradients):
-        """Return gradients, or zeros where no sample is kept."""
-        any_kept = tf.reduce_any(self.keep > 0)
-        return [tf.where(any_kept, g, tf.zeros_like(g)) for g in gradients]
 
     def _shape(self, input_index):
         tensor = self.use.op.inputs[input_index]
@@ -309,19 +194,9 @@ class _Loop:
             return list(self.use.variables[k].shape)
         return tensor.shape
 
-    def _sample_gradients(self, i, exchange):
+    def _sample_gradients(self, i):
         mask = tf.one_hot(i, self.use.n, dtype=self.keep.dtype)
-        deltas = self._scaled_deltas(mask * self.keep)
-        if not exchange:
-            return self._function(*deltas)
-        sample_index = tf.where(self.keep[i] > 0, i, self._first_kept())
-        sample_indices = tf.fill([self.use.n], sample_index)
-        return self._zeros_if_none_kept(
-            self._exchanged_gradients(sample_indices, *deltas)
-        )
-
-    def _first_kept(self):
-        return tf.argmax(self.keep, output_type=tf.int32)
+        return self._function(*self._scaled_deltas(mask * self.keep))
 
     def _scaled_deltas(self, scales):
         """Return the outputs' gradients, times a number for each sample."""
@@ -334,39 +209,6 @@ class _Loop:
             for k, delta in enumerate(use.deltas)
             if delta is not None
         ]
-
-    @functools.cached_property
-    def _exchanged_gradients(self):
-        """A function of sample indices and the outputs' gradients.
-
-        It gives the gradients of the inputs with these samples in the rows of
-        what the gradient holds of the forward pass.
-        """
-        sample_indices = tf.TensorSpec([None], tf.int32)
-        # Called twice, and it seldom runs.
-        return trace_noinline(self._run_exchanged, sample_indices, *self._specs)
-
-    def _run_exchanged(self, sample_indices, *deltas):
-        function = self._function
-        captured = list(function.captured_inputs)
-        exchanged = RowExchange(self.use, sample_indices).all(captured)
-        if exchanged is None:
-            return self._not_finite_gradients(deltas)
-        function.set_external_captures(exchanged)
-        try:
-            return function(*deltas)
-        finally:
-            function.set_external_captures(captured)
-
-    def _not_finite_gradients(self, deltas):
-        """Return gradients that are not finite; XLA drops the assertion."""
-        if is_adding_noise() and in_xla():
-            # All samples would be left out because of one, which noise cannot
-            # hide.
-            raise ValueError(messages.not_finite_without_check(self.use.op))
-        check = tf.debugging.Assert(False, [messages.not_finite(self.use.op)])
-        with tf.control_dependencies([] if check is None else [check]):
-            return [tf.identity(g) for g in self._function(*deltas)]
 
     def _gradients(self, *deltas):
         """Return the gradients of the inputs, for gradients of the outputs."""
@@ -389,10 +231,6 @@ class _Loop:
                 gradient /= tf.cast(use.scale, dtype)
             result.append(gradient)
         return result
-
-
-def _real(tensor):
-    return tf.abs(tensor) if tensor.dtype.is_complex else tensor
 
 
 def _require_independent(op, outputs):

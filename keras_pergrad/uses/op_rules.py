@@ -237,16 +237,6 @@ class Layout:
         shape[self.axis] = -1
         return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
 
-    def take_samples(self, tensor, sample_indices, n):
-        """Return the tensor with these samples, (n,), in its rows."""
-        lead, _, rows = self._sizes(tensor, n)
-        if self.lead != 1:
-            sample_indices = tf.range(lead)[:, None] * n + sample_indices
-        if self.rows != 1:
-            sample_indices = sample_indices[..., None] * rows + tf.range(rows)
-        sample_indices = tf.reshape(sample_indices, [-1])
-        return tf.gather(tensor, sample_indices, axis=self.axis)
-
 
 def sizes_of(tensor, axes=None):
     """Get the sizes of a tensor's axes: numbers where known, else scalars."""

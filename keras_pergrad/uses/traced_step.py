@@ -288,6 +288,8 @@ class TracedStep:
         self.scopes = {}
         #: The `StepProof`, once `parts` was asked for.
         self.proof = None
+        #: Name → type of the ops differentiated for one sample after another.
+        self.one_by_one = {}
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -404,11 +406,13 @@ class TracedStep:
             try:
                 yield from self._op_factors(use)
             except ValueError as error:
-                self.refuse(None, error)
+                self.refuse(proof.origin.layer(op.name), error)
 
     def _op_factors(self, use):
         for input_index in use.candidate.weights:
             factor, group = factor_of(use, input_index), []
+            if use.reason:
+                self.one_by_one[use.op.name] = use.op.type
             is_variable = use.is_variable(input_index)
             for k in use.candidate.variables[input_index]:
                 arguments = factor, use, input_index, k, group

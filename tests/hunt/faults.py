@@ -25,7 +25,6 @@ from keras_pergrad.proof.tensor_types import (
 )
 from keras_pergrad.uses import weight_paths
 from keras_pergrad.uses.layer_rules import registry
-from keras_pergrad.uses.one_by_one import RowExchange
 from tests.hunt.planting import Fault, instead
 
 FAULTS = []
@@ -129,15 +128,6 @@ def _all_means(right, *args, **kwargs):
 def _strides_forgotten(right, self):
     strided = any(s > 1 for s in self.windows.strides)
     return right(self) * (0.8 if strided else 1.0)
-
-
-@_planted(
-    "a sample that is not finite left in what a loop has kept",
-    RowExchange,
-    "all",
-)
-def _as_they_are(right, self, tensors):
-    return list(tensors)
 
 
 # Faults of the type rules: each lets some mixing of samples pass for none.

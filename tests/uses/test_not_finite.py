@@ -1,4 +1,4 @@
-"""A sample that is not finite counts as zero also where ops have no rule."""
+"""A sample that is not finite where an op has no rule: its batch is skipped."""
 
 import keras
 import numpy as np
@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 layers, ops = keras.layers, keras.ops
 _rng = np.random.default_rng(5)
 X, Y = _rng.normal(size=(4, 4)), _rng.normal(size=(4, 1))
+CLIPPED = kpg.Vectorized(kpg.ClippedMean(0.5))
 
 
 class Uses(layers.Layer):
@@ -141,7 +142,22 @@ IN_XLA = "map_fn", "cell of one's own"
     ("name", "jit_compile"),
     [(name, False) for name in CASES] + [(name, True) for name in IN_XLA],
 )
-def test_counts_as_zero(name, jit_compile):
+def test_the_batch_counts_as_zero_and_the_logs_say_so(name, jit_compile):
+    make, entry = CASES[name]
+    model = compiled(_model(make), CLIPPED, rate=1.0, jit_compile=jit_compile)
+    before = model.get_weights()
+    logs = model.train_on_batch(_with(entry), Y, return_dict=True)
+    assert logs["nonfinite_samples"] == 4
+    assert_equal(model.get_weights(), before)
+    logs = model.train_on_batch(X, Y, return_dict=True)
+    assert logs["nonfinite_samples"] == 0
+    found = [a - b for a, b in zip(before, model.get_weights())]
+    expected = _change(_model(make), X, kpg.PerSample(CLIPPED.aggregation))
+    assert_equal(found, expected, 0, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["nan", "overflow inside"])
+def test_one_sample_after_the_other_leaves_out_that_sample_alone(name):
     make, entry = CASES[name]
     model, x = compiled(_model(make)), _with(entry)
     gradients = oracle.per_sample_gradients(model, x, Y, training=True)
@@ -150,15 +166,66 @@ def test_counts_as_zero(name, jit_compile):
     assert list(np.isfinite(norms)) == [True, False, True, True]
     rows[1] = 0
     expected = np.minimum(1, 0.5 / np.where(norms > 0, norms, 1)) @ rows / 4
-    change = _change(
-        model, x, kpg.Vectorized(kpg.ClippedMean(0.5)), jit_compile
-    )
+    change = _change(model, x, kpg.PerSample(CLIPPED.aggregation))
     found = np.concatenate([np.ravel(d) for d in change])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
-def test_private_weights_stay_finite():
-    model, x = _model(CASES["nan"][0]), _with(np.nan)
+@pytest.mark.parametrize("mode", ["microbatches", "norms of layers"])
+def test_so_it_is_in_other_modes(mode):
+    per_layer = kpg.Vectorized(kpg.ClippedMean(0.5, per="layer"))
+    micro = kpg.Accumulated(microbatch_size=2, inner=CLIPPED)
+    mode, skipped = {
+        "microbatches": (micro, 2),
+        "norms of layers": (per_layer, 4),
+    }[mode]
+    model = compiled(_model(CASES["nan"][0]), mode, jit_compile=False)
+    logs = model.train_on_batch(_with(np.nan), Y, return_dict=True)
+    assert logs["nonfinite_samples"] == skipped
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@pytest.mark.quick
+def test_fit_warns_once():
+    model = compiled(_model(CASES["nan"][0]), CLIPPED, jit_compile=False)
+    fit = {"batch_size": 4, "verbose": 0}
+    model.fit(X, Y, **fit)  # A warning would be an error.
+    with pytest.warns(UserWarning, match=r"op StatelessWhile.*all samples of"):
+        history = model.fit(_with(np.nan), Y, **fit).history
+    assert history["nonfinite_samples"] == [4]
+    model.fit(_with(np.nan), Y, **fit)
+
+
+def test_ops_with_a_rule_are_not_warned_of():
+    model = net(layers.Dense(3), shape=(4,), units=1, cls=kpg.PerGradModel)
+    compiled(model, CLIPPED, jit_compile=False)
+    history = model.fit(_with(np.nan), Y, batch_size=4, verbose=0).history
+    assert history["nonfinite_samples"] == [1]
+
+
+REFUSED = r"differentiated for one sample after the other \(op .* has no rule\)"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_noise_refuses_them_before_any_step(name):
+    noisy = kpg.ClippedMean(0.5, noise_multiplier=1.0)
+    model = _model(CASES[name][0])
+    for mode in (
+        kpg.Vectorized(noisy),
+        kpg.Accumulated(microbatch_size=2, inner=kpg.Vectorized(noisy)),
+    ):
+        compiled(model, mode, jit_compile=False)
+        before = model.get_weights()
+        with pytest.raises(ValueError, match=REFUSED):
+            model.train_on_batch(X, Y)
+        with pytest.raises(ValueError, match=REFUSED):
+            tf.function(model.train_step)((tf.constant(X), tf.constant(Y)))
+        assert_equal(model.get_weights(), before)
+
+
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_private_training_serves_them_one_sample_after_the_other(method):
+    model = _model(CASES["nan"][0])
     private = kpg.PrivateTraining(
         noise_multiplier=1.0,
         delta=1e-3,
@@ -166,42 +233,25 @@ def test_private_weights_stay_finite():
         batch_size=4,
         steps=1,
         user_ids="unique",
+        method=method,
     )
     model.compile("sgd", "mse", gradient_mode=private.gradient_mode)
-    batches = private.batches(x, Y)
-    model.fit(batches, callbacks=[private.callback], verbose=0)
+    before = model.get_weights()
+    batches = private.batches(_with(np.nan), Y)
+    fit = {"callbacks": [private.callback], "verbose": 0}
+    if method == "vectorized":
+        with pytest.raises(ValueError, match=r"method='per_sample'"):
+            model.fit(batches, **fit)
+        assert_equal(model.get_weights(), before)
+        return
+    model.fit(batches, **fit)
     assert all(np.isfinite(v).all() for v in model.get_weights())
 
 
-def _drawn(h):
-    return tf.tanh(h) * tf.random.uniform((4,), dtype=h.dtype)
-
-
-def test_a_loop_that_draws_is_refused_before_any_weight_changes():
-    make = _loop(_drawn)
-    model, mode = _model(make), kpg.Vectorized(kpg.ClippedMean(0.5))
-    assert all(np.isfinite(d).all() for d in _change(model, X, mode))
-    before = model.get_weights()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="before the loop"):
-        _change(model, _with(np.nan), mode)
-    assert_equal(model.get_weights(), before)
-
-
-def test_under_xla_a_loop_that_draws_leaves_out_all_samples_and_counts_them():
-    model, mode = _model(_loop(_drawn)), kpg.Vectorized(kpg.ClippedMean(0.5))
-    assert all(np.any(d) for d in _change(model, X, mode, jit_compile=True))
-    before = model.get_weights()
-    logs = model.train_on_batch(_with(np.nan), Y, return_dict=True)
-    assert logs["nonfinite_samples"] == 4
-    assert_equal(model.get_weights(), before)
-
-
-def test_with_noise_such_a_loop_is_refused_under_xla():
-    noisy = kpg.ClippedMean(0.5, noise_multiplier=1.0, expected_batch_size=4)
-    mode = kpg.Vectorized(noisy)
-    model = _model(_loop(_drawn))
-    with pytest.raises(ValueError, match="noise does not hide"):
-        _change(model, X, mode, jit_compile=True)
-    assert all(map(np.any, _change(model, X, mode)))
-    sound = _model(_loop(tf.tanh))
-    assert all(map(np.any, _change(sound, X, mode, jit_compile=True)))
+def test_explain_says_what_noise_refuses():
+    for noise, served in ((0.0, "fallback"), (1.0, "refused")):
+        mode = kpg.Vectorized(kpg.ClippedMean(0.5, noise_multiplier=noise))
+        model = compiled(_model(CASES["op without a rule"][0]), mode)
+        rows = {row.type: row for row in kpg.explain(model, 4).rows}
+        assert rows["Uses"].served_by == served
+        assert "op Igamma has no rule" in rows["Uses"].reason

@@ -1,11 +1,10 @@
-"""Gradients, copies and marks of ops in a graph that is still being built.
+"""Gradients and marks of ops in a graph that is still being built.
 
 Private names in use: `tensorflow.python.ops.gradients_util._GradientsHelper`,
 which differentiates ops of the graph around a loop; the op attributes
 `_gradient_op_type`, `_gradient_function` (the gradient of this op, in the
 place of its type's) and `skip_input_indices` (set by a tape; what it names
 gets no gradient); the names `CustomGradient-...` of own gradients;
-`FuncGraph._add_function_recursive`, the attribute `_noinline` of functions;
 `Operation._set_attr` and `_clear_attr`, the op attribute
 `_grappler_do_not_remove`, and this package's own, `_keras_pergrad_mark`.
 """
@@ -15,12 +14,6 @@ import re
 
 import tensorflow as tf
 from tensorflow.python.ops import gradients_util
-
-from keras_pergrad.keras_internals.graphs.nodes import (
-    Definitions,
-    called_function,
-    only_computes,
-)
 
 #: Types of ops whose outputs count as constants: no gradient passes them.
 GRADIENT_STOPS = {"PreventGradient", "StopGradient"}
@@ -211,74 +204,6 @@ def is_made_gradient(name):
     # `tf.custom_gradient` makes ops of one type.
     scope = _GRADIENTS.search(name)
     return scope is not None and not _OWN_GRADIENT.search(name, scope.end() - 1)
-
-
-# Ops that only compute, put once more into a graph inside their own.
-
-
-#: Stateful ops that only read. A call is as pure as its function.
-_READ_OPS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
-
-
-def copy_op(op, inputs):
-    """Copy an op into the current graph, with other inputs.
-
-    Returns:
-        The copy's outputs; None if the op draws or assigns, which must not
-        happen twice.
-    """
-    if not _is_pure(op.node_def, Definitions(op.graph), set()):
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    for name in _called_names(op.node_def):
-        function = called_function(op.graph, name)
-        if function is not None:
-            graph._add_function_recursive(function)
-    copy = graph.create_op(
-        op.type,
-        [graph.capture(t) for t in inputs],
-        [t.dtype for t in op.outputs],
-        attrs=dict(op.node_def.attr.items()),
-    )
-    for tensor, output in zip(copy.outputs, op.outputs):
-        tensor.set_shape(output.shape)
-    return list(copy.outputs)
-
-
-def trace_noinline(function, *specs):
-    """Trace a function that TensorFlow optimizes once, not at each call."""
-    # Grappler would inline the body at each call and optimize every copy.
-    traced = tf.function(
-        function,
-        autograph=False,
-        experimental_attributes={"_noinline": True},
-    )
-    return traced.get_concrete_function(*specs)
-
-
-def _called_names(node):
-    """Return the names of the functions that a node calls."""
-    functions = [
-        function
-        for value in node.attr.values()
-        for function in (value.func, *value.list.func)
-    ]
-    return [function.name for function in functions if function.name]
-
-
-def _is_pure(node, definitions, seen):
-    """Whether a node, with what it calls, may run twice."""
-    called_names = _called_names(node)
-    if not called_names and node.op not in _READ_OPS:
-        return only_computes(node.op)
-    for name in set(called_names) - seen:
-        seen.add(name)
-        function = definitions.definition(name)
-        if function is None or not all(
-            _is_pure(inner, definitions, seen) for inner in function.node_def
-        ):
-            return False
-    return True
 
 
 # Marks on ops, read by TensorFlow's optimisation or by the types of a step.

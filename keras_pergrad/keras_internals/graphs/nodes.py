@@ -210,12 +210,6 @@ def op_definition(op_type):
     return op_def_registry.get(op_type)
 
 
-def only_computes(op_type):
-    """Whether ops of a type are known to TensorFlow and keep no state."""
-    definition = op_definition(op_type)
-    return definition is not None and not definition.is_stateful
-
-
 def placeholder(dtype, shape, like=None):
     """Return a placeholder, `like` the handle or list that it stands for."""
     tensor = tf.compat.v1.placeholder(dtype, shape)

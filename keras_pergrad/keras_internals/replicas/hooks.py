@@ -15,10 +15,7 @@ from keras_pergrad.keras_internals.fit.train_function import make_for_mode
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.kernels import LoopsWhereMasked
-from keras_pergrad.keras_internals.tensorflow.settings import (
-    adding_noise,
-    switched_off,
-)
+from keras_pergrad.keras_internals.tensorflow.settings import switched_off
 
 # Advice on what TensorFlow and Keras refuse without a way out.
 #
@@ -117,15 +114,11 @@ def require_compiled(model, name):
 
 @contextlib.contextmanager
 def bounded_samples(model):
-    """Keep a sample's part in a sum bounded while noise hides it.
-
-    Products have all digits of float32, and a sum that cannot leave out a
-    sample that is not finite is refused.
-    """
+    """Let products have all digits of float32 while noise hides samples."""
     mode = getattr(model, "gradient_mode", None)
     aggregation = mode and mode.aggregation
     adds_noise = aggregation is not None and aggregation.adds_noise
-    with switched_off(adds_noise), adding_noise(adds_noise):
+    with switched_off(adds_noise):
         yield
 
 
