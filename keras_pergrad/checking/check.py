@@ -31,6 +31,9 @@ from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
 from keras_pergrad.functions.data_passes import make_ready
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
+from keras_pergrad.keras_internals.models.overwritten import (
+    require_none_overwritten,
+)
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import ModelState
@@ -40,7 +43,6 @@ from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.modes.inspection import (
     require_any_batch_size,
     require_compiled,
-    require_none_overwritten,
     require_one_batch,
 )
 

@@ -12,6 +12,9 @@ from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
 from keras_pergrad.functions.batch_loss import is_mean_over_samples
 from keras_pergrad.keras_internals.losses.losses import total_loss
+from keras_pergrad.keras_internals.models.overwritten import (
+    require_none_overwritten,
+)
 from keras_pergrad.keras_internals.models.parts import (
     TEXTS_AS_TARGETS,
     build_symbolically,
@@ -30,7 +33,6 @@ from keras_pergrad.modes.inspection import (
     mixes_in_training_only,
     require_any_batch_size,
     require_compiled,
-    require_none_overwritten,
     require_targets,
 )
 from keras_pergrad.modes.one_step import WholeBatch

@@ -21,7 +21,7 @@ from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
     regularization_loss,
 )
-from keras_pergrad.keras_internals.models.inspection import is_overwritten
+from keras_pergrad.keras_internals.models.overwritten import is_overwritten
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     call_model,

@@ -12,11 +12,13 @@ from keras_pergrad.aggregations.aggregation import Aggregation
 from keras_pergrad.aggregations.epoch_means import STATISTICS
 from keras_pergrad.common.batches import ranks
 from keras_pergrad.common.registry import Class, Configured, Registry
+from keras_pergrad.keras_internals.models.overwritten import (
+    require_none_overwritten,
+)
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 from keras_pergrad.modes import microbatches, one_step
-from keras_pergrad.modes.inspection import require_none_overwritten
 from keras_pergrad.modes.one_step import Step
 from keras_pergrad.modes.sums import WeightedSums, divide_groups
 from keras_pergrad.uses import function_cache

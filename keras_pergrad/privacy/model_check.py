@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.building import stateful_layers
-from keras_pergrad.keras_internals.models.inspection import overwritten_weights
+from keras_pergrad.keras_internals.models.overwritten import overwritten_weights
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     compiled_loss,

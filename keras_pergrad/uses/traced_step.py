@@ -21,7 +21,7 @@ from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
-from keras_pergrad.keras_internals.models.inspection import overwritten_weights
+from keras_pergrad.keras_internals.models.overwritten import overwritten_weights
 from keras_pergrad.keras_internals.models.parts import (
     layers_of,
     recording_scopes,

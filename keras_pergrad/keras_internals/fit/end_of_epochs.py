@@ -2,7 +2,7 @@
 
 import contextlib
 
-from keras_pergrad.keras_internals.fit.callback_list import (
+from keras_pergrad.common.callback_list import (
     InternalCallback,
     undo_at_end,
     with_first,
