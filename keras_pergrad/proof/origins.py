@@ -13,6 +13,7 @@ from keras_pergrad.keras_internals.graphs.nodes import Definitions
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.op_facts import FACTS, LINEAR, SUMS, has
+from keras_pergrad.proof.source_lines import source_line
 from keras_pergrad.proof.tensor_types import Free, Total
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+)_grad/")
@@ -127,7 +128,16 @@ class OpOrigin:
             text = messages.mixing_op(model, layer, mixed)
         if self._is_for_ctc(mixed.op_name):
             text = f"{text} {messages.CTC}"
-        return layer, ValueError(text)
+        return layer, self.error(text, mixed.op_name)
+
+    def error(self, text, name):
+        """Return an error that shows the user's own line that made an op."""
+        line = None
+        if self._operations:
+            graph = self._operations[0].graph
+            line = source_line(graph, self.forward_name(name))
+        shown = "" if line is None else f" The op is made in {line}"
+        return ValueError(f"{text}{shown}")
 
     def _is_for_ctc(self, name):
         """Whether an op is a CTC loss, or makes the labels of one."""

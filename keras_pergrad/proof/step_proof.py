@@ -150,7 +150,8 @@ class StepRefusals:
                 )
                 if not all(map(is_linear, types, custom.weight_gradients)):
                     layer = proof.origin.layer(op.name)
-                    yield layer, ValueError(messages.custom_gradient(layer, op))
+                    text = messages.custom_gradient(layer, op)
+                    yield layer, proof.origin.error(text, op.name)
 
     def _misplaced_refusals(self, candidate, pairs):
         """Refuse a use where the samples are no longer apart."""
@@ -164,10 +165,10 @@ class StepRefusals:
         if isinstance(misplaced[0], (Total, Divisor)):
             variables = self._traced.variables
             text = messages.no_samples(candidate, self._uses, variables)
-            yield None, ValueError(text)
+            yield None, origin.error(text, name)
         else:
             text = messages.loss_couples(self._traced.model, candidate.op)
-            yield origin.layer(name), ValueError(text)
+            yield origin.layer(name), origin.error(text, name)
 
 
 def _is_misplaced(output, cotangent):
