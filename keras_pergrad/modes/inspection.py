@@ -76,7 +76,9 @@ def require_finite(norms):
         raise ValueError(
             f"The gradients of samples {listing} are not finite. Look for NaN "
             "or infinity in x[i] and y[i] of these samples, or for a loss "
-            "that overflows on them."
+            "that overflows on them. Where explain(model) says 'fallback', one "
+            "such sample takes all others of its batch with it: pass each "
+            "alone."
         )
 
 

@@ -255,3 +255,10 @@ def test_explain_says_what_noise_refuses():
         rows = {row.type: row for row in kpg.explain(model, 4).rows}
         assert rows["Uses"].served_by == served
         assert "op Igamma has no rule" in rows["Uses"].reason
+
+
+def test_functions_name_all_samples_of_the_batch_and_say_why():
+    model = compiled(_model(CASES["nan"][0]))
+    text = "samples 0, 1, 2, 3 are not finite.*'fallback'.*pass each alone"
+    with pytest.raises(ValueError, match=text):
+        kpg.per_sample_norms(model, _with(np.nan), Y)
