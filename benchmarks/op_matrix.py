@@ -1,35 +1,27 @@
 """What the package knows of each type of op, in one table.
 
     python -m benchmarks.op_matrix [FILE]
-    python -m benchmarks.op_matrix --traits
 
-The first writes op_matrix.csv, or FILE: a row for each type of op that a table
-of `proof/` or `uses/` names, or one of `keras_internals` about ops of a step.
-The tables are found in the modules when they run: a set, tuple or dict at the
-top of a module whose texts are all types of ops. A cell has the tables of one
-file, in small letters; `(in code)` says that a function compares with the
-op's name. The second prints where tables that ask nearly the same disagree.
+It writes op_matrix.csv, or FILE: a row for each type of op that `proof/` or
+`uses/` names, or `keras_internals` about ops of a step. Beside the table of
+`proof/op_facts.py` and the rules, other tables are found in the modules when
+they run: a set, tuple or dict at the top of a module whose texts are all types
+of ops. A cell has the tables of one file, in small letters; `(in code)` says
+that a function compares with the op's name.
 
 | column | is |
 |---|---|
 | rule | the function that types it, and its file |
 | looks at | the inputs at which the rule looks: places, or "all" |
 | sizes | the places of inputs that are sizes or places |
-| facts | the `OpFacts` that hold |
+| facts | its traits in `proof/op_facts.py` |
 | op rule, path rule | the functions for its use, and behind weights alone |
 | all others | a file of the package: its tables that name the op |
-
-Numbers that shapes determine are the column `proof.static_numbers`; whether
-what is computed holds for every number of samples is `proof.every_number`, for
-every length `proof.numbers`; ranges of numbers are `proof.intervals`, sums of
-masks that divide a loss `proof.divisors`. What reads, draws, assigns, tells,
-calls and gives sizes is `proof.op_facts`.
 """
 
 import argparse
 import ast
 import csv
-import dataclasses
 import importlib
 import pathlib
 import pkgutil
@@ -38,7 +30,8 @@ import types
 from tensorflow.python.framework import op_def_registry
 
 import keras_pergrad
-from keras_pergrad.proof.op_facts import FACTS, OpFacts
+from keras_pergrad.proof import op_facts
+from keras_pergrad.proof.op_facts import FACTS
 from keras_pergrad.proof.tensor_types import INPUTS, RULES
 from keras_pergrad.uses import op_rules, weight_paths
 
@@ -46,53 +39,20 @@ STORE = pathlib.Path(__file__).with_name("op_matrix.csv")
 FOLDERS = ("proof", "uses")
 #: Further modules with facts about ops that a step has.
 OTHERS = ("graphs.gradients", "graphs.nodes", "state.model")
-#: What several tables say of ops, each for its own question.
-TRAITS = {
-    "moves or copies entries": (
-        "proof.divisors linear",
-        "proof.elementwise_rules linear unary",
-        "proof.every_number regular",
-        "proof.intervals selects entries",
-        "proof.numbers regular",
-        "proof.static_numbers rearranges",
-        "uses.search rearranging",
-        "path rule",
-    ),
-    "adds": (
-        "proof.divisors sums",
-        "proof.elementwise_rules sums",
-        "proof.numbers sum ops",
-        "proof.origins sum ops",
-        "uses.op_rules adds",
-    ),
-    "multiplies": (
-        "proof.divisors products",
-        "proof.elementwise_rules products",
-    ),
-    "divides": (
-        "proof.divisors quotients",
-        "proof.elementwise_rules quotients",
-        "proof.every_number quotients",
-    ),
-    "selects": ("proof.divisors selects", "proof.elementwise_rules selects"),
-    "reads": (
-        "proof.op_facts reads",
-        "uses.search repeatable",
-        "keras_internals.graphs.gradients read ops",
-        "keras_internals.state.model unchanging",
-    ),
-    "calls": ("proof.op_facts function calls", "uses.search calls"),
-    "repeats": (
-        "proof.divisors broadcasts",
-        "proof.static_numbers repeats",
-        "proof.step_proof repeat",
-    ),
-}
+#: Traits that are no unions of others.
+_SINGLE = [1 << k for k in range(40)]
 _HEAD = ["op", "rule", "looks at", "sizes", "facts", "op rule", "path rule"]
 #: Tables that have columns of their own.
 _OWN_COLUMNS = {
     id(table)
-    for table in (RULES, INPUTS, FACTS, op_rules._RULES, weight_paths._RULES)
+    for table in (
+        RULES,
+        INPUTS,
+        FACTS,
+        op_facts._TRAITS,
+        op_rules._RULES,
+        weight_paths._RULES,
+    )
 }
 
 
@@ -248,45 +208,19 @@ def _places(places):
 
 
 def _facts(facts):
-    names = [field.name for field in dataclasses.fields(OpFacts)]
-    return " ".join(
-        name.removeprefix("is_").replace("_", "-")
-        for name in names
-        if getattr(facts, name) is True
-    )
-
-
-def disagreements():
-    """Yield lines: ops that some tables of a trait have and others not."""
-    (head, *lines), _ = rows()
-    holders = {}
-    for line in lines:
-        for column, cell in zip(head[1:], line[1:]):
-            for name in cell.split(", ") if cell else ():
-                # A column with a function is one table.
-                table = column if column in _HEAD else f"{column} {name}"
-                holders.setdefault(table, set()).add(line[0])
-                holders.setdefault(column, set()).add(line[0])
-    for trait, names in TRAITS.items():
-        yield f"{trait}: {', '.join(names)}"
-        missing = [name for name in names if name not in holders]
-        if missing:
-            yield f"  no longer there: {', '.join(missing)}"
-        found = {name: holders.get(name, set()) for name in names}
-        for op in sorted(set().union(*found.values())):
-            lacking = [name for name, ops in found.items() if op not in ops]
-            if lacking:
-                yield f"  {op}: not in {', '.join(lacking)}"
+    names = [
+        name.lower()
+        for name, trait in vars(op_facts).items()
+        if name.isupper() and trait in _SINGLE and facts.has(trait)
+    ]
+    names += ["has_state"] * facts.has_state
+    return " ".join([*names, *["has_functions"] * facts.has_functions])
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.op_matrix")
     parser.add_argument("file", type=pathlib.Path, nargs="?", default=STORE)
-    parser.add_argument("--traits", action="store_true")
     given = parser.parse_args()
-    if given.traits:
-        print("\n".join(disagreements()))
-        return
     found, count = rows()
     with given.file.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(found)
