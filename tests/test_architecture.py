@@ -15,7 +15,8 @@ CORE = [
     {"common"},
     {"keras_internals"},
     {"factors", "aggregations"},
-    {"proof", "uses"},
+    {"proof"},
+    {"uses"},
     {"modes"},
     {"model", "functions"},
 ]

@@ -4,7 +4,7 @@ import re
 
 import keras
 
-from keras_pergrad.uses.layer_rules.registry import pads_to_longest
+from keras_pergrad.proof.layer_methods import pads_to_longest
 
 COMPOSITE = (
     "The batch has a sparse or ragged tensor, whose samples cannot be told "

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from keras_pergrad.proof.axis_labels import labelled
 from keras_pergrad.proof.elementwise_rules import type_of_totals
 from keras_pergrad.proof.tensor_types import (
     ALL,
@@ -16,7 +17,6 @@ from keras_pergrad.proof.tensor_types import (
     flags_of,
     type_rule,
 )
-from keras_pergrad.uses.contraction_rules import labelled
 
 
 def type_linear_in_totals(op, types):

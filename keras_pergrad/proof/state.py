@@ -9,6 +9,7 @@ from keras_pergrad.proof.op_facts import (
     FACTS,
     FORWARDS,
     KNOWN_STATE,
+    TELLS,
     has,
 )
 from keras_pergrad.proof.tensor_types import (
@@ -108,15 +109,18 @@ def refuse_state_of_samples(op, types):
 
 def keeps_unknown(op, types):
     """Whether an op keeps or reads state in a way that no rule knows."""
+    has_rule = rule_of(op.type) is not None or has(op, FORWARDS)
+    if has_rule and not has(op, ADVANCES | TELLS):
+        return False
     if has(op, KNOWN_STATE):
         if op.type == "PrintV2":
             # What is printed into a file can be read from there.
             return op.get_attr("output_stream").startswith(b"file:")
-        draws_without_rule = has(op, ADVANCES) and not rule_of(op.type)
+        draws_without_rule = has(op, ADVANCES) and not has_rule
         return draws_without_rule and not all(
             isinstance(t, Free) for t in types
         )
-    if rule_of(op.type) or has(op, FORWARDS):
+    if has_rule:
         return False
     makes_handle = any(t.dtype == tf.resource for t in op.outputs)
     return makes_handle or FACTS[op.type].has_state

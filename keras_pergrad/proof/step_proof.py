@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses.losses import loss_tensors
 from keras_pergrad.proof import messages
+from keras_pergrad.proof.layer_methods import is_exactly, is_samplewise
+from keras_pergrad.proof.layout import Layout
 from keras_pergrad.proof.numbers import ShapesUnknown
 from keras_pergrad.proof.op_facts import CALLS, FACTS, REPEATS, has
 from keras_pergrad.proof.origins import (
@@ -26,8 +28,6 @@ from keras_pergrad.proof.tensor_types import (
     Mixed,
     Total,
 )
-from keras_pergrad.uses.layer_rules import registry
-from keras_pergrad.uses.op_rules import Layout
 
 # Refusals of what the proof of a step does not show.
 
@@ -352,14 +352,12 @@ class StepProof:
 
     def takes_as_batch(self, layer):
         """Whether a layer may take statistics of the batch."""
-        return any(
-            registry.is_exactly(layer, base) for base in self._as_batches
-        )
+        return any(is_exactly(layer, base) for base in self._as_batches)
 
     def is_vouched(self, op, name):
         """Whether the user, or the mode, takes an op as it is."""
         layer = self.origin.caller(name)
-        if registry.is_samplewise(layer, messages.PER_SAMPLE_LAYERS):
+        if is_samplewise(layer, messages.PER_SAMPLE_LAYERS):
             return True
         if not self._as_batches and not self._vouched:
             return False

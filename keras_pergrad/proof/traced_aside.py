@@ -41,7 +41,6 @@ from keras_pergrad.proof.tensor_types import (
     Mixed,
     Total,
 )
-from keras_pergrad.uses.layer_rules.registry import find_rule
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"
@@ -154,7 +153,8 @@ def _findings(traced, repeated, values=None):
         _under_xla(model),
         str(specs),
         tuple(map(id, traced.variables)),
-        tuple((layer.trainable, find_rule(layer)) for layer in layers),
+        tuple(layer.trainable for layer in layers),
+        traced.layer_rules,
     )
     loss = compiled_loss(model)
     model_findings = _FINDINGS.setdefault(model, {})

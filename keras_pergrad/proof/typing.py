@@ -14,25 +14,19 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs import gradients
 from keras_pergrad.keras_internals.graphs.nodes import placeholder
-from keras_pergrad.proof import calls, divisors, sample_loops, static_numbers
+from keras_pergrad.proof import (
+    calls,
+    divisors,
+    op_facts,
+    sample_loops,
+    static_numbers,
+)
 from keras_pergrad.proof.calls import set_computed_shape, stages
 from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.intervals import is_constant
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths, all_lengths
-from keras_pergrad.proof.op_facts import (
-    ADVANCES,
-    ASSIGNS,
-    CALLS,
-    FACTS,
-    FORWARDS,
-    GIVES_SIZES,
-    IN_PYTHON,
-    IS_GIVEN,
-    ON_LISTS,
-    READS,
-    TELLS,
-)
+from keras_pergrad.proof.op_facts import FACTS
 from keras_pergrad.proof.state import (
     State,
     forward_handles,
@@ -167,7 +161,7 @@ class Typing:
         """Put nodes into a graph and type them; extend name → tensor."""
         for leading, names in stages(nodes, self._has_known_shape):
             for name in leading:
-                if FACTS[nodes.by_name[name].op].has(CALLS):
+                if FACTS[nodes.by_name[name].op].has(op_facts.CALLS):
                     self._type_call(nodes, name, tensors, graph)
                 else:
                     self._put_with_shape(nodes, name, tensors, graph)
@@ -312,29 +306,29 @@ class Typing:
 
     def _type_op(self, op):
         facts = FACTS[op.type]
-        if facts.has(IS_GIVEN):
+        if facts.has(op_facts.IS_GIVEN):
             return
         types = [self.of(t) for t in op.inputs]
-        if facts.has(ON_LISTS):
+        if facts.has(op_facts.ON_LISTS):
             self.lists.note(op)
-        if facts.has(READS) and type_read(op, self):
+        if facts.has(op_facts.READS) and type_read(op, self):
             return
-        if facts.has(ASSIGNS):
+        if facts.has(op_facts.ASSIGNS):
             type_assignment(op, types, self)
         elif op.type == "Identity" and self._is_marked(op, types):
             return
-        elif facts.has(GIVES_SIZES):
+        elif facts.has(op_facts.GIVES_SIZES):
             self.set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
             self._every_number.note_sizes(op)
-        elif self._keeps_unknown(op, facts, types):
+        elif self._keeps_unknown(op, types):
             self.set_types(op, self.effects[-1])
         elif op.outputs:
-            if facts.has(ADVANCES):
+            if facts.has(op_facts.ADVANCES):
                 self.state.advance(op)
             if facts.has_state:
                 types = with_held_types(op, types, self)
-            if facts.has(FORWARDS):
+            if facts.has(op_facts.FORWARDS):
                 forward_handles(op, self)
             self.count += 1
             self._type_computation(op, facts, types)
@@ -360,7 +354,9 @@ class Typing:
         if facts.size_inputs and static_numbers.any_flagged(BY_SIZE, types):
             types = without_size_flags(op, types)
         # The types of counters in loops are subclasses of `Free`, with rules.
-        if facts.has(IN_PYTHON) or not all(type(t) is Free for t in types):
+        if facts.has(op_facts.IN_PYTHON) or not all(
+            type(t) is Free for t in types
+        ):
             self.set_types(op, self._by_rule(op, facts, types))
             return
         flags = flags_of(types)
@@ -408,7 +404,7 @@ class Typing:
             if self._every_number.is_needed:
                 self._every_number.check(op)
             is_in_loop = sample_loops.has_loop_types(types)
-            if is_in_loop and not facts.has(IN_PYTHON):
+            if is_in_loop and not facts.has(op_facts.IN_PYTHON):
                 results = sample_loops.type_in_loop(self._typed_op(op), types)
                 results = Free(flags_of(types)) if results is None else results
             else:
@@ -474,15 +470,12 @@ class Typing:
                 return self._vouched_or_mixed(op, types, why, True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
-    def _keeps_unknown(self, op, facts, types):
+    def _keeps_unknown(self, op, types):
         """Whether an op keeps state, and neither a rule nor the user knows it.
 
         Queues, stages, files and the like, also without outputs.
         """
-        has_rule = rule_of(op.type) is not None or facts.has(FORWARDS)
-        if self.n <= 1 or (has_rule and not facts.has(ADVANCES | TELLS)):
-            return False
-        if not keeps_unknown(op, types) or self._is_vouched(op):
+        if self.n <= 1 or not keeps_unknown(op, types) or self._is_vouched(op):
             return False
         why = "has no type rule, and may keep state or read what is kept"
         self.effects.append(self.failed(op, why, True))

@@ -1,4 +1,4 @@
-"""What is known of each tensor of a graph: one record, in one place."""
+"""The record of each tensor of a graph: all that is known of it."""
 
 import dataclasses
 from typing import Any

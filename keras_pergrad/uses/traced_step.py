@@ -32,10 +32,11 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
     inline_functions,
 )
 from keras_pergrad.proof import messages
+from keras_pergrad.proof.layout import sizes_of
 from keras_pergrad.proof.step_proof import StepProof
 from keras_pergrad.uses import weight_paths
 from keras_pergrad.uses.layer_rules.registry import find_rule
-from keras_pergrad.uses.op_rules import Use, factor_of, sizes_of, unscaled
+from keras_pergrad.uses.op_rules import Use, factor_of, unscaled
 from keras_pergrad.uses.search import CandidateUses
 from keras_pergrad.uses.weight_paths import merge_parts
 
@@ -315,6 +316,11 @@ class TracedStep:
     def number(self):
         """The number of samples; None if it is not known while tracing."""
         return first_tensor(self.batch[0]).shape[0]
+
+    @property
+    def layer_rules(self):
+        """The rule of each layer, or None."""
+        return tuple(map(find_rule, self.layers))
 
     @property
     def graph(self):

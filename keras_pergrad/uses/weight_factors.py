@@ -9,7 +9,7 @@ from keras_pergrad.factors.base import (
     weighted_total,
 )
 from keras_pergrad.keras_internals.graphs.gradients import op_gradients
-from keras_pergrad.uses.op_rules import sizes_of
+from keras_pergrad.proof.layout import sizes_of
 
 
 class PulledBack(SampleGradients):

@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.factors import Adapted, Full, Outer, Rows, Sum, join
-from keras_pergrad.uses.op_rules import rule_registrar, sizes_of
+from keras_pergrad.proof.layout import sizes_of
+from keras_pergrad.uses.op_rules import rule_registrar
 from keras_pergrad.uses.weight_factors import PulledBack, Reshaped
 
 _RULES = {}

@@ -11,13 +11,13 @@ import string
 import tensorflow as tf
 
 from keras_pergrad.factors import Full, Outer, Rows
+from keras_pergrad.proof.layout import sizes_of
 from keras_pergrad.uses.contraction_rules import (
     CONTRACTIONS,
     arrange_axes,
     labelled,
     permutation_to,
 )
-from keras_pergrad.uses.op_rules import sizes_of
 from keras_pergrad.uses.weight_paths import by_gradient, path_rule
 
 

@@ -10,7 +10,13 @@ import keras_pergrad as kpg
 from keras_pergrad import factors
 from keras_pergrad.factors.base import squares_by_sample
 from keras_pergrad.modes import microbatches
-from keras_pergrad.proof import calls, elementwise_rules, intervals, typing
+from keras_pergrad.proof import (
+    calls,
+    elementwise_rules,
+    intervals,
+    layer_methods,
+    typing,
+)
 from keras_pergrad.proof.divisors import Divisors
 from keras_pergrad.proof.every_number import EveryNumber
 from keras_pergrad.proof.state import State
@@ -24,7 +30,6 @@ from keras_pergrad.proof.tensor_types import (
     Total,
 )
 from keras_pergrad.uses import weight_paths
-from keras_pergrad.uses.layer_rules import registry
 from tests.hunt.planting import Fault, instead
 
 FAULTS = []
@@ -212,7 +217,7 @@ def _values_forgotten(right, op, k, kind):
 
 
 @_planted("assignments forgotten", State, "assign")
-@_planted("a subclass taken for the class", registry, "own_method", True)
+@_planted("a subclass taken for the class", layer_methods, "own_method", True)
 def _none(right, *args):
     return None
 

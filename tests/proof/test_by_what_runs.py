@@ -11,11 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.uses.layer_rules.registry import (
-    find_rule,
-    is_exactly,
-    own_method,
-)
+from keras_pergrad.proof.layer_methods import is_exactly, own_method
+from keras_pergrad.uses.layer_rules.registry import find_rule
 from tests import oracle
 from tests.models.making import assert_equal, compiled, net, trained
 from tests.proof.fits import fit_privately, refusal
