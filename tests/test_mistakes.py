@@ -1,8 +1,10 @@
 """What newcomers get wrong, and what they are told: what to do instead."""
 
+import inspect
 import os
 import subprocess
 import sys
+import types
 
 import keras
 import numpy as np
@@ -100,6 +102,50 @@ MISTAKES = {
         *(TYPE, "mean 'verbose'"),
         lambda: kpg.callbacks.DataStall(verbos=0),
     ),
+    "of_a_function": (
+        TYPE,
+        r"per_sample_norms\(\) expected .*per_variable\. Received: "
+        r"per_variables=True\. Did you mean 'per_variable'\?$",
+        lambda: kpg.per_sample_norms(model(), X, Y, per_variables=True),
+    ),
+    "of_a_function_of_peers": (
+        *(TYPE, "mean 'gradient_modes'"),
+        lambda: kpg.check_gradients(model(), X, Y, modes=["batch"]),
+    ),
+    "array_of_a_function": (
+        *(TYPE, r"Received: directions=\[array\(.{,70}\. Did .* 'direction'"),
+        lambda: kpg.per_sample_dots(model(), X, Y, directions=[X, Y]),
+    ),
+    "of_a_method": (
+        *(TYPE, "mean 'return_outputs'"),
+        lambda: model().compute_gradients(abs, X, return_output=True),
+    ),
+    "of_private_batches": (
+        *(TYPE, "mean 'sample_weight'"),
+        lambda: private(noise_multiplier=1.0).batches(X, Y, sample_weights=1),
+    ),
+    "of_influence": (
+        *(TYPE, "mean 'curvature'"),
+        lambda: kpg.influence.Influence(model(), X, Y, curvatures="kfac"),
+    ),
+    "of_a_tracker": (
+        *(TYPE, "mean 'log_dir'"),
+        lambda: kpg.trackers.TensorBoard(logdir="logs"),
+    ),
+    "of_compile": (TYPE, "mean 'loss'", lambda: model().compile(losss="mse")),
+    "aggregation_of_batch": (
+        *(TYPE, r"Batch\(\) expected no arguments.*clip_norm=1\.0\)$"),
+        lambda: kpg.Batch(kpg.ClippedMean(1.0)),
+    ),
+    "aggregation_of_batch_by_name": (
+        *(TYPE, r"expected no arguments\. Received: aggregation=Clipped"),
+        lambda: kpg.Batch(aggregation=kpg.ClippedMean(1.0)),
+    ),
+    "of_peers_of_functions": (
+        *(ATTRIBUTE, "mean 'per_sample_gradients'"),
+        lambda: kpg.GradSampleModule,
+    ),
+    "end_of_a_name": (ATTRIBUTE, "'per_sample_norms'", lambda: kpg.norms),
     "sampling": (VALUE, "mean 'poisson'", lambda: private(sampling="poison")),
     "method": (
         *(VALUE, "mean 'vectorized'"),
@@ -203,6 +249,29 @@ def test_a_mistake_is_told_with_the_way_out(name):
     error, match, mistake = MISTAKES[name]
     with pytest.raises(error, match=match):
         mistake()
+
+
+def public_functions():
+    values = [getattr(kpg, name) for name in kpg.__all__]
+    spaces = [kpg, *(v for v in values if isinstance(v, types.ModuleType))]
+    for space in spaces:
+        for name in space.__all__:
+            function = getattr(space, name)
+            if inspect.isfunction(function):
+                yield f"{space.__name__}.{name}", function
+
+
+def test_each_function_explains_an_argument_that_it_does_not_have():
+    explained = []
+    for name, function in public_functions():
+        parameters = inspect.signature(function).parameters
+        kinds = [parameter.kind for parameter in parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds or len(kinds) < 2:
+            continue
+        with pytest.raises(TypeError, match="expected arguments among"):
+            function(**{f"{list(parameters)[-1]}x": 1})
+        explained.append(name)
+    assert len(explained) > 15, explained
 
 
 @pytest.mark.parametrize(

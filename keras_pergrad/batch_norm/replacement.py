@@ -15,7 +15,7 @@ from keras_pergrad.batch_norm.exchange import (
     norms,
     save_as_exchanged,
 )
-from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import (
@@ -31,6 +31,7 @@ from keras_pergrad.modes.inspection import require_model
 _KINDS = ("group", "layer", "frozen")
 
 
+@named_arguments
 def replace_batch_norm(
     model: keras.Model,
     by: Literal["group", "layer", "frozen"] = "group",

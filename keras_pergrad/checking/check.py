@@ -25,7 +25,7 @@ from keras_pergrad.common.batches import (
 )
 from keras_pergrad.common.machine import accelerators
 from keras_pergrad.common.machine import requested_devices as device_names
-from keras_pergrad.common.names import did_you_mean
+from keras_pergrad.common.names import did_you_mean, named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
@@ -73,6 +73,7 @@ _FRESH_DRAWS = (
 
 
 @out_of_scope()
+@named_arguments
 def check_gradients(
     model: keras.Model,
     x: Any,

@@ -1,15 +1,25 @@
 """Names that a user gives: those of choices and arguments, misspelt or not."""
 
 import difflib
+import functools
 import inspect
+import reprlib
+from typing import Any, TypeVar
+
+Function = TypeVar("Function")
 
 #: What TensorFlow Privacy, Opacus, Keras and others call the same, in lower
-#: case: arguments and classes.
+#: case: functions, classes and arguments.
 _PEERS = {
+    "compute_gradients": "PerGradModel",
+    "dpkerasadamoptimizer": "PrivateTraining",
     "dpkerasmodel": "PrivateTraining",
+    "dpkerassgdoptimizer": "PrivateTraining",
     "dpmodel": "PrivateTraining",
     "gradientaccumulatemodel": "Accumulated",
     "gradientaccumulator": "Accumulated",
+    "gradsamplemodule": "per_sample_gradients",
+    "jacobian": "input_gradients",
     "privacyengine": "PrivateTraining",
     "accumulate_grad_batches": "steps",
     "accumulation_steps": "steps",
@@ -42,8 +52,9 @@ def most_alike(name, known):
     name = name.lower() if isinstance(name, str) else ""
     if _PEERS.get(name) in lower.values():
         return _PEERS[name]
+    found = [k for k in lower if k.endswith(f"_{name}")]
     # 0.7: of shorter words the default, 0.6, takes others for the same.
-    found = difflib.get_close_matches(name, lower, 1, 0.7)
+    found = found or difflib.get_close_matches(name, lower, 1, 0.7)
     found = found or [k for k in lower if len(name) > 2 and k.startswith(name)]
     return lower[found[0]] if found else None
 
@@ -58,21 +69,48 @@ def require_one_of(name, value, choices):
     )
 
 
+def named_arguments(function: Function) -> Function:
+    """Decorate a function: it explains an argument that it does not have."""
+    called: Any = function
+    parameters = inspect.signature(called).parameters
+
+    @functools.wraps(called)
+    def explaining(*args, **kwargs):
+        _require_known(called.__name__, parameters, kwargs)
+        return called(*args, **kwargs)
+
+    explained: Any = explaining
+    return explained
+
+
 class NamedArguments:
     """A base of classes that explain an argument which they do not have."""
 
     def __new__(cls, *args, **kwargs):
+        takes_none = cls.__init__ is object.__init__
+        if takes_none and args:  # Python passes over them.
+            raise TypeError(
+                f"{cls.__name__}() expected no arguments. Received: "
+                f"{', '.join(map(reprlib.repr, args))}"
+            )
         parameters = inspect.signature(cls.__init__).parameters
-        kinds = {parameter.kind for parameter in parameters.values()}
-        known = [k for k in parameters if k not in ("self", "args", "kwargs")]
-        for name in () if inspect.Parameter.VAR_KEYWORD in kinds else kwargs:
-            if name not in parameters:
-                raise TypeError(
-                    f"{cls.__name__}() expected arguments among "
-                    f"{', '.join(known)}. Received: {name}="
-                    f"{kwargs[name]!r}.{did_you_mean(name, known)}"
-                )
+        _require_known(cls.__name__, {} if takes_none else parameters, kwargs)
         base = super().__new__
         return (
             base(cls) if base is object.__new__ else base(cls, *args, **kwargs)
         )
+
+
+def _require_known(owner, parameters, arguments):
+    """Refuse arguments by name that are none of a signature's parameters."""
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    known = [name for name in parameters if name != "self"]
+    among = f"arguments among {', '.join(known)}" if known else "no arguments"
+    for name, value in arguments.items():
+        if name not in parameters:
+            raise TypeError(
+                f"{owner}() expected {among}. Received: {name}="
+                f"{reprlib.repr(value)}.{did_you_mean(name, known)}"
+            )

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.checking.numerics import precision
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.explanation import step_memory
@@ -40,6 +41,7 @@ from keras_pergrad.modes.inspection import (
 from keras_pergrad.uses import TracedStep, sum_of_outputs
 
 
+@named_arguments
 def explain(
     model: keras.Model,
     batch_size: Any = None,

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_pergrad.common.machine import as_text
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import parse_bytes, positive_integer
 from keras_pergrad.explanation.step_memory import (
     SavedModel,
@@ -71,6 +72,7 @@ class MemoryFit:
     __repr__ = __str__
 
 
+@named_arguments
 def what_fits(
     model: keras.Model,
     x: Any = None,

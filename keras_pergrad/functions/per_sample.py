@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import GradientStatistics
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.factors import wide
 from keras_pergrad.factors.base import as_norms
 from keras_pergrad.functions.data_passes import (
@@ -21,6 +22,7 @@ from keras_pergrad.modes.inspection import require_compiled, require_finite
 
 
 @not_converted
+@named_arguments
 def per_sample_gradients(
     model: keras.Model,
     x: Any,
@@ -95,6 +97,7 @@ def per_sample_gradients(
 
 
 @not_converted
+@named_arguments
 def per_sample_norms(
     model: keras.Model,
     x: Any,
@@ -145,6 +148,7 @@ def per_sample_norms(
 
 
 @not_converted
+@named_arguments
 def gradient_statistics(
     model: keras.Model,
     x: Any,
@@ -203,6 +207,7 @@ def gradient_statistics(
 # Inner products of the samples' gradients with a given gradient.
 
 
+@named_arguments
 def per_sample_dots(
     model: keras.Model,
     x: Any,

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.names import NamedArguments, require_one_of
 from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import build_for_gradients
@@ -187,7 +187,7 @@ class Top(NamedTuple):
     scores: np.ndarray
 
 
-class Influence:
+class Influence(NamedArguments):
     """Which training samples made a prediction, helped or hurt.
 
     The score of training sample j for test sample t is

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import batches_of, first_tensor, ranks
-from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.factors import Kronecker
 from keras_pergrad.factors.base import as_matrices
@@ -390,6 +390,7 @@ KINDS = ("diagonal", "kfac")
 LABELS = ("sampled", "data")
 
 
+@named_arguments
 def fisher(
     model: keras.Model,
     x: Any,

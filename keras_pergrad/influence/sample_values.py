@@ -9,10 +9,8 @@ import keras
 import numpy as np
 
 from keras_pergrad.common import batch_marks
-from keras_pergrad.common.callback_list import (
-    PreparesFit,
-    at_end_of_fit,
-)
+from keras_pergrad.common.callback_list import PreparesFit, at_end_of_fit
+from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.text import as_text
 from keras_pergrad.gradient_health.probe_batch import as_batch
@@ -26,7 +24,7 @@ from keras_pergrad.influence.value_reader import (
 )
 
 
-class SampleValues(PreparesFit):
+class SampleValues(NamedArguments, PreparesFit):
     """Values each training sample by what it did to the validation loss.
 
     In each step the validation loss falls by about ⟨update, its gradient⟩.

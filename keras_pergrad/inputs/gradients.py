@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.batches import batches_of
 from keras_pergrad.common.machine import as_text, free_bytes
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.inputs.arrays import (
     Chunks,
@@ -50,6 +51,7 @@ _COPY_COUNT = 4
 _RESULT_PART, _CHUNK_PART = 0.7, 0.2
 
 
+@named_arguments
 def input_gradients(
     model: keras.Model,
     x: Any,

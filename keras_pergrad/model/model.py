@@ -16,7 +16,7 @@ from keras_pergrad.common.callback_list import (
     prepare_fit,
     restored_order,
 )
-from keras_pergrad.common.names import did_you_mean
+from keras_pergrad.common.names import did_you_mean, named_arguments
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
 from keras_pergrad.keras_internals.fit.end_of_epochs import end_of_epochs
@@ -245,8 +245,11 @@ class PerGradModel(FitHooks, keras.Model):
                 `train_step` and does not use the mode there (see
                 `compute_gradients`); or `vouched` names no layer and no op.
         """
-        for name in kwargs:
-            if hint := did_you_mean(name, ("gradient_mode", "vouched")):
+        known = ["gradient_mode", "vouched"]
+        for compile_ in (keras.Model.compile, super().compile):
+            known += inspect.signature(compile_).parameters
+        for name in set(kwargs).difference(known):
+            if hint := did_you_mean(name, known):
                 raise TypeError(
                     "compile() expected `gradient_mode`, `vouched` and what "
                     "keras.Model.compile takes. Received: "
@@ -403,6 +406,7 @@ class PerGradModel(FitHooks, keras.Model):
             logs = {**logs, **readings_of(step, mode, numbers)}
         return logs
 
+    @named_arguments
     def compute_gradients(
         self,
         loss_fn,

@@ -14,6 +14,7 @@ from keras_pergrad.aggregations.aggregation import (
     weighs,
 )
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.base import (
@@ -162,6 +163,7 @@ class Vectorized(GradientMode):
         }
 
 
+@named_arguments
 def sample_gradients(
     model: keras.Model, part: Any
 ) -> tuple[Any, list[SampleGradients | None]]:

@@ -14,6 +14,7 @@ from keras_pergrad.checking.check import check_gradients
 from keras_pergrad.checking.check_table import CheckRow
 from keras_pergrad.checking.execution import TracedMode
 from keras_pergrad.common.machine import accelerators, requested_devices
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.keras_internals.graphs.runs import (
     RUNTIME,
     GraphCopy,
@@ -141,6 +142,7 @@ def _device_lines(device, cpu_ms):
         yield f"  {device.suspect}"
 
 
+@named_arguments
 def compare_devices(
     model: keras.Model,
     x: Any,

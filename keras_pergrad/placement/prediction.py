@@ -12,7 +12,7 @@ from typing import Any, Literal
 import keras
 
 from keras_pergrad.common.batches import as_tensors
-from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.functions.data_passes import make_ready
 from keras_pergrad.keras_internals.graphs.runs import (
     PLUMBING,
@@ -131,6 +131,7 @@ _OP_HAZARDS = (
 )
 
 
+@named_arguments
 def predict_placement(
     model: keras.Model,
     x: Any,

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import map_tensors
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.per_sample import per_sample_gradients
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
@@ -116,6 +117,7 @@ class AuditResult:
         return "\n".join(lines)
 
 
+@named_arguments
 def audit_privacy(
     make_model: Callable[[], Any],
     private: PrivateTraining,

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_number
 from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals.models.parts import (
@@ -100,6 +101,7 @@ _REFUSED = (
 )
 
 
+@named_arguments
 def corrected(
     optimizer: keras.optimizers.Optimizer | str, *, gamma: float | None = None
 ) -> Any:

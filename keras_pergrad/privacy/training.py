@@ -14,7 +14,11 @@ from keras_pergrad.aggregations.clipping import (
     Schedule,
     is_schedule,
 )
-from keras_pergrad.common.names import NamedArguments, require_one_of
+from keras_pergrad.common.names import (
+    NamedArguments,
+    named_arguments,
+    require_one_of,
+)
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, GradientMode, PerSample, Vectorized
@@ -327,6 +331,7 @@ class PrivateTraining(NamedArguments):
             self._models.add,
         )
 
+    @named_arguments
     def batches(
         self, x: Any, y: Any = None, sample_weight: Any = None
     ) -> PrivateBatches:
@@ -377,6 +382,7 @@ class PrivateTraining(NamedArguments):
         phases = (*self._earlier_phases, (self.mechanism, check_steps(steps)))
         return accounting.compute_epsilon(phases, self.delta)
 
+    @named_arguments
     def statement(
         self,
         model: keras.Model | None = None,

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof.messages import UNEQUAL
 from keras_pergrad.proof.op_facts import FACTS
 
@@ -506,6 +507,7 @@ def check_places(op, results, n):
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
+@named_arguments
 def register_type_rule(
     *op_types: str,
     replace: bool = False,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.runs import (
     alignment,
@@ -115,6 +116,7 @@ class RunComparison:
         return os.fspath(path)
 
 
+@named_arguments
 def compare_runs(
     log_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,

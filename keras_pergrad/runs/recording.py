@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.runs import store
 from keras_pergrad.runs.sketch import VARIABLE_SKETCH_SIZE
 
@@ -386,6 +387,7 @@ def _why_no_name(run):
     return f"of {size} bytes" if size > _MAX_BYTES else None
 
 
+@named_arguments
 def export(path: str | os.PathLike[str], *, to: Any) -> None:
     """Write the readings of a recorded run to a tracker.
 

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_pergrad.common.names import named_arguments
+
 FORMAT = 2
 FILE = "run.sqlite"
 #: Gradients can be compared where all of these are equal.
@@ -230,6 +232,7 @@ class Run:
         return self.read("sketches")
 
 
+@named_arguments
 def list_runs(log_dir: str | os.PathLike[str]) -> list[str]:
     """List the directories of the runs in `log_dir`, sorted by name.
 
@@ -260,6 +263,7 @@ def list_runs(log_dir: str | os.PathLike[str]) -> list[str]:
     return [p for p in paths if os.path.isfile(os.path.join(p, FILE))]
 
 
+@named_arguments
 def read_run(
     path: str | os.PathLike[str], scalars: Sequence[str] = SCALARS
 ) -> Run:

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batches import as_tensors
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.text import as_text, bullets
 from keras_pergrad.functions.data_passes import make_ready
@@ -143,6 +144,7 @@ class PipelineProfile:
         return "\n".join([*lines, f"Verdict: {self.verdict}."])
 
 
+@named_arguments
 def profile_pipeline(
     data: Any,
     model: keras.Model | None = None,

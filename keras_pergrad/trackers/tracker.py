@@ -4,10 +4,11 @@ import contextlib
 import math
 from typing import Any
 
+from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.text import reason
 
 
-class Tracker:
+class Tracker(NamedArguments):
     """Writes the readings of each `fit` to where you look at them.
 
     Pass trackers to `callbacks.GradientVariance(trackers=...)`, or a run of

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import keras
 
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof import layer_methods
 
 
@@ -55,6 +56,7 @@ _RULES: dict[type, Rule] = {}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+@named_arguments
 def register_rule(
     layer_class: type[keras.layers.Layer],
     *,
