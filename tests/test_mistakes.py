@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.checking import numerics
 from tests.models.making import compiled, net, unchanged
 
 layers = keras.layers
@@ -59,6 +60,20 @@ def without_call(*parts):
 def private(**arguments):
     given = {"delta": 1e-3, "samples": 12, "batch_size": 4, "epochs": 1}
     return kpg.PrivateTraining(**given, **arguments)
+
+
+def search(distribution):
+    return kpg.privacy.search(
+        model,
+        {},
+        X,
+        Y,
+        folder="unused",
+        epochs=1,
+        expected_trials=2,
+        public_score=abs,
+        distribution=distribution,
+    )
 
 
 def own_loss(loss_fn):
@@ -162,6 +177,41 @@ MISTAKES = {
     "outputs": (
         *(TYPE, "\"loss\", an index.*mean 'loss'"),
         lambda: kpg.input_gradients(model(), X, outputs="losses", verbose=0),
+    ),
+    "reduce": (
+        *(VALUE, "one of None, 'sum', .*mean 'norm'"),
+        lambda: kpg.input_gradients(model(), X, reduce="nrm", verbose=0),
+    ),
+    "earlier_noise": (
+        *(VALUE, "mean 'redrawn'"),
+        lambda: private(
+            noise="correlated",
+            noise_multiplier=1.0,
+            earlier_noise="redrawm",
+        ),
+    ),
+    "distribution": (VALUE, "mean 'poisson'", lambda: search("poison")),
+    "inner": (
+        *(VALUE, "one of 'batch', .*, or a mode.*Received: Accumulated"),
+        lambda: kpg.Accumulated(steps=2, inner=kpg.Accumulated(steps=2)),
+    ),
+    "source": (
+        *(VALUE, "mean 'training'.*'probe' is a fixed batch"),
+        lambda: kpg.callbacks.GradientVariance(source="train"),
+    ),
+    "dtype": (
+        *(VALUE, "mean 'float32'.*compare them with =="),
+        lambda: numerics.tolerance("float23"),
+    ),
+    "path": (
+        *(KeyError, "mean 'out/kernel'"),
+        lambda: kpg.influence.KroneckerFisher(
+            [None],
+            ["out/kernel"],
+            labels="data",
+            likelihood="categorical",
+            samples=1,
+        )["out/kernl"],
     ),
     "instruments": (
         *(VALUE, "mean 'alpha'"),

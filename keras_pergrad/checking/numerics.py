@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from keras_pergrad.common.names import require_one_of
+
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
 #: The format of float32 products on a GPU, whose sums are float32.
@@ -64,11 +66,8 @@ class Verdict:
 def unit(dtype):
     """Return the gap between 1 and the next number of a format."""
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if name not in _EPSILON:
-        raise ValueError(
-            f"`dtype` expected one of {', '.join(_EPSILON)}. Received: "
-            f"{name}. Whole numbers have no rounding: compare them with ==."
-        )
+    advice = " Whole numbers have no rounding: compare them with ==."
+    require_one_of("dtype", name, _EPSILON, advice=advice)
     return _EPSILON[name]
 
 

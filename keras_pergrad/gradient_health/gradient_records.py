@@ -7,6 +7,7 @@ import keras
 
 from keras_pergrad.common import callback_list
 from keras_pergrad.common.callback_list import running_fit
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.text import reason
 from keras_pergrad.gradient_health.fit_record import FitRecorder
@@ -52,11 +53,8 @@ def steps_between(every, params):
 
 def is_training_source(source):
     """Return whether `source` is the training batch."""
-    if source not in ("probe", "training"):
-        raise ValueError(
-            "`source` expected 'probe', a fixed batch, or 'training', the "
-            f"batches that are trained on. Received: source={source!r}"
-        )
+    advice = " 'probe' is a fixed batch, 'training' those that are trained on."
+    require_one_of("source", source, ("probe", "training"), advice=advice)
     return source == "training"
 
 

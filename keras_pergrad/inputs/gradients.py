@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.batches import batches_of
 from keras_pergrad.common.machine import as_text, free_bytes
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.inputs.arrays import (
     Chunks,
@@ -334,11 +334,7 @@ def _is_loss(outputs):
 
 def _check_arguments(model, reduce, out, order):
     require_model(model)
-    if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(
-            f"`reduce` must be None or one of {REDUCTIONS}. Received: "
-            f"reduce={reduce!r}"
-        )
+    require_one_of("reduce", reduce, (None, *REDUCTIONS))
     if out is not None and reduce in OVER_SAMPLES:
         raise ValueError(
             f"`out` is for results with a row for each sample; "

@@ -390,10 +390,10 @@ def _inner_mode(identifier):
                 f"Received: inner={mode!r}"
             )
         return mode
-    names = [name for name, cls in gradient_modes.items() if _can_be_inner(cls)]
+    names = (k for k, cls in gradient_modes.items() if _can_be_inner(cls))
     raise ValueError(
-        f"`inner` must be one of {names}, or a mode with a method "
-        f"partial_sums(). Received: {type(mode).__name__}"
+        f"`inner` must be one of {', '.join(map(repr, names))}, or a mode "
+        f"with a method partial_sums(). Received: {type(mode).__name__}"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import (
     is_number,
     positive_integer,
@@ -276,11 +277,7 @@ def _search_settings(
             "`expected_trials` must be a number of at least 1. Received: "
             f"expected_trials={expected_trials!r}"
         )
-    if distribution not in TRIAL_SHAPES:
-        raise ValueError(
-            f"`distribution` must be one of {sorted(TRIAL_SHAPES)}. "
-            f"Received: distribution={distribution!r}"
-        )
+    require_one_of("distribution", distribution, sorted(TRIAL_SHAPES))
     if callable(public_score) == callable(private_score):
         raise ValueError(
             "Expected one function: `public_score`, which sees public data "

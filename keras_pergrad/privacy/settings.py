@@ -112,11 +112,7 @@ def choose_strategy(mechanism, noise, bands, earlier_noise, steps, calibrate):
 
 def _strategy_kind(mechanism, noise, bands, earlier_noise):
     """Return the kind of a strategy, or None; refuse what does not fit."""
-    if earlier_noise not in EARLIER_NOISE:
-        raise ValueError(
-            f"`earlier_noise` must be one of {tuple(EARLIER_NOISE)}. "
-            f"Received: earlier_noise={earlier_noise!r}"
-        )
+    require_one_of("earlier_noise", earlier_noise, EARLIER_NOISE)
     kind, sampling = EARLIER_NOISE[earlier_noise], mechanism.sampling
     if noise == INDEPENDENT:
         if bands is not None or kind != "banded":

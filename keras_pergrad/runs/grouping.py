@@ -10,6 +10,8 @@ import json
 
 import numpy as np
 
+from keras_pergrad.common.names import require_one_of
+
 # What `by` may name besides the runs' own tags.
 FIELDS = ("device", "seed", "machine", "mode")
 NO_VALUE = "(none)"
@@ -86,11 +88,8 @@ class Grouping:
 def group_labels(infos, by):
     """Return each run's group by a tag or field."""
     tags = _tag_names(infos)
-    if by not in (*tags, *FIELDS):
-        raise ValueError(
-            f"`by` expected a tag of the runs ({', '.join(tags) or 'none'}) "
-            f"or one of {', '.join(FIELDS)}. Received: by={by!r}"
-        )
+    advice = "" if tags else " The runs have no tags, which would do, too."
+    require_one_of("by", by, (*tags, *FIELDS), advice=advice)
     return [
         _format_value(by, _field_value(info, by, by in tags)) for info in infos
     ]

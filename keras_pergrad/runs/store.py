@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.names import named_arguments, require_one_of
 
 FORMAT = 2
 FILE = "run.sqlite"
@@ -173,11 +173,7 @@ class Run:
                 which removed records.
             ValueError: the file is damaged.
         """
-        if name not in _VECTORS:
-            raise ValueError(
-                f"`name` expected one of {', '.join(_VECTORS)}. Received: "
-                f"name={name!r}"
-            )
+        require_one_of("name", name, _VECTORS)
         column, selection = _VECTORS[name]
         contents = self._read_column(column, records)
         values = np.frombuffer(b"".join(contents), "<f4")

@@ -15,7 +15,7 @@ from keras_pergrad.common.callback_list import (
     at_end_of_fit,
     running_fit,
 )
-from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.common.names import NamedArguments, require_one_of
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
 from keras_pergrad.stalls import accounting
@@ -244,10 +244,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
             ImportError: If matplotlib is not installed.
         """
         by = by or ("batch" if self.per_batch else "epoch")
-        if by not in ("epoch", "batch"):
-            raise ValueError(
-                f'`by` expected "epoch" or "batch". Received: by={by!r}'
-            )
+        require_one_of("by", by, ("epoch", "batch"))
         if by == "epoch" and self.reports:
             return _plot_epochs(self.reports, ax)
         if by == "epoch" or self._timeline is None:

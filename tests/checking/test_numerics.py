@@ -71,7 +71,7 @@ def test_results_of_one_computation_share_a_scale():
 def test_refusals_name_what_came():
     with pytest.raises(ValueError, match=r"one shape.*\(2,\) and \(3,\)"):
         judge([1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match=r"float64, float32.*int32"):
+    with pytest.raises(ValueError, match=r"'float64', 'float32'.*int32"):
         tolerance("int32")
     with pytest.raises(ValueError, match=r"1 or more.*terms=0"):
         tolerance("float32", 0)

@@ -431,7 +431,10 @@ def test_two_of_them_watch_at_once():
         ({"instruments": "alphas"}, "`instruments` expected.*'norm_test', "),
         ({"instruments": ("alpha", "beta")}, "'layers'. Received: instrum"),
         ({"instruments": 3}, "instruments=3"),
-        ({"source": "train"}, "`source` expected 'probe'.*source='train'"),
+        (
+            {"source": "train"},
+            "`source` must be one of 'probe', 'training'",
+        ),
         (TRAINING | {"probe": (X, Y)}, "a probe, which would not be measured"),
         (TRAINING | {"repeats": 3}, "repeats=3, but a step runs once"),
         (TRAINING | {"log_dir": "runs"}, "log_dir='runs'.*trackers.Page"),

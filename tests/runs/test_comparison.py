@@ -157,7 +157,7 @@ def test_arguments_are_checked(log_dir):
     for arguments, message in (
         ({"tolerance": -1}, "`tolerance` .*tolerance=-1"),
         ({"max_steps": 0}, "`max_steps` .*max_steps=0"),
-        ({"by": "divice"}, r"\(repeat\) or one of device"),
+        ({"by": "divice"}, r"one of 'repeat', .*'divice'\. .* 'device'\?"),
         ({"by": log_dir}, f"a directory.*{both}"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -210,7 +210,7 @@ def test_command_says_what_is_wrong(log_dir, tmp_path, capsys):
     for arguments, said in (
         ([str(tmp_path)], "with 0 runs and no record"),
         ([str(tmp_path / "none")], "is not a directory"),
-        ([str(log_dir), "--by", "x"], "`by` expected"),
+        ([str(log_dir), "--by", "x"], "`by` must be one of"),
         ([str(log_dir), "--html", str(tmp_path)], "directory"),
     ):
         assert main(["compare", *arguments]) == 2

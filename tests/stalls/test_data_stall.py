@@ -510,7 +510,7 @@ def test_epochs_are_drawn_by_cause_and_batches_by_wait(slow_pipeline):
     with pytest.raises(ValueError, match="per_batch=True"):
         stall.plot(by="batch")
     trained(small(), slow_pipeline, epochs=3, callbacks=[stall])
-    with pytest.raises(ValueError, match=r'"epoch" or "batch"\. Received'):
+    with pytest.raises(ValueError, match=r"one of 'epoch', 'batch'\. Received"):
         stall.plot(by="step")
     by_batch = DataStall(warn_above=1, per_batch=True)
     trained(small(), batches(8), callbacks=[by_batch])
