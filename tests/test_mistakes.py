@@ -31,6 +31,10 @@ def classifier(mode="vectorized"):
     return model(mode, loss="sparse_categorical_crossentropy")
 
 
+def without_loss(mode="batch"):
+    return model(mode, loss=None)
+
+
 def fit(made, *data):
     with unchanged(made):
         made.fit(*data, shuffle=False, verbose=0)
@@ -81,6 +85,7 @@ def own_loss(loss_fn):
 
 
 TYPE, VALUE, ATTRIBUTE = TypeError, ValueError, AttributeError
+NO_LOSS = r"Model '\w+' has no loss.*`compile\(\)`.*add_loss.*Received"
 USE_NUMBERS = r"expected numbers as `x`.*Received: texts.*StringLookup"
 #: What is wrong → the error, what it says, and the mistake.
 MISTAKES = {
@@ -203,16 +208,6 @@ MISTAKES = {
         *(VALUE, "mean 'float32'.*compare them with =="),
         lambda: numerics.tolerance("float23"),
     ),
-    "path": (
-        *(KeyError, "mean 'out/kernel'"),
-        lambda: kpg.influence.KroneckerFisher(
-            [None],
-            ["out/kernel"],
-            labels="data",
-            likelihood="categorical",
-            samples=1,
-        )["out/kernl"],
-    ),
     "instruments": (
         *(VALUE, "mean 'alpha'"),
         lambda: kpg.callbacks.GradientVariance((X, Y), instruments="alpa"),
@@ -267,8 +262,28 @@ MISTAKES = {
         lambda: model("vectorized").compute_gradients(X, Y),
     ),
     "no_loss": (
-        *(VALUE, "`loss` argument in `compile"),
+        *(VALUE, NO_LOSS),
         lambda: kpg.check_gradients(unbuilt(loss=None), X, Y, verbose=0),
+    ),
+    "no_loss_of_norms": (VALUE, NO_LOSS, lambda: norms(without_loss(), X, Y)),
+    "no_loss_of_norms_one_by_one": (
+        *(VALUE, NO_LOSS),
+        lambda: kpg.per_sample_norms(without_loss(), X, Y, method="per_sample"),
+    ),
+    "no_loss_of_evaluate": (
+        *(VALUE, NO_LOSS),
+        lambda: without_loss().evaluate(X, Y, verbose=0),
+    ),
+    **{
+        f"no_loss_of_fit_{mode}": (
+            *(VALUE, NO_LOSS),
+            lambda mode=mode: fit(without_loss(mode), X, Y),
+        )
+        for mode in ("batch", "vectorized", "per_sample", "accumulated")
+    },
+    "no_loss_of_microbatches": (
+        *(VALUE, NO_LOSS),
+        lambda: fit(without_loss(kpg.Accumulated(microbatch_size=2)), X, Y),
     ),
     "no_call": (
         *(VALUE, r"no call\(\).*compute_gradients"),

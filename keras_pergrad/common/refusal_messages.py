@@ -10,6 +10,16 @@ def without_batch_mode(message):
     return re.sub(_BATCH_MODE_ADVICE, "", message)
 
 
+def no_loss(model):
+    """Say that nothing was given to minimise."""
+    return (
+        f"Model {model.name!r} has no loss. Expected a `loss` argument in "
+        "`compile()`, as in model.compile('adam', loss='mse'), or a layer that "
+        "calls add_loss(). Received: neither. In a train_step of your own, "
+        "PerGradModel.compute_gradients(loss_fn, x, y) needs no compiled loss."
+    )
+
+
 def sparse_layer_input(layer):
     """Say that a layer with weights is given a sparse or ragged tensor."""
     return (

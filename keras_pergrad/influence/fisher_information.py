@@ -9,11 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import batches_of, first_tensor, ranks
-from keras_pergrad.common.names import (
-    did_you_mean,
-    named_arguments,
-    require_one_of,
-)
+from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.factors import Kronecker
 from keras_pergrad.factors.base import as_matrices
@@ -234,8 +230,7 @@ class Fisher:
         if isinstance(key, str):
             if key not in self.paths:
                 raise KeyError(
-                    f"Expected one of the paths {self.paths}. Received: "
-                    f"{key!r}.{did_you_mean(key, self.paths)}"
+                    f"Expected one of the paths {self.paths}. Received: {key!r}"
                 )
             key = self.paths.index(key)
         return self.parts[key]

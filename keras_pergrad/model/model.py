@@ -30,6 +30,7 @@ from keras_pergrad.keras_internals.models.parts import (
     Functional,
     has_inputs_and_outputs,
     make_functional,
+    naming_missing_loss,
     require_free_names,
     require_gradients,
     require_no_texts,
@@ -372,7 +373,8 @@ class PerGradModel(FitHooks, keras.Model):
         parts = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
         require_targets(self, parts)
         if type(mode) is modes.Batch and not replicas.has_several_replicas():
-            return super().train_step(without_numbers(data))
+            with naming_missing_loss(self):
+                return super().train_step(without_numbers(data))
         require_fit(self, "train_step() in a custom loop", is_step=True)
         data = parts
         x, y, sample_weight = batches.with_checked_lengths(*data)
@@ -488,7 +490,8 @@ class PerGradModel(FitHooks, keras.Model):
         """Run one step of `evaluate` on one batch."""
         data = without_numbers(data)  # as in a validation split
         if not replicas.has_several_replicas():
-            return super().test_step(data)
+            with naming_missing_loss(self):
+                return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred, is_whole = evaluate(self, x, y, sample_weight)
         track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], is_whole)

@@ -149,9 +149,7 @@ class MicrobatchSums:
                 key = self.added_prefix(k) + key
                 values_by_group.setdefault(key, []).append(loss * factor)
         if not values_by_group:
-            raise ValueError(
-                "No loss to compute. Provide a `loss` argument in `compile()`."
-            )
+            raise ValueError(messages.no_loss(self.model))
         return {
             key: tf.add_n(values) for key, values in values_by_group.items()
         }

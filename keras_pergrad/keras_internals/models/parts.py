@@ -35,6 +35,7 @@ from keras.src.models.functional import Functional as Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad.common.patching import patched_attribute
+from keras_pergrad.common.refusal_messages import no_loss
 
 # Models made of inputs and outputs, and the classes that become such.
 
@@ -250,13 +251,25 @@ def trace_symbolically(function, *args, **kwargs):
 
 def compute_loss(model, x, y, y_pred, sample_weight, training) -> Any:
     """Return the loss as a compiled model's own step computes it."""
-    return model._compute_loss(
-        x=x,
-        y=y,
-        y_pred=y_pred,
-        sample_weight=sample_weight,
-        training=training,
-    )
+    with naming_missing_loss(model):
+        return model._compute_loss(
+            x=x,
+            y=y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=training,
+        )
+
+
+@contextlib.contextmanager
+def naming_missing_loss(model):
+    """Say more than Keras does of a model without any loss."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith("No loss to compute"):
+            raise ValueError(no_loss(model)) from error
+        raise
 
 
 def compiled_loss(model):
