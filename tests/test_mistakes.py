@@ -1,5 +1,6 @@
 """What newcomers get wrong, and what they are told: what to do instead."""
 
+import functools
 import inspect
 import os
 import subprocess
@@ -78,6 +79,16 @@ def search(distribution):
         public_score=abs,
         distribution=distribution,
     )
+
+
+def own_step(mode, x, y=CLASSES):
+    made = classifier(mode)
+
+    def loss_fn(x, y, sample_weight):
+        return keras.losses.sparse_categorical_crossentropy(y, made(x))
+
+    with unchanged(made):
+        made.compute_gradients(loss_fn, x, y)
 
 
 def own_loss(loss_fn):
@@ -243,6 +254,48 @@ MISTAKES = {
         *(VALUE, USE_NUMBERS),
         lambda: kpg.diagnose.predict_placement(model(), TEXTS, Y),
     ),
+    **{
+        f"texts_of_own_step_{mode}_{kind}": (
+            *(VALUE, r"expected numbers as `x`.*StringLookup.*dataset\.map"),
+            lambda mode=mode, texts=texts: own_step(mode, texts),
+        )
+        for mode in ("batch", "vectorized", "per_sample", "accumulated")
+        for kind, texts in (("array", TEXTS), ("tensor", tf.constant(TEXTS)))
+    },
+    "texts_as_targets_of_own_step": (
+        *(VALUE, "Number the classes"),
+        lambda: own_step("vectorized", X, TEXTS[:, 0]),
+    ),
+    "lists_of_own_step": (
+        *(VALUE, r"a list of numbers.*numpy\.asarray\(x\)"),
+        lambda: own_step("vectorized", X.tolist()),
+    ),
+    **{
+        f"lists_of_texts_of_{name}": (
+            *(VALUE, r"Received: a list of texts.*numpy\.asarray\(x\)"),
+            lambda use=use: use(TEXTS.tolist()),
+        )
+        for name, use in {
+            "fit": lambda x: fit(model(), x, Y),
+            "norms": lambda x: norms(model(), x, Y),
+            "own_step": lambda x: own_step("vectorized", x),
+            "check": lambda x: kpg.check_gradients(model(), x, Y, verbose=0),
+            "explain": lambda x: kpg.explain(model(), 12, x=x),
+            "influence": lambda x: kpg.influence.Influence(model(), x, Y),
+        }.items()
+    },
+    "path": (
+        *(VALUE, r"Received: 'data\.npy'\. Load it"),
+        lambda: norms(model(), "data.npy", Y),
+    ),
+    "no_inputs": (
+        *(VALUE, "`x` expected.*Received: None"),
+        lambda: norms(model(), None, Y),
+    ),
+    "iterator": (
+        *(VALUE, r"an iterator, of type list_iterator.*from_generator"),
+        lambda: norms(model(), iter([(X, Y)]), None),
+    ),
     "texts_as_targets": (
         *(VALUE, "Number the classes"),
         lambda: fit(classifier(), X, TEXTS[:, 0]),
@@ -352,10 +405,42 @@ def test_targets_of_another_kind_get_advice(advice, targets, loss):
     name = "categorical_crossentropy"
     name = f"sparse_{name}" if loss == "sparse" else name
     made = model("vectorized", loss=name)
-    for use in (made.fit, lambda x, y, verbose: norms(made, x, y)):
+    check = functools.partial(kpg.check_gradients, made, settings=["graph"])
+    for use in (made.fit, lambda x, y, verbose: norms(made, x, y), check):
         with pytest.raises(Exception) as error:
             use(X, targets, verbose=0)
         assert advice in " ".join(error.value.__notes__)
+
+
+def test_texts_for_a_model_that_knows_no_inputs_get_advice():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    for use in (
+        lambda m: norms(m, TEXTS, Y),
+        lambda m: kpg.explain(m, 12, x=TEXTS),
+        lambda m: kpg.input_gradients(m, TEXTS, verbose=0),
+        lambda m: compiled(kpg.PerGradModel.from_model(m)).fit(TEXTS, Y),
+    ):
+        with pytest.raises(ValueError, match="str") as error:
+            use(compiled(Own()))
+        assert "TextVectorization" in " ".join(error.value.__notes__)
+
+
+def test_a_function_may_turn_texts_into_numbers():
+    lookup = layers.StringLookup(vocabulary=["a"])
+    made = model("vectorized")
+
+    def loss_fn(x, y, sample_weight):
+        y_pred = made(tf.cast(lookup(x), tf.float32))
+        return keras.losses.mean_squared_error(y, y_pred)
+
+    assert made.compute_gradients(loss_fn, TEXTS, Y)[0][0] is not None
 
 
 def norms(made, x, y):

@@ -35,6 +35,7 @@ from keras_pergrad.keras_internals.models.overwritten import (
     require_none_overwritten,
 )
 from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.keras_internals.tensorflow import kernels
@@ -73,6 +74,7 @@ _FRESH_DRAWS = (
 
 
 @out_of_scope()
+@advising()
 @named_arguments
 def check_gradients(
     model: keras.Model,

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.keras_internals.models.parts import require_arrays
 
 
 def frame_to_array(value):
@@ -199,6 +200,13 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
                 "as x, and y, sample_weight or batch_size"
             )
         return _PyDatasetBatches(x)
+    if hasattr(x, "__next__"):
+        raise ValueError(
+            "`x` expected arrays or a data set. Received: an iterator, of type "
+            f"{type(x).__name__}, which gives its batches once. Give a batch, "
+            "x, y = next(iterator), or tf.data.Dataset.from_generator()."
+        )
+    require_arrays(x, y)
     require_weights(sample_weight)
     return _ArrayBatches((x, y, sample_weight), batch_size)
 
@@ -335,8 +343,8 @@ def _common_length(batch):
             raise ValueError(
                 f"`{name}` expected arrays or tensors with the samples on "
                 "their first axis, or a list or dict of such arrays for "
-                "several inputs. Received: single numbers; a list of numbers "
-                f"becomes an array by numpy.asarray({name})."
+                "several inputs. Received: single numbers; those of several "
+                f"samples become an array by numpy.asarray({name})."
             )
     require_equal_lengths(lengths)
     if not lengths or not lengths[0][1]:

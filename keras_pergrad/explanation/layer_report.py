@@ -28,7 +28,9 @@ from keras_pergrad.keras_internals.models.parts import (
     compiles_by_xla,
     direct_sublayers,
     own_weights,
+    require_arrays,
 )
+from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes.accumulated import Accumulated
@@ -41,6 +43,7 @@ from keras_pergrad.modes.inspection import (
 from keras_pergrad.uses import TracedStep, sum_of_outputs
 
 
+@advising()
 @named_arguments
 def explain(
     model: keras.Model,
@@ -95,6 +98,8 @@ def explain(
     if x is None and not isinstance(batch_size, (int, np.integer)):
         x, batch_size = batch_size, _rows_in(batch_size)
     batch_size = positive_integer("batch_size", batch_size)
+    if x is not None:
+        require_arrays(x, y)
     if fixed_batch_size(model) not in (None, batch_size):
         request = f"is asked for batches of {batch_size}"
         require_any_batch_size(model, "explain()", request)

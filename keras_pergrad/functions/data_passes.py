@@ -124,6 +124,7 @@ def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
             raise
 
 
+@advising()
 def build_for_gradients(model, batch, build=build_symbolically):
     """Build a model and its loss; refuse it if it has nothing to train."""
     require_inputs(model, batch[0])

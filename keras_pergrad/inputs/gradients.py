@@ -31,6 +31,7 @@ from keras_pergrad.keras_internals.models.parts import (
     layers_of,
     require_inputs,
 )
+from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     preserve_layer_losses,
@@ -51,6 +52,7 @@ _COPY_COUNT = 4
 _RESULT_PART, _CHUNK_PART = 0.7, 0.2
 
 
+@advising()
 @named_arguments
 def input_gradients(
     model: keras.Model,

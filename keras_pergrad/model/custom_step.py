@@ -18,12 +18,18 @@ from keras_pergrad.keras_internals.losses.compiled import (
 )
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models.parts import (
+    TEXTS_AS_TARGETS,
+    TEXTS_TO_NUMBERS,
     inner_layers,
     nested_optimizers,
+    require_arrays,
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.replicas.hooks import not_converted
+from keras_pergrad.keras_internals.replicas.hooks import (
+    TEXT_ERRORS,
+    not_converted,
+)
 from keras_pergrad.model.logs import prefixed
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
@@ -166,8 +172,10 @@ def function_gradients(
             f"gradient_mode={mode!r} calls the optimizer itself. Use "
             f"{alternative}."
         )
+    require_arrays(*batch[:2])
     batch = map_tensors(tf.convert_to_tensor, batch)
-    _build_layers(owner, loss_fn, batch, return_outputs)
+    with _naming_texts(batch):
+        _build_layers(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
     sources = keras.tree.flatten(variables)
@@ -192,7 +200,11 @@ def function_gradients(
     # Keras wants targets; the mean of the outputs needs none.
     zero_targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
     zero_targets.set_shape([inputs[0].shape[0]])
-    with _explain_closures(loss_fn), model.original_errors():
+    with (
+        _naming_texts(batch),
+        _explain_closures(loss_fn),
+        model.original_errors(),
+    ):
         step = mode.step(model, inputs, zero_targets, None)
     if return_outputs and step.y_pred is None:
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
@@ -207,6 +219,27 @@ def function_gradients(
     if step.whole:
         gradients = replicas.shares(gradients)
     return gradients, logs, *outputs
+
+
+@contextlib.contextmanager
+def _naming_texts(batch):
+    """Name the texts in a batch from which numbers were expected."""
+    # They may be right: a function may look them up before it calls layers.
+    try:
+        yield
+    except (ValueError, tf.errors.OpError) as error:
+        is_text = [
+            any(getattr(t, "dtype", None) == tf.string for t in parts)
+            for parts in map(tf.nest.flatten, batch)
+        ]
+        if not any(is_text) or not any(t in str(error) for t in TEXT_ERRORS):
+            raise
+        if not is_text[0]:
+            raise ValueError(TEXTS_AS_TARGETS) from error
+        raise ValueError(
+            "compute_gradients() expected numbers as `x`. Received: texts. "
+            f"{TEXTS_TO_NUMBERS}"
+        ) from error
 
 
 def _require_three_arguments(loss_fn):

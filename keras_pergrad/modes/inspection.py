@@ -8,6 +8,7 @@ from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     layers_of,
+    require_arrays,
     symbolic_inputs,
     trace_symbolically,
 )
@@ -54,6 +55,7 @@ def require_one_batch(model, x, y):
             "Expected `x` and `y`, the arrays of one batch, such as "
             f"x, y = {example}. Received: a {name}"
         )
+    require_arrays(x, y)
     if y is None:
         require_targets(model, (x, y), "`y`")
 

@@ -23,6 +23,7 @@ from keras_pergrad.keras_internals.models.parts import (
     compile_arguments,
     inner_layers,
 )
+from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.modes.inspection import require_compiled, require_one_batch
 from keras_pergrad.placement import graph, kernels
 from keras_pergrad.placement.operations import Operation
@@ -131,6 +132,7 @@ _OP_HAZARDS = (
 )
 
 
+@advising()
 @named_arguments
 def predict_placement(
     model: keras.Model,

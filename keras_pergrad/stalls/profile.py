@@ -16,6 +16,7 @@ from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.text import as_text, bullets
 from keras_pergrad.functions.data_passes import make_ready
+from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.modes.inspection import require_compiled, require_targets
 from keras_pergrad.stalls import accounting
 from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
@@ -144,6 +145,7 @@ class PipelineProfile:
         return "\n".join([*lines, f"Verdict: {self.verdict}."])
 
 
+@advising()
 @named_arguments
 def profile_pipeline(
     data: Any,

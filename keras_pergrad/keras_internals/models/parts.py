@@ -26,6 +26,7 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
@@ -151,25 +152,41 @@ def require_numbers(model, tensor, wanted):
         return
     raise ValueError(
         f"Model {model.name!r} expected numbers as `x`. Received: texts, of "
-        f"dtype {getattr(dtype, 'name', dtype)}. Turn them into numbers "
-        "before, by keras.layers.StringLookup (categories) or "
-        "keras.layers.TextVectorization (sentences); or put this layer into "
-        "the model, behind keras.Input(..., dtype='string')."
+        f"dtype {getattr(dtype, 'name', dtype)}. {TEXTS_TO_NUMBERS}"
     )
 
 
-def require_no_texts(model, x, y):
-    """Refuse texts and lists of numbers, of which Keras says too little."""
+def require_arrays(x, y):
+    """Refuse lists, texts and None in place of arrays."""
     for name, data in (("x", x), ("y", y)):
         first = data
         while isinstance(first, (list, tuple)) and first:
             first = first[0]
-        if first is not data and isinstance(first, (int, float)):
-            raise ValueError(
-                f"`{name}` expected an array or a tensor, or a data set. "
-                "Received: a list of numbers. Make it an array: "
-                f"numpy.asarray({name})."
-            )
+        is_list, is_text = first is not data, isinstance(first, (str, bytes))
+        make_array = f"numpy.asarray({name})"
+        if is_text and name == "y":
+            raise ValueError(TEXTS_AS_TARGETS)
+        if is_text and is_list:
+            advice = f"{TEXTS_TO_NUMBERS} Both take arrays: {make_array}"
+            received = "a list of texts"
+        elif is_text:
+            received, advice = f"{data!r}", "Load it before, as by numpy.load"
+        elif is_list and isinstance(first, (int, float, np.generic)):
+            received = "a list of numbers"
+            advice = f"Make it an array: {make_array}"
+        elif data is None and name == "x":
+            received, advice = "None", "Give the inputs of the samples"
+        else:
+            continue
+        raise ValueError(
+            f"`{name}` expected an array or a tensor, or a data set. "
+            f"Received: {received}. {advice}."
+        )
+
+
+def require_no_texts(model, x, y):
+    """Refuse texts and lists of numbers, of which Keras says too little."""
+    require_arrays(x, y)
     expected = getattr(model, "inputs", None) or ()
     for tensor, wanted in zip(tf.nest.flatten(x), expected):
         require_numbers(model, tensor, wanted)
@@ -186,6 +203,11 @@ def _dtype_of_texts(tensor):
     return None
 
 
+TEXTS_TO_NUMBERS = (
+    "Turn them into numbers before, by keras.layers.StringLookup (categories) "
+    "or keras.layers.TextVectorization (sentences), as in dataset.map(); or "
+    "put this layer into the model, behind keras.Input(..., dtype='string')."
+)
 TEXTS_AS_TARGETS = (
     "`y` expected numbers. Received: text. Number the classes: "
     "y = numpy.unique(y, return_inverse=True)[1]"

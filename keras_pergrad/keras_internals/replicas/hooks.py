@@ -12,7 +12,10 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.fit.train_function import make_for_mode
-from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.models.parts import (
+    TEXTS_TO_NUMBERS,
+    build_symbolically,
+)
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.kernels import LoopsWhereMasked
 from keras_pergrad.keras_internals.tensorflow.settings import switched_off
@@ -33,6 +36,13 @@ _NO_XLA = (
     "Keras compiles a step by XLA on a GPU unless it is told not to: "
     "compile(..., jit_compile=False) runs the step without it."
 )
+#: What TensorFlow and Keras say of texts where they expect numbers.
+TEXT_ERRORS = (
+    "Cast string to ",
+    "'string' is not a valid dtype for Keras type promotion",
+    "Invalid dtype: str",
+)
+_TEXTS = f"The layers expected numbers and received texts. {TEXTS_TO_NUMBERS}"
 #: (a part of TensorFlow's error, what to do).
 _ADVICE = (
     (
@@ -66,11 +76,7 @@ _ADVICE = (
         "return_inverse=True)[1], or give the last layer as many units as "
         "there are classes.",
     ),
-    (
-        "Cast string to float is not supported",
-        "The layers expected numbers and received texts. Turn them into "
-        "numbers before, by keras.layers.StringLookup or TextVectorization.",
-    ),
+    *((pattern, _TEXTS) for pattern in TEXT_ERRORS),
     (
         " is not in [0, ",
         "A look-up, as by an Embedding, expected ids from 0 to the size of "
@@ -99,7 +105,9 @@ def advising():
     except _ERRORS as error:
         for pattern, advice in _ADVICE:
             if pattern in str(error):
-                error.add_note(advice)
+                # It may pass several of these.
+                if advice not in getattr(error, "__notes__", ()):
+                    error.add_note(advice)
                 break
         raise
 
