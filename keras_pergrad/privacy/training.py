@@ -228,10 +228,12 @@ class PrivateTraining(NamedArguments):
             if self._user_rows is None
             else self._user_rows.count
         )
-        if self.delta > 1 / num_used:
+        if self.delta >= 1 / num_used:
             warnings.warn(
-                f"delta={delta} is more than 1 / samples: it would permit "
-                "publishing a sample. Take a delta well below that.",
+                "`delta` expected well below 1 / samples, which is "
+                f"{1 / num_used:.3g}. Received: delta={delta}. It would permit "
+                "publishing a sample as it is, whatever epsilon is. Take "
+                f"{0.1 / num_used:.1g} or less.",
                 stacklevel=2,
             )
         mechanism = Mechanism(

@@ -175,10 +175,13 @@ def test_warnings():
     training = private(user_ids=None)
     with pytest.warns(UserWarning, match="guarantee is for one example"):
         assert training.callback
-    plan = {"delta": 0.1, "samples": N, "batch_size": 10}
-    with pytest.warns(UserWarning, match="more than 1 / samples") as found:
-        kpg.PrivateTraining(noise_multiplier=1.0, **plan)
-    assert found[0].filename == __file__
+    plan = {"noise_multiplier": 1.0, "samples": N, "batch_size": 10}
+    for delta in (0.1, 1 / N):
+        said = f"below 1 / samples.*Received: delta={delta}.*or less"
+        with pytest.warns(UserWarning, match=said) as found:
+            kpg.PrivateTraining(delta=delta, **plan)
+        assert found[0].filename == __file__
+    kpg.PrivateTraining(delta=0.9 / N, **plan)  # a warning is an error here
     weights = np.linspace(0, 1, N)
     with pytest.warns(UserWarning, match="divided by their sum"):
         private().batches(X, Y, weights / weights.mean())
