@@ -67,6 +67,13 @@ def private(**arguments):
     return kpg.PrivateTraining(**given, **arguments)
 
 
+def private_fit(*data):
+    plan = private(noise_multiplier=1.0, user_ids="unique")
+    made = model(plan.gradient_mode)
+    with unchanged(made):
+        made.fit(plan.batches(*data), callbacks=[plan.callback], verbose=0)
+
+
 def search(distribution):
     return kpg.privacy.search(
         model,
@@ -233,6 +240,10 @@ MISTAKES = {
         *(VALUE, "Expected `y`"),
         lambda: fit(model(), tf.data.Dataset.from_tensors(X)),
     ),
+    "no_targets_in_private_batches": (
+        *(VALUE, r"Expected private\.batches\(x, y\)\. Received: y=None"),
+        lambda: private_fit(X),
+    ),
     "texts": (VALUE, USE_NUMBERS, lambda: fit(model(), TEXTS, Y)),
     "texts_of_norms": (
         *(VALUE, USE_NUMBERS),
@@ -305,6 +316,24 @@ MISTAKES = {
         lambda: fit(model(), X.tolist(), Y),
     ),
     # Models and steps
+    "model_of_a_model": (
+        *(TYPE, r"Received: Functional\. Write PerGradModel\.from_model\(mo"),
+        lambda: kpg.PerGradModel(net()),
+    ),
+    "model_of_layers": (
+        *(TYPE, r"Received: list.*from_model\(keras\.Sequential\(layers\)\)"),
+        lambda: kpg.PerGradModel([layers.Dense(3)]),
+    ),
+    "input_gradients_in_a_function": (
+        *(VALUE, "Expected a call outside of it"),
+        tf.function(lambda: kpg.input_gradients(model(), X), autograph=False),
+    ),
+    "check_in_a_function": (
+        *(VALUE, "Expected a call outside of it.*leave out @tf.function"),
+        tf.function(
+            lambda: kpg.check_gradients(model(), X, Y), autograph=False
+        ),
+    ),
     "loss_fn": (
         TYPE,
         r"three arguments, loss_fn\(x, y, sample_weight\).*\(x, y\)\.",

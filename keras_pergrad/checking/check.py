@@ -29,7 +29,10 @@ from keras_pergrad.common.names import did_you_mean, named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
-from keras_pergrad.functions.data_passes import make_ready
+from keras_pergrad.functions.data_passes import (
+    make_ready,
+    require_outside_functions,
+)
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.models.overwritten import (
     require_none_overwritten,
@@ -147,6 +150,7 @@ def check_gradients(
     >>> check.ok
     True
     """
+    require_outside_functions()
     require_compiled(model)
     require_one_batch(model, x, y)
     repeats = positive_integer("repeats", repeats)

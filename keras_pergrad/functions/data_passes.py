@@ -52,8 +52,7 @@ def run_passes(quantity, model, data, method, training, *extra_tensors):
     `quantity`: one of these names, or an object as `DOT_PRODUCTS`, which makes
     something else of them with `extra_tensors`.
     """
-    if tf.inside_function():
-        raise ValueError(_INSIDE_FUNCTION)
+    require_outside_functions()
     require_compiled(model)
     require_one_of("method", method, METHODS)
     *data, verbose = data
@@ -74,6 +73,12 @@ def run_passes(quantity, model, data, method, training, *extra_tensors):
             training,
             extra_tensors,
         )
+
+
+def require_outside_functions():
+    """Refuse to run while the user's `tf.function` is traced."""
+    if tf.inside_function():
+        raise ValueError(_INSIDE_FUNCTION)
 
 
 def pass_size(model, x, y, sample_weight):
@@ -324,7 +329,7 @@ def concatenate_results(results) -> Any:
 
 
 _INSIDE_FUNCTION = (
-    "A function of per-sample gradients is called while a tf.function is "
+    "A function of samples' gradients is called while a tf.function is "
     "traced. Expected a call outside of it, with arrays: it traces functions "
     "of its own. Inside your own step take the gradients by "
     "PerGradModel.compute_gradients(loss_fn, x, y), compiled with "

@@ -11,6 +11,7 @@ from keras_pergrad.common.batches import batches_of
 from keras_pergrad.common.machine import as_text, free_bytes
 from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.inputs.arrays import (
     Chunks,
     GatheredRows,
@@ -335,6 +336,7 @@ def _is_loss(outputs):
 
 
 def _check_arguments(model, reduce, out, order):
+    require_outside_functions()
     require_model(model)
     require_one_of("reduce", reduce, (None, *REDUCTIONS))
     if out is not None and reduce in OVER_SAMPLES:

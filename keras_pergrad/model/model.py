@@ -182,6 +182,14 @@ class PerGradModel(FitHooks, keras.Model):
         # functional one for good; a class of its own keeps this one clean.
         if cls is PerGradModel and has_inputs_and_outputs(args, kwargs):
             return super().__new__(FunctionalPerGradModel)
+        if cls is PerGradModel and args:
+            raise TypeError(
+                "PerGradModel() expected symbolic `inputs` and `outputs`. "
+                f"Received: {', '.join(type(a).__name__ for a in args)}. Write "
+                "PerGradModel.from_model(model) for a model that there is, and "
+                "PerGradModel.from_model(keras.Sequential(layers)) for a list "
+                "of layers."
+            )
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):

@@ -24,6 +24,7 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.state.model import Handle, plain_variables
 from keras_pergrad.model.model import PerGradModel
 from keras_pergrad.modes import fractions, microbatches
+from keras_pergrad.modes.inspection import require_targets
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
 from keras_pergrad.proof.step_types import StepTypes
@@ -435,6 +436,7 @@ def _trace_forward(model, batches):
 
     data = batches.spec
     rows = keras.utils.unpack_x_y_sample_weight(batches.row_spec)
+    require_targets(model, rows, "private.batches(x, y)")
     with model.distribute_strategy.scope():
         build_symbolically(model, rows)
     concrete = forward_pass.get_concrete_function(data)
