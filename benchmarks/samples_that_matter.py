@@ -17,10 +17,11 @@ from benchmarks.further_questions import BATCH, NORM, _apply, plain
 from benchmarks.models import SPECS, make_batch
 from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-from keras_pergrad.factors import projections
 from keras_pergrad.factors.base import select
 from keras_pergrad.influence.fisher_information import FisherStatistic
 from keras_pergrad.influence.likelihoods import Likelihood
+from keras_pergrad.influence.projected_factors import project
+from keras_pergrad.influence.projection import projections
 from keras_pergrad.uses import TracedStep
 
 NUMBERS = 4096
@@ -39,16 +40,16 @@ def clipped(model, loss, x, y, projected=None):
     _apply(model, [factor.weighted_sum(weights) for factor in factors])
     if projected is None:
         return value
-    return [f.project(p) for f, p in zip(factors, projected)]
+    return [project(f, p) for f, p in zip(factors, projected)]
 
 
-def project(model, loss, x, y, projected):
+def projected_only(model, loss, x, y, projected):
     """The projections of all samples, without a step."""
     step = TracedStep(model, (x, y, None))
     with step:
         value = loss(y, step.forward(x))
     factors = step.sample_gradients(value)
-    return [f.project(p) for f, p in zip(factors, projected)]
+    return [project(f, p) for f, p in zip(factors, projected)]
 
 
 def _fisher(name, model, kind):
@@ -105,7 +106,7 @@ def measure(name, rounds):
     functions = {
         "clipped": function(clipped),
         "plain": function(lambda *given: plain(*given, None)),
-        "project": function(project, projected),
+        "project": function(projected_only, projected),
         "clipped, project": function(clipped, projected),
     }
     for kind in ("diagonal", "kfac"):

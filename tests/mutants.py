@@ -111,8 +111,8 @@ PLANTED = {
             "kernel_factor.x,",
         ),
     },
-    "factors/projection.py": {
-        "tests": ["factors/test_projection.py"],
+    "influence/projection.py": {
+        "tests": ["influence/test_projection.py"],
         "missing-root": (
             "np.float32(1 / math.sqrt(self.size))",
             "np.float32(1 / self.size)",

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.influence.projected_factors import project
+from keras_pergrad.influence.projection import projections
 from keras_pergrad.uses import TracedStep
 from tests import oracle, real_models
 from tests.marks import few
@@ -126,7 +128,7 @@ def test_questions_about_samples_are_answered(name):
 def _projected(model, x, y):
     """Projections by factors, and those of gradients written out."""
     shapes = [v.shape for v in model.trainable_variables]
-    maps = kpg.factors.projections(shapes, 20 * len(shapes), seed=0)
+    maps = projections(shapes, 20 * len(shapes), seed=0)
 
     @tf.function(autograph=False)
     def both(x, y):
@@ -134,7 +136,7 @@ def _projected(model, x, y):
         with step:
             value = model.compute_loss(x, y, step.forward(x))
         return [
-            (f.project(p), p.of_gradients(f.materialize()))
+            (project(f, p), p.of_gradients(f.materialize()))
             for f, p in zip(step.sample_gradients(value), maps)
             if f is not None
         ]

@@ -5,7 +5,6 @@ from keras_pergrad.factors.blocks import Blocks
 from keras_pergrad.factors.joined import Joined, join
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
-from keras_pergrad.factors.projection import Projection, projections
 from keras_pergrad.factors.rows import Rows, squared_norm
 from keras_pergrad.factors.simple import (
     Adapted,
@@ -28,7 +27,6 @@ __all__ = [
     "Outer",
     "Patches",
     "Product",
-    "Projection",
     "Rows",
     "SampleGradients",
     "Sum",
@@ -36,7 +34,6 @@ __all__ = [
     "Windows",
     "convolution_method",
     "join",
-    "projections",
     "squared_norm",
     "together",
     "wide",

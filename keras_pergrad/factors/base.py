@@ -107,8 +107,7 @@ def _set_tensors(entries, selected):
 
 def _read_names(part):
     """Return the names of the tensors that the weighted sum reads."""
-    is_held = "_gradients" in part.rows and part._gradients is not None
-    return ("_gradients",) if is_held else part.rows
+    return ("_gradients",) if part.is_held else part.rows
 
 
 def blank(keep, tensors):
@@ -200,10 +199,8 @@ def rotated(matrices, inputs=None, outputs=None):
 _DERIVED_METHODS = (
     "axes",
     "dot",
-    "dot_is_less",
     "gram",
     "kronecker",
-    "project",
     "rotated",
     "sum_of_squares",
 )
@@ -337,31 +334,6 @@ class SampleGradients(abc.ABC):
             rows, tf.cast(other_rows, rows.dtype), transpose_b=True
         )
 
-    def project(self, projection: Any) -> tf.Tensor:
-        """Return a random projection of each contribution, (n, k).
-
-        Inner products of projections are those of contributions in the mean.
-        All factors of a variable give the same linear map, exactly. Outer
-        products need no gradient: each side is projected (LoGra, Choe et al.,
-        arXiv 2405.13954). Call it after `squared_norms`, if you need both.
-
-        Args:
-            projection: the `Projection` of this variable; k is its `size`.
-
-        Example:
-
-        >>> import tensorflow as tf
-        >>> from keras_pergrad import factors
-        >>> kernel = factors.Outer(tf.ones((5, 20)), tf.ones((5, 30)))
-        >>> kernel.project(factors.Projection((20, 30), 16, seed=0)).shape
-        TensorShape([5, 16])
-        """
-        return projection.of_gradients(self.materialize())
-
-    def dot_is_less(self, projection: Any) -> bool:
-        """Whether `dot` costs no more than `project`, or hardly more."""
-        return True
-
     def kronecker(self) -> Kronecker:
         """Return a Kronecker product that stands for Σ g gᵀ: a `Kronecker`.
 
@@ -451,6 +423,13 @@ class SampleGradients(abc.ABC):
         None if the shapes are not known.
         """
         return None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all gradients are written out, by the norms for example."""
+        if "_gradients" not in self.rows:
+            return False
+        return getattr(self, "_gradients", None) is not None
 
     def holders(self) -> "list[SampleGradients]":
         """Return the factors in it that hold tensors, itself first."""

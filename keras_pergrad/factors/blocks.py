@@ -8,7 +8,6 @@ from keras_pergrad.factors.base import (
     in_type,
 )
 from keras_pergrad.factors.outer import (
-    HELD,
     Outer,
     squares_by_chunks,
     unpermuted,
@@ -93,31 +92,6 @@ class Blocks(SampleGradients):
         blocks = unpermuted(direction, self.perm, self.unpermuted, self._blocks)
         products = tf.einsum("nbti,bio->nbto", self.x, blocks)
         return tf.reduce_sum(products * self.dz, [1, 2, 3])
-
-    def project(self, projection):
-        if not self._sides_cost_less(projection):
-            return super().project(projection)
-        blocks, i, _ = self._blocks
-        matrix = projection.inputs.matrix(self.x.dtype)
-        matrix = tf.reshape(matrix, [blocks, i, -1])
-        rows = tf.einsum("nbti,bik->nbtk", self.x, matrix)
-        rows, columns = (
-            tf.reshape(t, [-1, blocks * self._inner(t)[0], t.shape[-1]])
-            for t in (rows, projection.outputs.apply(self.dz))
-        )
-        return projection.of_sides(rows, columns)
-
-    def _sides_cost_less(self, projection):
-        """Whether to project both sides costs less than the gradients do."""
-        blocks, i, o = self._blocks
-        rows, columns = projection.inputs, projection.outputs
-        if self.perm is not None or not rows.is_matrix or blocks is None:
-            return False
-        if (rows.length, columns.length) != (blocks * i, o):
-            return False
-        t, k, m = self.x.shape[2], rows.size, columns.size
-        is_held = t is not None and blocks * i * o <= HELD
-        return not is_held or t * (i * k + o * m + k * m) < i * o * (t + m)
 
     def sum_of_squares(self):
         if self.x.shape[2] == 1:

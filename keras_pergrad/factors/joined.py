@@ -126,14 +126,6 @@ class Joined(SampleGradients):
             return super().dot(direction)
         return tf.add_n([wide(part.dot(direction)) for part in self.parts])
 
-    def project(self, projection):
-        if self._gradients is not None:
-            return super().project(projection)
-        return tf.add_n([wide(p.project(projection)) for p in self.parts])
-
-    def dot_is_less(self, projection):
-        return all(part.dot_is_less(projection) for part in self.parts)
-
     def holders(self):
         if self._gradients is not None:
             return [self]

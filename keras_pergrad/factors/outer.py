@@ -13,7 +13,6 @@ from keras_pergrad.factors.base import (
     in_shape,
     in_type,
     inner_products,
-    integers,
     reached_positions,
     squares,
     squares_by_sample,
@@ -49,46 +48,6 @@ def axes_of_sides(shape, perm, unpermuted, inputs):
     return None
 
 
-def project(x, dz, axes, projection):
-    """Return the projections of Σ_t x_t ⊗ dz_t, (n, size).
-
-    Args:
-        x, dz: (n, T, ·).
-        axes: the axes of the variable that each of the two has.
-        projection: a `Projection`; its left side has one matrix, unless x has
-            just its axes.
-    """
-    last = len(projection.shape) - 1
-    if last in axes[0] and last > 0:
-        x, dz, axes = dz, x, axes[::-1]
-    columns = (last,) if last > 0 else ()
-    columns_of_dz = [a for a in axes[1] if a in columns]
-    other_axes = [a for a in axes[1] if a not in columns]
-    shape = projection.shape
-    dz = reorder_axes(dz, axes[1], [*other_axes, *columns_of_dz], shape)
-    extra_positions = math.prod(shape[a] for a in other_axes)
-    if not other_axes:
-        x = reorder_axes(x, axes[0], sorted(axes[0]), shape)
-        rows = projection.inputs.apply(x)
-        return projection.of_sides(rows, projection.outputs.apply(dz))
-    # dz has row axes of the projection, too. They become further positions,
-    # and x is multiplied by the projection's matrix at each of them.
-    dz = tf.reshape(
-        dz, _with_positions(dz, extra_positions, projection.outputs.length)
-    )
-    matrix = projection.inputs.matrix(x.dtype)
-    row_axes = [a for a in range(len(shape)) if a not in columns]
-    matrix = tf.reshape(matrix, [*(shape[a] for a in row_axes), -1])
-    order = [row_axes.index(a) for a in (*axes[0], *other_axes)]
-    matrix = tf.transpose(matrix, [*order, len(row_axes)])
-    size = projection.inputs.size
-    matrix = tf.reshape(matrix, integers(x.shape[-1], extra_positions * size))
-    rows = tf.matmul(tf.reshape(x, integers(-1, x.shape[-1])), matrix)
-    shape_of_rows = tf.concat([tf.shape(dz)[:2], [size]], 0)
-    rows = tf.reshape(rows, shape_of_rows)
-    return projection.of_sides(rows, projection.outputs.apply(dz))
-
-
 def reorder_axes(tensor, axes, order, shape):
     """Return (n, T, ·) with the axes that its numbers have in another order."""
     if list(axes) == list(order):
@@ -101,14 +60,6 @@ def reorder_axes(tensor, axes, order, shape):
     transposed = tf.reshape(transposed, [-1, count, math.prod(sizes)])
     transposed.set_shape(tensor.shape)
     return transposed
-
-
-def _with_positions(tensor, extra_positions, length):
-    """Return the shape with parts of the last axis as positions."""
-    count = tensor.shape[1]
-    if count is None:
-        count = tf.shape(tensor)[1]
-    return [-1, count * extra_positions, length]
 
 
 # Sums over samples whose gradients are never held all at once.
@@ -169,8 +120,6 @@ def _split_chunks(tensor, count, size):
 
 #: A sample's gradient with more entries is not held to save time.
 HELD = 2**17
-#: Fewer multiplications for a sample are not worth some more ops.
-WORTH = 2**18
 
 
 class Outer(SampleGradients):
@@ -327,41 +276,6 @@ class Outer(SampleGradients):
             fn_output_signature=tf.TensorSpec([None], self.x.dtype),
         )
 
-    def project(self, projection: Any) -> tf.Tensor:
-        matches = self._projects_matrix(projection)
-        if self._gradients is not None:
-            if matches:
-                return projection.of_matrices(self._gradients)
-            return super().project(projection)
-        if matches and not self._sides_cost_less(projection):
-            return projection.of_matrices(_products(self.x, self.dz))
-        axes = self._axes_of_sides()
-        if axes is None or not (matches or projection.inputs.is_matrix):
-            return super().project(projection)
-        return project(self.x, self.dz, axes, projection)
-
-    def _projects_matrix(self, projection):
-        """Whether the projection sees the variable as the matrix (i, o)."""
-        sides = projection.inputs.length, projection.outputs.length
-        return self.perm is None and sides == self._features
-
-    def _sides_cost_less(self, projection):
-        """Whether to project both sides costs less than the gradients do."""
-        i, o = self._features
-        t = self.positions
-        if i * o > HELD or t is None or t == 1:
-            return True
-        k, m = projection.inputs.size, projection.outputs.size
-        full = CPU.products.gram * (t * i * o + i * o * m + i * k * m)
-        full += CPU.products.hold * (i * o + i * m)
-        return cost_of_sides(t, i, o, projection) < full
-
-    def dot_is_less(self, projection: Any) -> bool:
-        if self._gradients is not None:
-            return True
-        i, o = self._features
-        return dot_is_less(self.positions, i, o, projection)
-
     def axes(self) -> tuple[int, ...]:
         sides = self._axes_of_sides()
         return () if sides is None else tuple(sorted(sides[0]))
@@ -464,24 +378,6 @@ class Outer(SampleGradients):
     def _as_matrix(self, direction):
         """Return a gradient of the variable as a matrix, (i, o)."""
         return unpermuted(direction, self.perm, self.unpermuted, self._features)
-
-
-def cost_of_sides(t, i, o, projection, block=1):
-    """Return what it costs to project both sides, (t, i) and (t, o).
-
-    The first side is multiplied by so many columns at once.
-    """
-    k, m = projection.inputs.size, projection.outputs.size
-    sides = t * (i * -(-k // block) * block + o * m + CPU.products.gram * k * m)
-    return sides + CPU.products.hold_gram * (t * (k + m) + k * m)
-
-
-def dot_is_less(t, i, o, projection, block=1):
-    """Whether `dot` costs about as little as to project both sides."""
-    if t is None:
-        return False
-    dot = t * i * o + CPU.products.hold_gram * t * min(i, o)
-    return dot < cost_of_sides(t, i, o, projection, block) + WORTH
 
 
 def unpermuted(direction, perm, matrix_shape, shape):

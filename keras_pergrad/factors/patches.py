@@ -21,15 +21,11 @@ from keras_pergrad.factors.base import (
     weighted_total,
 )
 from keras_pergrad.factors.outer import (
-    HELD,
     Outer,
-    cost_of_sides,
-    dot_is_less,
     squares_by_chunks,
     sum_by_chunks,
 )
-from keras_pergrad.factors.projection import BLOCK
-from keras_pergrad.factors.rates import CPU, rates
+from keras_pergrad.factors.rates import rates
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
@@ -198,51 +194,9 @@ class Patches(SampleGradients):
             return tf.reduce_sum(products, [1, 2])
         return convolution_methods.dots(*self._method_arguments(), matrix)
 
-    def project(self, projection):
-        if self._gradients is not None:
-            is_transposed = self._is_transposed(self._gradients)
-            if (
-                self._gradients.shape[is_transposed + 1]
-                == projection.inputs.length
-            ):
-                return projection.of_matrices(self._gradients, is_transposed)
-            return super().project(projection)
-        if self.groups > 1 or not self._sides_cost_less(projection):
-            return super().project(projection)
-        big, small, windows, _ = self._method_arguments()
-        matrix = projection.inputs.matrix(big.dtype)
-        if self._unfolded is not None:
-            rows = tf.matmul(self._unfolded, matrix)
-        else:
-            rows = convolution_methods.map_windows(big, matrix, windows)
-        return projection.of_sides(rows, projection.outputs.apply(small))
-
     def _matrix_shape(self):
         *rows, columns = self.shape
         return math.prod(rows), columns
-
-    def _sides_cost_less(self, projection):
-        """Whether to project both sides costs less than the gradients do."""
-        rows, columns = projection.inputs, projection.outputs
-        i, o = self._matrix_shape()
-        if not rows.is_matrix or (rows.length, columns.length) != (i, o):
-            return False
-        if i * o > HELD or not self.windows.is_static:
-            return True
-        t, k, m = self.windows.count, rows.size, columns.size
-        full = t * i * o + CPU.products.gram * (i * o * m + i * k * m)
-        full += CPU.products.hold_gram * (i * t + i * o + i * m)
-        return cost_of_sides(t, i, o, projection, self._block()) < full
-
-    def dot_is_less(self, projection):
-        if self._gradients is not None or self.groups > 1:
-            return True
-        t = self.windows.count if self.windows.is_static else None
-        sides = self._matrix_shape()
-        return dot_is_less(t, *sides, projection, self._block())
-
-    def _block(self):
-        return 1 if self.windows.are_pixels else BLOCK
 
     def axes(self):
         if self.groups > 1 or self.shape[-1] != self.small.shape[-1]:

@@ -1,6 +1,5 @@
 """Factors of look-ups: rows of a table for each sample."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -297,21 +296,6 @@ class Rows(SampleGradients):
             fn_output_signature=tf.TensorSpec([None], self.dz.dtype),
         )
         return tf.transpose(products)
-
-    def project(self, projection: Any) -> tf.Tensor:
-        *middle_sizes, last = self.whole[1:] or [1]
-        row_size = math.prod(middle_sizes)
-        ids, dz = self.ids, self.dz
-        if row_size > 1:
-            n, positions = tf.unstack(tf.shape(ids))
-            ids = tf.expand_dims(ids, -1) * row_size + tf.range(
-                row_size, dtype=ids.dtype
-            )
-            ids = tf.reshape(ids, [n, positions * row_size])
-            dz = tf.reshape(dz, [n, positions * row_size, last])
-        columns = projection.outputs.apply(dz)
-        sums = projection.inputs.sum_rows(ids, columns)
-        return tf.reshape(sums, [-1, projection.size])
 
     def axes(self) -> tuple[int, ...]:
         return (0,)

@@ -200,7 +200,7 @@ class Columns(SampleGradients):
 
     def dot(self, direction):
         direction = tf.convert_to_tensor(direction)
-        columns = tf.split(direction, [_width(p) for p in self.parts], -1)
+        columns = tf.split(direction, self.widths(), -1)
         return tf.add_n([p.dot(c) for p, c in zip(self.parts, columns)])
 
     def sum_of_squares(self):
@@ -209,25 +209,14 @@ class Columns(SampleGradients):
     def gram(self, other=None):
         if other is None:
             return tf.add_n([part.gram() for part in self.parts])
-        widths = [
-            [_width(part) for part in parts]
-            for parts in (self.parts, getattr(other, "parts", ()))
-        ]
-        if not isinstance(other, Columns) or widths[0] != widths[1]:
+        if not isinstance(other, Columns) or self.widths() != other.widths():
             return super().gram(other)
         pairs = zip(self.parts, other.parts)
         return tf.add_n([part.gram(other_part) for part, other_part in pairs])
 
-    def project(self, projection):
-        parts, start = [], 0
-        for part in self.parts:
-            columns = _width(part)
-            parts.append(part.project(projection.of_last(start, columns)))
-            start += columns
-        return tf.add_n(parts)
-
-    def dot_is_less(self, projection):
-        return all(part.dot_is_less(projection) for part in self.parts)
+    def widths(self):
+        """Return how many columns each part has."""
+        return [_width(part) for part in self.parts]
 
     def holders(self):
         return [holder for part in self.parts for holder in part.holders()]
@@ -408,12 +397,6 @@ class Widened(Adapted):
     def gram(self, other=None):
         is_widened = isinstance(other, Widened)
         return self.factor.gram(other.factor if is_widened else other)
-
-    def project(self, projection):
-        return self.factor.project(projection)
-
-    def dot_is_less(self, projection):
-        return self.factor.dot_is_less(projection)
 
     def axes(self):
         return self.factor.axes()

@@ -11,7 +11,6 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors import projections
 from keras_pergrad.functions.data_passes import run_passes, with_progress
 from keras_pergrad.influence.data import (
     is_definite,
@@ -19,6 +18,8 @@ from keras_pergrad.influence.data import (
     rounding_share,
 )
 from keras_pergrad.influence.gradient_store import GradientStore
+from keras_pergrad.influence.projected_factors import project
+from keras_pergrad.influence.projection import projections
 
 # The projections of all training samples, in memory or on disk.
 
@@ -252,7 +253,7 @@ class _ProjectionPass:
         del more
         maps = projections(self.shapes, self.projection_size, self.seed)
         return [
-            f and (rows := f.project(m)) * tf.cast(n, rows.dtype)
+            f and (rows := project(f, m)) * tf.cast(n, rows.dtype)
             for f, m in zip(factors, maps, strict=True)
         ]
 

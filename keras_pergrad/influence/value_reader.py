@@ -26,7 +26,9 @@ from keras_pergrad.aggregations.aggregation import (
 from keras_pergrad.aggregations.clipping import ClippedMean
 from keras_pergrad.common.batch_marks import is_numbered, with_numbers
 from keras_pergrad.common.callback_list import as_callback_list
-from keras_pergrad.factors import projections, wide
+from keras_pergrad.factors import wide
+from keras_pergrad.influence.projected_factors import dot_is_less, project
+from keras_pergrad.influence.projection import projections
 from keras_pergrad.keras_internals.losses.compiled import (
     no_running_means,
 )
@@ -270,9 +272,9 @@ _OUTSIDE_ERROR = (
 
 def _sample_dots(factor, direction, projection):
     """Return ⟨c_i, direction⟩, (n,), by projections if that is cheaper."""
-    if projection is None or factor.dot_is_less(projection):
+    if projection is None or dot_is_less(factor, projection):
         return factor.dot(direction)
-    sample_rows = factor.project(projection)
+    sample_rows = project(factor, projection)
     direction_rows = projection.of_gradients(direction[None])
     return tf.linalg.matvec(
         sample_rows, tf.cast(direction_rows[0], sample_rows.dtype)

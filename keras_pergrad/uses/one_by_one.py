@@ -54,13 +54,25 @@ class OneByOne(SampleGradients):
         return self.loop.all()[self.input_index]
 
     def dot(self, direction):
-        return self.loop.dot(self.input_index, direction)
+        direction = tf.convert_to_tensor(direction)
+
+        def of_sample(gradient):
+            return inner_products(gradient[None], direction)[0]
+
+        return self.map_samples(of_sample, [])
+
+    def map_samples(self, of_sample, shape):
+        """Return what a function makes of each gradient, (n, *shape).
+
+        Args:
+            of_sample: takes the gradient of a sample; what it returns has this
+                shape and the type of the gradient, but no half precision.
+            shape: a list.
+        """
+        return self.loop.map_input(self.input_index, of_sample, shape)
 
     def sum_of_squares(self):
         return self.loop.sum_of_squares(self.input_index)
-
-    def project(self, projection):
-        return self.loop.project(self.input_index, projection)
 
     def weighted_sum(self, weights):
         return self.loop.weighted_sums(weights)[self.input_index]
@@ -124,27 +136,11 @@ class _Loop:
             self._results[name] = dict(zip(self.input_indices, results))
         return self._results[name]
 
-    def dot(self, input_index, direction):
-        """Return the inner product of each gradient of an input, (n,)."""
-        direction = tf.convert_to_tensor(direction)
+    def map_input(self, input_index, of_sample, shape):
+        """Return what a function makes of each gradient of an input."""
         position = self.input_indices.index(input_index)
-
-        def of_sample(gradients):
-            return [inner_products(gradients[position][None], direction)[0]]
-
-        spec = tf.TensorSpec([], self._wide_type(input_index))
-        return self._map_samples(of_sample, [spec])[0]
-
-    def project(self, input_index, projection):
-        """Return the projection of each gradient of an input, (n, size)."""
-        position = self.input_indices.index(input_index)
-
-        def of_sample(gradients):
-            return [projection.of_gradients(gradients[position][None])[0]]
-
-        dtype = self._wide_type(input_index)
-        spec = tf.TensorSpec([projection.size], dtype)
-        return self._map_samples(of_sample, [spec])[0]
+        spec = tf.TensorSpec(shape, self._wide_type(input_index))
+        return self._map_samples(lambda g: [of_sample(g[position])], [spec])[0]
 
     def _map_samples(self, of_sample, specs):
         """Return what `of_sample` makes of each sample's gradients, stacked."""

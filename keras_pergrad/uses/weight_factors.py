@@ -164,19 +164,6 @@ class PulledBack(SampleGradients):
 class Reshaped(PulledBack):
     """A factor of a reshaped tensor: its source has the same entries."""
 
-    # Where the last axis stays, both are one matrix, and `factor` answers.
-    def project(self, projection):
-        if self._gradients is not None or not self._is_same_matrix():
-            return super().project(projection)
-        shape = self.tensor.shape.as_list()
-        return self.factor.project(projection.in_shape(shape))
-
-    def dot_is_less(self, projection):
-        if self._gradients is not None or not self._is_same_matrix():
-            return True
-        shape = self.tensor.shape.as_list()
-        return self.factor.dot_is_less(projection.in_shape(shape))
-
     def axes(self):
         sizes, axes = self.tensor.shape.as_list(), self.factor.axes()
         rows = [k for k, size in enumerate(sizes[:-1]) if size != 1]

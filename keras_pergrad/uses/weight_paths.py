@@ -95,12 +95,6 @@ class Scaled(Adapted):
         products = self.factor.gram()
         return products * tf.square(tf.cast(self.number, products.dtype))
 
-    def project(self, projection):
-        return self.change(self.factor.project(projection))
-
-    def dot_is_less(self, projection):
-        return self.factor.dot_is_less(projection)
-
     def axes(self):
         return self.factor.axes()
 
@@ -326,11 +320,7 @@ class Part(PulledBack):
     # `SampleGradients` drops a base's answers where a class materialises
     # differently. These hold: the gradients are the same, with fewer ops.
     dot, sum_of_squares = PulledBack.dot, PulledBack.sum_of_squares
-    gram, project, kronecker = (
-        PulledBack.gram,
-        PulledBack.project,
-        PulledBack.kronecker,
-    )
+    gram, kronecker = PulledBack.gram, PulledBack.kronecker
     axes, rotated = PulledBack.axes, PulledBack.rotated
 
     def materialize(self):

@@ -1,7 +1,7 @@
 """What every factor is asked, with the answers of its gradients in NumPy."""
 
 import contextlib
-import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from keras_pergrad import factors
 from keras_pergrad.factors import base, outer
-from keras_pergrad.factors import projection as side
 from tests.factors.cases import (
     ALL,
+    HELD,
     SIDES,
     WEIGHTS,
     N,
+    blanked,
     dense,
     gradients,
     holding,
@@ -24,8 +25,6 @@ from tests.factors.cases import (
 )
 
 LIMITS = {"rtol": 1e-10, "atol": 1e-10}
-#: Numbers of projections: all entries, few of both sides, fewer, one.
-SIZES = (10000, 11, 6, 1)
 
 
 class Question(NamedTuple):
@@ -85,7 +84,6 @@ def questions(name, factor, each):
     found = [
         *_of_sums(each),
         *_of_products(each),
-        *_of_projections(each),
         *_of_kronecker(name, factor, each),
         *_of_rotations(name, each),
         Question("pairs", lambda f: f.gram(), _pairs(each, each)),
@@ -96,7 +94,7 @@ def questions(name, factor, each):
     return found + [
         one._replace(name=f"{one.name} of a wide kernel", patches=wide)
         for one in found
-        if one.name in ("projection to 6", "pairs", "norms")
+        if one.name in ("pairs", "norms")
     ]
 
 
@@ -155,39 +153,6 @@ def _squares(factor):
     found = factor.sum_of_squares()
     assert isinstance(found, type(factor.weighted_sum(None)))
     return found
-
-
-def matrix(projection):
-    """Return the map, (entries, size), by the gradients of each entry."""
-    entries = int(np.prod(projection.shape, dtype=int))
-    each = np.eye(entries).reshape(-1, *projection.shape)
-    return projection.of_gradients(each).numpy()
-
-
-@functools.cache
-def _projection(shape, size, patches=()):
-    """Return a projection and its matrix."""
-    with patched(patches):
-        projection = factors.Projection(shape, size, seed=1)
-        assert 1 <= projection.size <= size
-        return projection, matrix(projection)
-
-
-def _of_projections(each):
-    long = ((side, "_LONG", 0),)
-    kinds = [(f"to {size}", size, ()) for size in SIZES]
-    kinds += [
-        ("of long sides", 6, long),
-        ("of large matrices", 6, (*long, (side, "_LARGE", 0))),
-    ]
-    for name, size, patches in kinds:
-        projection, right = _projection(each.shape[1:], size, patches)
-        yield Question(
-            f"projection {name}",
-            lambda f, projection=projection: f.project(projection),
-            each.reshape(N, -1) @ right,
-            patches=patches,
-        )
 
 
 def _of_kronecker(name, factor, each):
@@ -322,3 +287,59 @@ def of_pairs(name, hold):
         for what, other in others.items()
         for whole in (None, full)
     ]
+
+
+def check_answers(name, asked):
+    """Ask a factor that has not been asked yet, or holds something."""
+    make = ALL[name]
+    for hold in HELD:
+        for question in asked:
+            # What is held is not asked for by chunks.
+            if hold == "nothing" or "by chunks" not in question.name:
+                found = question.answer(holding(hold, make))
+                question.check(found, f"of a factor that holds {hold}")
+    factor = make()
+    for question in asked:
+        question.check(question.answer(factor), "of one factor, in turn")
+
+
+def check_blank(name, asked):
+    """Ask a factor whose second sample is broken, or not, but blanked."""
+    for order, value, norms in itertools.product(
+        (asked, asked[::-1]), (None, np.nan), (True, False)
+    ):
+        factor = blanked(name, value, norms)
+        for question in order:
+            where = f"second sample {value}, norms asked before: {norms}"
+            question.check(question.answer(factor), where)
+
+
+def check_in_a_graph(name, asked, known, xla):
+    """Of the same tensors, of which a graph knows the batch's size or not."""
+    parts = ALL[name]().holders()
+    held = [
+        (k, attribute)
+        for k, part in enumerate(parts)
+        for attribute in part.rows
+        if getattr(part, attribute) is not None
+    ]
+    tensors = [getattr(parts[k], attribute) for k, attribute in held]
+
+    def compute(*tensors):
+        def make():
+            factor = ALL[name]()
+            for (k, attribute), tensor in zip(held, tensors):
+                setattr(factor.holders()[k], attribute, tensor)
+            return factor
+
+        return [question.answer(make()) for question in asked]
+
+    specs = [
+        tf.TensorSpec([N if known else None, *t.shape[1:]], t.dtype)
+        for t in tensors
+    ]
+    graph = tf.function(
+        compute, input_signature=specs, jit_compile=xla, autograph=False
+    )
+    for question, found in zip(asked, graph(*tensors), strict=True):
+        question.check(found, f"in a graph: XLA {xla}, size known {known}")

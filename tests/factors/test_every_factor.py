@@ -1,7 +1,6 @@
 """What every factor answers, against its gradients written out."""
 
 import inspect
-import itertools
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from tests.factors.cases import (
     HELD,
     KEEP,
     N,
-    blanked,
     dense,
     drawn,
     gradients,
@@ -22,7 +20,14 @@ from tests.factors.cases import (
     set_second,
     without_first,
 )
-from tests.factors.questions import Question, of_pairs, questions
+from tests.factors.questions import (
+    Question,
+    check_answers,
+    check_blank,
+    check_in_a_graph,
+    of_pairs,
+    questions,
+)
 
 
 def test_there_is_a_case_of_every_class():
@@ -43,16 +48,11 @@ def test_answers(name):
     make, each = ALL[name], gradients(name)
     assert each.shape[0] == N
     asked = questions(name, make(), each)
-    for hold in HELD:
-        pairs = of_pairs(name, hold) if name in FACTORS else []
-        for question in (*asked, *pairs):
-            # What is held is not asked for by chunks.
-            if hold == "nothing" or "by chunks" not in question.name:
-                found = question.answer(holding(hold, make))
-                question.check(found, f"of a factor that holds {hold}")
-    factor = make()
-    for question in asked:
-        question.check(question.answer(factor), "of one factor, in turn")
+    check_answers(name, asked)
+    for hold in HELD if name in FACTORS else ():
+        for question in of_pairs(name, hold):
+            found = question.answer(holding(hold, make))
+            question.check(found, f"of a factor that holds {hold}")
     factor = make()
     assert isinstance(factor.chosen_method(), str)
     assert isinstance(factor.sum_method(), str)
@@ -69,7 +69,6 @@ OF_BLANK = {
     "product with its sum",
     "squares",
     "squares by chunks of 1",
-    "projection to 6",
     "kronecker",
     "gradients with nothing rotated",
     "pairs",
@@ -86,20 +85,13 @@ def test_a_sample_that_is_not_kept_is_blank(name):
     asked = [question for question in asked if question.name in OF_BLANK]
     assert len(asked) == len(OF_BLANK)
     asked.append(_pairs_with_the_last_two(name, each))
-    for order, value, norms in itertools.product(
-        (asked, asked[::-1]), (None, np.nan), (True, False)
-    ):
-        factor = blanked(name, value, norms)
-        for question in order:
-            where = f"second sample {value}, norms asked before: {norms}"
-            question.check(question.answer(factor), where)
+    check_blank(name, asked)
 
 
 #: What is asked in a graph, first of all factors, then of those of each class.
 OF_LAYOUTS = {
     "kronecker",
     "squares with outputs rotated",
-    "projection to 6",
 }
 OF_CLASSES = {
     "product with ndarray",
@@ -125,7 +117,7 @@ def test_answers_are_the_same_in_a_graph(name):
         chosen = [one for one in asked if one.name in names]
         assert len(chosen) == len(names)
         if chosen:
-            _check_in_a_graph(name, chosen, known, xla)
+            check_in_a_graph(name, chosen, known, xla)
 
 
 def _pairs_with_the_last_two(name, each):
@@ -134,37 +126,6 @@ def _pairs_with_the_last_two(name, each):
         lambda f: f.gram(without_first(ALL[name](), 2)),
         each.reshape(N, -1) @ each[2:].reshape(2, -1).T,
     )
-
-
-def _check_in_a_graph(name, asked, known, xla):
-    """Of the same tensors, of which a graph knows the batch's size or not."""
-    parts = ALL[name]().holders()
-    held = [
-        (k, attribute)
-        for k, part in enumerate(parts)
-        for attribute in part.rows
-        if getattr(part, attribute) is not None
-    ]
-    tensors = [getattr(parts[k], attribute) for k, attribute in held]
-
-    def compute(*tensors):
-        def make():
-            factor = ALL[name]()
-            for (k, attribute), tensor in zip(held, tensors):
-                setattr(factor.holders()[k], attribute, tensor)
-            return factor
-
-        return [question.answer(make()) for question in asked]
-
-    specs = [
-        tf.TensorSpec([N if known else None, *t.shape[1:]], t.dtype)
-        for t in tensors
-    ]
-    graph = tf.function(
-        compute, input_signature=specs, jit_compile=xla, autograph=False
-    )
-    for question, found in zip(asked, graph(*tensors), strict=True):
-        question.check(found, f"in a graph: XLA {xla}, size known {known}")
 
 
 def test_a_table_keeps_its_rows_where_each_entry_is_changed_by_itself():

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import SampleValues
-from keras_pergrad.factors import outer
+from keras_pergrad.influence import projected_factors
+from keras_pergrad.influence.projection import projections
 from tests import oracle
 from tests.models.making import assert_equal, compiled, net, trained
 
@@ -303,15 +304,13 @@ def test_training_is_the_same():
 def test_projections_or_the_exact_values(projects, monkeypatch):
     """Kernels as small as these are only projected if that costs nothing."""
     if projects:
-        monkeypatch.setattr(outer, "WORTH", -float("inf"))
+        monkeypatch.setattr(projected_factors, "WORTH", -float("inf"))
     model = _model(_convolution)
     x, y, _ = _data(model)
     validation = _data(model, 4, seed=9)[:2]
     gradients = oracle.per_sample_gradients(model, x, y)
     slope = _by_variable(model, _validation_gradient(model, validation))
-    maps = kpg.factors.projections(
-        [v.shape for v in model.trainable_variables], 40, 5
-    )
+    maps = projections([v.shape for v in model.trainable_variables], 40, 5)
     expected = np.zeros(len(x))
     for gradient, part, few in zip(gradients, slope, maps):
         project = few.of_gradients if projects else lambda g: _flat([g])

@@ -5,7 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.factors import projections
+from keras_pergrad.influence.projected_factors import project
+from keras_pergrad.influence.projection import projections
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.uses import TracedStep
 from tests import oracle
@@ -189,7 +190,7 @@ def _further(factor, direction, projection):
     if factor is None:
         return None, None, None, None
     squares = tf.convert_to_tensor(factor.sum_of_squares())
-    projected = factor.project(projection)
+    projected = project(factor, projection)
     return factor.dot(direction), factor.gram(), squares, projected
 
 

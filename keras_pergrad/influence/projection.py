@@ -1,4 +1,4 @@
-"""Random projections of factors."""
+"""Random projections of gradients: a matrix for each side."""
 
 import copy
 import hashlib
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors.base import wide
+from keras_pergrad.factors import wide
 from keras_pergrad.factors.rows import ids_by_sample
 
 # One side of a random projection: random signs, made at first use.
@@ -225,10 +225,9 @@ class Projection:
     Example:
 
     >>> import tensorflow as tf
-    >>> from keras_pergrad import factors
-    >>> projection = factors.Projection((100, 50), 64, seed=0)
-    >>> kernel = factors.Outer(tf.ones((2, 100)), tf.ones((2, 50)))
-    >>> kernel.project(projection).shape.as_list()
+    >>> from keras_pergrad.influence.projection import Projection
+    >>> projection = Projection((100, 50), 64, seed=0)
+    >>> projection.of_gradients(tf.ones((2, 100, 50))).shape.as_list()
     [2, 64]
     """
 
@@ -269,37 +268,22 @@ class Projection:
         Example:
 
         >>> import numpy as np
-        >>> from keras_pergrad import factors
-        >>> projection = factors.Projection((3,), 8, seed=0)
+        >>> from keras_pergrad.influence.projection import Projection
+        >>> projection = Projection((3,), 8, seed=0)
         >>> projection.of_gradients(np.ones((2, 3))).numpy()  # few: all stay
         array([[1., 1., 1.],
                [1., 1., 1.]])
         """
         gradients = wide(tf.convert_to_tensor(gradients))
         sides = self.inputs.length, self.outputs.length
-        return self.of_matrices(tf.reshape(gradients, [-1, *sides]))
-
-    def of_matrices(self, matrices, is_transposed=False):
-        """Return the projections of (n, rows, columns), or transposed."""
-        if self.inputs.is_identity and self.outputs.is_identity:
-            if is_transposed:
-                matrices = tf.linalg.matrix_transpose(matrices)
-            return tf.reshape(matrices, [-1, self.size])
-        if is_transposed:
-            first, last = self.outputs, self.inputs
-        else:
-            first, last = self.inputs, self.outputs
-        partial = last.apply(matrices)
-        if first.is_identity and not is_transposed:
+        partial = self.outputs.apply(tf.reshape(gradients, [-1, *sides]))
+        if self.inputs.is_identity:
             return tf.reshape(partial, [-1, self.size])
-        if first.is_matrix:
-            matrix = first.matrix(partial.dtype)
-            equation = "nac,ab->ncb" if is_transposed else "nac,ab->nbc"
-            return tf.reshape(
-                tf.einsum(equation, partial, matrix), [-1, self.size]
-            )
-        partial = first.apply(tf.linalg.matrix_transpose(partial))
-        if not is_transposed:
+        if self.inputs.is_matrix:
+            matrix = self.inputs.matrix(partial.dtype)
+            partial = tf.einsum("nac,ab->nbc", partial, matrix)
+        else:
+            partial = self.inputs.apply(tf.linalg.matrix_transpose(partial))
             partial = tf.linalg.matrix_transpose(partial)
         return tf.reshape(partial, [-1, self.size])
 
@@ -349,8 +333,8 @@ def projections(shapes, size, seed):
 
     Example:
 
-    >>> from keras_pergrad import factors
-    >>> found = factors.projections([(100, 50), (50,), (2,)], 102, seed=0)
+    >>> from keras_pergrad.influence.projection import projections
+    >>> found = projections([(100, 50), (50,), (2,)], 102, seed=0)
     >>> [projection.size for projection in found]
     [49, 50, 2]
     """
