@@ -104,11 +104,11 @@ PLANTED = {
         ),
         "start-of-columns": ("start += columns", "start = columns"),
     },
-    "factors/with_bias.py": {
+    "influence/with_bias.py": {
         "tests": ["influence/test_kronecker_blocks.py"],
         "row-of-the-bias": (
-            "kernel_factor.x + tf.cast(inputs[-1], kernel_factor.x.dtype),",
-            "kernel_factor.x,",
+            "Outer(factor.x + tf.cast(inputs[-1], factor.x.dtype), factor.dz)",
+            "Outer(factor.x, factor.dz)",
         ),
     },
     "influence/projection.py": {

@@ -1,6 +1,6 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
-from keras_pergrad.factors.base import Full, Kronecker, SampleGradients, wide
+from keras_pergrad.factors.base import Full, SampleGradients, wide
 from keras_pergrad.factors.blocks import Blocks
 from keras_pergrad.factors.joined import Joined, join
 from keras_pergrad.factors.outer import Outer
@@ -23,7 +23,6 @@ __all__ = [
     "Columns",
     "Full",
     "Joined",
-    "Kronecker",
     "Outer",
     "Patches",
     "Product",

@@ -4,7 +4,7 @@ import abc
 import contextlib
 import math
 import weakref
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -87,10 +87,6 @@ def select(factors, keep):
             tf.reduce_all(keep), lambda: tensors, lambda: blank(keep, tensors)
         )
         _set_tensors(large, selected)
-    for slot, _ in entries:
-        if slot[1] == "_gradients":
-            # Only these were blanked: x and dz still have the sample.
-            slot[0]._keep = keep
 
 
 def _is_small(tensor):
@@ -122,88 +118,11 @@ def blank(keep, tensors):
     return [tf.where(masks[t.shape.rank], t, zeros[t.dtype]) for t in tensors]
 
 
-# The two sides of a curvature, not multiplied.
-
-
-#: A variable of at most so many entries has all of Σ g gᵀ.
-FULL = 2**10
-
-
-class Kronecker(NamedTuple):
-    """Σ g gᵀ of contributions g is about inputs ⊗ outputs / count.
-
-    What several batches give adds up, part by part. Of mean gradients' samples
-    it is n² times as much, since contributions are 1/n of them.
-
-    Attributes:
-        inputs: (i, i), or (i,) if it is diagonal: of a table, how often each
-            row was looked up.
-        outputs: (o, o), or (o,) if it is diagonal.
-        count: a scalar: the positions of all samples. Of several in a sample
-            those do not count, nor their inputs, whose outputs no loss
-            reaches: padding.
-        axes: which axes of the variable make up the i inputs, in this order;
-            the others, in theirs, are the o outputs. What has no two sides
-            has no axes here: `inputs` is [[1]] and `count` 1 for each batch,
-            and `outputs` is the exact Σ g gᵀ of all entries of the variable,
-            as they lie in memory, or its diagonal.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad import factors
-    >>> table = factors.Rows(tf.constant([[0, 0]]), tf.ones((1, 2, 3)), (4, 3))
-    >>> found = table.kronecker()
-    >>> found.inputs.numpy(), found.outputs.shape.as_list()
-    (array([2., 0., 0., 0.], dtype=float32), [3, 3])
-    """
-
-    inputs: Any
-    outputs: Any
-    count: Any
-    axes: tuple[int, ...]
-
-    @classmethod
-    def of_entries(cls, outputs: tf.Tensor) -> "Kronecker":
-        """Return an exact Σ g gᵀ of all entries, or its diagonal, as one."""
-        identity = tf.ones([1, 1], outputs.dtype)
-        return cls(identity, outputs, identity[0, 0], ())
-
-
-def as_matrices(gradients, axes):
-    """Return gradients of a variable as (n, these axes, the others)."""
-    sizes = gradients.shape[1:].as_list()
-    other_axes = [k for k in range(len(sizes)) if k not in axes]
-    transposed = tf.transpose(
-        gradients, [0, *(k + 1 for k in (*axes, *other_axes))]
-    )
-    left_size, right_size = (
-        math.prod(sizes[k] for k in chosen) for chosen in (axes, other_axes)
-    )
-    return tf.reshape(transposed, [-1, left_size, right_size])
-
-
-def rotated(matrices, inputs=None, outputs=None):
-    """Return Uᵀ G V of each; None leaves a side as it is."""
-    if outputs is not None:
-        matrices = tf.einsum("nio,ok->nik", matrices, outputs)
-    if inputs is not None:
-        matrices = tf.einsum("nio,ik->nko", matrices, inputs)
-    return matrices
-
-
 # The n per-sample gradients of one variable, kept factored.
 
 
 #: What follows from the gradients, if a class has no better answer.
-_DERIVED_METHODS = (
-    "axes",
-    "dot",
-    "gram",
-    "kronecker",
-    "rotated",
-    "sum_of_squares",
-)
+_DERIVED_METHODS = "dot", "gram", "sum_of_squares"
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
@@ -234,8 +153,6 @@ class SampleGradients(abc.ABC):
     """
 
     rows: tuple[str, ...] = ()
-    # Which samples `select` kept, where it blanked the gradients alone.
-    _keep = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -334,64 +251,6 @@ class SampleGradients(abc.ABC):
             rows, tf.cast(other_rows, rows.dtype), transpose_b=True
         )
 
-    def kronecker(self) -> Kronecker:
-        """Return a Kronecker product that stands for Σ g gᵀ: a `Kronecker`.
-
-        For outer products Σ_t a_t ⊗ b_t of one use they are the sums of a aᵀ
-        and b bᵀ over samples and positions (K-FAC; "expand" in Eschenhagen et
-        al., arXiv 2311.00636). Others answer the exact Σ g gᵀ of a variable of
-        at most 1,024 entries, else its exact diagonal.
-
-        Example:
-
-        >>> import tensorflow as tf
-        >>> from keras_pergrad import factors
-        >>> kernel = factors.Outer(tf.ones((5, 2)), tf.ones((5, 3)))
-        >>> found = kernel.kronecker()
-        >>> found.inputs.numpy(), int(found.count), found.axes
-        (array([[5., 5.],
-               [5., 5.]], dtype=float32), 5, (0,))
-        """
-        squared = tf.convert_to_tensor(self.sum_of_squares())
-        size = squared.shape.num_elements()
-        if size is None or size > FULL:
-            squared = tf.reshape(squared, [-1])
-            return Kronecker.of_entries(squared)
-        rows = flat_samples(self.materialize())
-        pairs = tf.matmul(rows, rows, transpose_a=True)
-        return Kronecker.of_entries(pairs)
-
-    def axes(self) -> tuple[int, ...]:
-        """Return the variable's axes on the left of `kronecker`."""
-        return ()
-
-    def rotated(
-        self, inputs: tf.Tensor | None = None, outputs: tf.Tensor | None = None
-    ) -> "SampleGradients":
-        """Return the factor of Uᵀ G V, for gradients G seen as matrices.
-
-        With the eigenvectors of `kronecker`, its `sum_of_squares` are the
-        corrected eigenvalues of EK-FAC (George et al., arXiv 1806.03884).
-
-        Args:
-            inputs, outputs: U, (i, any), and V, (o, any), for what `kronecker`
-                has on the left and on the right; None: it stays as it is.
-
-        Example:
-
-        >>> import tensorflow as tf
-        >>> from keras_pergrad import factors
-        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
-        >>> turned = tf.constant([[0.6, -0.8], [0.8, 0.6]])
-        >>> bias.rotated(outputs=turned).sum_of_squares().numpy().round(2)
-        array([[25.64,  0.36]], dtype=float32)
-        """
-        pass
-
-        gradients = wide(self.materialize())
-        matrices = as_matrices(gradients, self.axes())
-        return Full(rotated(matrices, inputs, outputs))
-
     def squared_norm_of_sum(self) -> tf.Tensor:
         """Return the squared norm of the sum of all contributions, a scalar.
 
@@ -399,12 +258,6 @@ class SampleGradients(abc.ABC):
         """
         total = tf.convert_to_tensor(self.weighted_sum(None))
         return tf.reduce_sum(tf.square(total))
-
-    def _without_blank(self, *tensors):
-        """Return tensors with samples, zeros for those that are blank."""
-        if self._keep is None:
-            return tensors
-        return blank(self._keep, tensors)
 
     def chosen_method(self) -> str:
         """How the norms are computed, in a word."""
@@ -499,16 +352,6 @@ def weighted_total(gradients, weights, shape=None):
     if static_shape.rank != 1:
         rows = tf.reshape(gradients, integers(-1, static_shape.num_elements()))
     return tf.reshape(reshape_once(weights, [1, -1]) @ rows, integers(*shape))
-
-
-def reached_positions(dz):
-    """Return 1 for each position that a loss reaches, else 0, (n, t).
-
-    Others, such as padding, add nothing to a gradient. `dz`: the gradients at
-    the outputs, (n, t, o). A single position counts for every sample.
-    """
-    is_reached = tf.reduce_any(dz != 0, -1) | (tf.shape(dz)[1] == 1)
-    return tf.cast(is_reached, dz.dtype)
 
 
 def inner_products(gradients, direction):

@@ -321,19 +321,6 @@ def dots(big, small, windows, groups, direction):
     return tf.reduce_sum(total, list(range(1, small.shape.rank)))
 
 
-def map_windows(big, matrix, windows):
-    """Return each window times (K·i, k), for one group: (n, T, k)."""
-    if windows.are_pixels:
-        return tf.einsum("nti,ik->ntk", unfold(big, windows), matrix)
-    if has_filter_gradient(windows, 1, big.shape[-1]) and windows.is_static:
-        return convolve(big, matrix, windows, 1)
-    kernels = tf.split(matrix, windows.taps)
-    tap_pairs = zip(windows.slices(windows.pad(big)), kernels)
-    return tf.add_n(
-        [tf.matmul(pixels, kernel[None]) for pixels, kernel in tap_pairs]
-    )
-
-
 def is_depthwise(groups, channels):
     """Whether each of several groups has one channel of the input."""
     return 1 < groups == channels

@@ -1,19 +1,16 @@
 """Factors of products: an input and an output gradient for each sample."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_pergrad.factors.base import (
-    Kronecker,
     SampleGradients,
     expand,
     in_shape,
     in_type,
     inner_products,
-    reached_positions,
     squares,
     squares_by_sample,
     squares_of_products,
@@ -23,43 +20,6 @@ from keras_pergrad.factors.base import (
 from keras_pergrad.factors.rates import CPU, rates
 
 # Sums of outer products whose sides have axes of the variable each.
-
-
-def axes_of_sides(shape, perm, unpermuted, inputs):
-    """Return the axes of the variable on each side, in order, or None.
-
-    Args:
-        shape: the variable's shape.
-        perm, unpermuted: as `Outer` has them.
-        inputs: how many numbers the left side has.
-
-    Returns:
-        (axes of the left side, of the right side), or None if an axis has
-        parts on both.
-    """
-    matrix_shape = list(shape if perm is None else unpermuted or ())
-    order = list(range(len(matrix_shape)) if perm is None else perm)
-    if [matrix_shape[p] for p in order] != list(shape):
-        return None
-    for count in range(len(matrix_shape) + 1):
-        if math.prod(matrix_shape[:count]) == inputs:
-            inverse = [order.index(k) for k in range(len(matrix_shape))]
-            return tuple(inverse[:count]), tuple(inverse[count:])
-    return None
-
-
-def reorder_axes(tensor, axes, order, shape):
-    """Return (n, T, ·) with the axes that its numbers have in another order."""
-    if list(axes) == list(order):
-        return tensor
-    count = tf.shape(tensor)[1]
-    sizes = [shape[a] for a in axes]
-    split = tf.reshape(tensor, [-1, count, *sizes])
-    perm = [list(axes).index(a) + 2 for a in order]
-    transposed = tf.transpose(split, [0, 1, *perm])
-    transposed = tf.reshape(transposed, [-1, count, math.prod(sizes)])
-    transposed.set_shape(tensor.shape)
-    return transposed
 
 
 # Sums over samples whose gradients are never held all at once.
@@ -276,51 +236,6 @@ class Outer(SampleGradients):
             fn_output_signature=tf.TensorSpec([None], self.x.dtype),
         )
 
-    def axes(self) -> tuple[int, ...]:
-        sides = self._axes_of_sides()
-        return () if sides is None else tuple(sorted(sides[0]))
-
-    def sides_are_axes(self) -> bool:
-        """Whether each axis of the variable is on one side."""
-        return self._axes_of_sides() is not None
-
-    def _axes_of_sides(self):
-        inputs = self._features[0]
-        return axes_of_sides(self.shape, self.perm, self.unpermuted, inputs)
-
-    def kronecker(self) -> Kronecker:
-        axes = self._axes_of_sides()
-        if axes is None:
-            return super().kronecker()
-        x, dz = self.sides()
-        counted, sides = reached_positions(dz), []
-        for tensor in (x * tf.cast(counted, x.dtype)[..., None], dz):
-            rows = in_shape(tensor, [-1, tensor.shape[-1]])
-            sides.append(tf.matmul(rows, rows, transpose_a=True))
-        count = tf.cast(tf.reduce_sum(counted), x.dtype)
-        return Kronecker(sides[0], sides[1], count, self.axes())
-
-    def sides(self) -> list[tf.Tensor]:
-        """Return x and dz with the variable's axes in their order."""
-        axes = self._axes_of_sides() or ()
-        sides = self._without_blank(self.x, self.dz)
-        return [
-            reorder_axes(tensor, side_axes, sorted(side_axes), self.shape)
-            for tensor, side_axes in zip(sides, axes)
-        ]
-
-    def rotated(
-        self, inputs: tf.Tensor | None = None, outputs: tf.Tensor | None = None
-    ) -> SampleGradients:
-        axes = self._axes_of_sides()
-        if axes is None:
-            return super().rotated(inputs, outputs)
-        x, dz = self.sides()
-        return Outer(
-            x if inputs is None else _map_last_axis(x, inputs),
-            dz if outputs is None else _map_last_axis(dz, outputs),
-        )
-
     def _pairs_cost_less(self, other):
         """Whether pairs of positions cost less than gradients do."""
         if not isinstance(other, Outer) or self.layout() != other.layout():
@@ -391,12 +306,6 @@ def unpermuted(direction, perm, matrix_shape, shape):
 
 def _products(x, dz):
     return tf.matmul(x, dz, transpose_a=True)
-
-
-def _map_last_axis(tensor, matrix):
-    """Return the map of the last axis of (n, T, ·)."""
-    matrix = tf.convert_to_tensor(matrix, tensor.dtype)
-    return tf.einsum("nti,ik->ntk", tensor, matrix)
 
 
 def _cheaper_method(t, i, o):

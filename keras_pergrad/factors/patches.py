@@ -8,23 +8,17 @@ import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
 from keras_pergrad.factors.base import (
-    Kronecker,
     SampleGradients,
     expand,
     in_shape,
     in_type,
     inner_products,
     integers,
-    reached_positions,
     squares,
     squares_by_sample,
     weighted_total,
 )
-from keras_pergrad.factors.outer import (
-    Outer,
-    squares_by_chunks,
-    sum_by_chunks,
-)
+from keras_pergrad.factors.outer import squares_by_chunks
 from keras_pergrad.factors.rates import rates
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
@@ -193,62 +187,6 @@ class Patches(SampleGradients):
             products = tf.matmul(self._unfolded, matrix) * self.small
             return tf.reduce_sum(products, [1, 2])
         return convolution_methods.dots(*self._method_arguments(), matrix)
-
-    def _matrix_shape(self):
-        *rows, columns = self.shape
-        return math.prod(rows), columns
-
-    def axes(self):
-        if self.groups > 1 or self.shape[-1] != self.small.shape[-1]:
-            return ()
-        return tuple(range(len(self.shape) - 1))
-
-    def kronecker(self):
-        if not self.axes():
-            return super().kronecker()
-        big, small = self._without_blank(self.big, self.small)
-        counted = self.counted_windows()
-
-        def product(big, counted):
-            unfolded = convolution_methods.unfold(big, self.windows)
-            unfolded *= tf.cast(counted, unfolded.dtype)[..., None]
-            rows = tf.reshape(unfolded, [-1, unfolded.shape[-1]])
-            return tf.matmul(rows, rows, transpose_a=True)
-
-        inputs, _ = self._matrix_shape()
-        numbers = inputs * (
-            self.windows.count if self.windows.is_static else 2**20
-        )
-        small = tf.reshape(small, [-1, small.shape[-1]])
-        outputs = tf.matmul(small, small, transpose_a=True)
-        return Kronecker(
-            sum_by_chunks(product, (big, counted), numbers, [inputs, inputs]),
-            outputs,
-            tf.reduce_sum(counted),
-            self.axes(),
-        )
-
-    def counted_windows(self):
-        """Return 1 for each window that a loss reaches, else 0, (n, t)."""
-        _, small = self._without_blank(self.big, self.small)
-        n, channels = tf.shape(small)[0], small.shape[-1]
-        positions = tf.reduce_prod(tf.shape(small)[1:-1])
-        return reached_positions(tf.reshape(small, [n, positions, channels]))
-
-    def rotated(self, inputs=None, outputs=None):
-        if not self.axes():
-            return super().rotated(inputs, outputs)
-        windows = self.windows
-        big, small = self._without_blank(self.big, self.small)
-        if inputs is None:
-            x = convolution_methods.unfold(big, windows)
-        else:
-            inputs = tf.convert_to_tensor(inputs, big.dtype)
-            x = convolution_methods.map_windows(big, inputs, windows)
-        if outputs is not None:
-            outputs = tf.convert_to_tensor(outputs, small.dtype)
-            small = tf.einsum("nto,ok->ntk", small, outputs)
-        return Outer(x, small)
 
     def sum_of_squares(self):
         if self._gradients is not None:

@@ -7,11 +7,9 @@ import tensorflow as tf
 
 from keras_pergrad.factors import rates
 from keras_pergrad.factors.base import (
-    Kronecker,
     SampleGradients,
     expand,
     held_bytes,
-    reached_positions,
     squares_by_sample,
     wide,
 )
@@ -296,30 +294,6 @@ class Rows(SampleGradients):
             fn_output_signature=tf.TensorSpec([None], self.dz.dtype),
         )
         return tf.transpose(products)
-
-    def axes(self) -> tuple[int, ...]:
-        return (0,)
-
-    def kronecker(self) -> Kronecker:
-        counted = tf.reshape(reached_positions(self.dz), [-1])
-        counts = tf.math.unsorted_segment_sum(
-            counted, tf.reshape(self.ids, [-1]), self.shape[0]
-        )
-        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
-        outputs = tf.matmul(dz, dz, transpose_a=True)
-        return Kronecker(counts, outputs, tf.reduce_sum(counted), self.axes())
-
-    def rotated(
-        self, inputs: tf.Tensor | None = None, outputs: tf.Tensor | None = None
-    ) -> SampleGradients:
-        if inputs is not None:
-            return super().rotated(inputs, outputs)
-        if outputs is None:
-            return Rows(self.ids, self.dz, self.shape, self.method)
-        outputs = tf.convert_to_tensor(outputs, self.dz.dtype)
-        dz = tf.einsum("nsd,dk->nsk", self.dz, outputs)
-        shape = [self.shape[0], outputs.shape[-1]]
-        return Rows(self.ids, dz, shape, self.method)
 
     def layout(self) -> tuple[Any, ...]:
         """Return what uses of one table must share to be joined."""

@@ -398,14 +398,5 @@ class Widened(Adapted):
         is_widened = isinstance(other, Widened)
         return self.factor.gram(other.factor if is_widened else other)
 
-    def axes(self):
-        return self.factor.axes()
-
-    def kronecker(self):
-        return self.factor.kronecker()
-
-    def rotated(self, inputs=None, outputs=None):
-        return self.factor.rotated(inputs, outputs)
-
     def change(self, tensor):
         return tf.cast(tensor, self.dtype)

@@ -11,8 +11,6 @@ import tensorflow as tf
 from keras_pergrad.common.batches import batches_of, first_tensor, ranks
 from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
-from keras_pergrad.factors import Kronecker
-from keras_pergrad.factors.base import as_matrices
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import (
     build_for_gradients,
@@ -26,6 +24,7 @@ from keras_pergrad.influence.likelihoods import (
     NoLikelihood,
     likelihoods_for,
 )
+from keras_pergrad.influence.sides import Kronecker, as_matrices, kronecker
 from keras_pergrad.keras_internals.losses.losses import (
     additional_losses,
     total_loss,
@@ -99,7 +98,7 @@ class FisherStatistic:
 
     def _sums(self, factor, scale):
         if self.kind == "kfac":
-            inputs, outputs, count, axes = factor.kronecker()
+            inputs, outputs, count, axes = kronecker(factor)
             outputs *= tf.cast(scale, outputs.dtype)
             return inputs, outputs, count, tf.constant(axes, tf.int32)
         total = tf.convert_to_tensor(factor.sum_of_squares())
@@ -345,7 +344,7 @@ class DiagonalFisher(Fisher):
 
 
 class KroneckerFisher(Fisher):
-    """Kronecker products: parts are `factors.Kronecker`s of mean arrays.
+    """Kronecker products: parts are `Kronecker`s of mean arrays.
 
     The block of a variable is about inputs ⊗ outputs (`count` is 1): with
     them a gradient is seen as a matrix by `axes`. A side with one axis is a

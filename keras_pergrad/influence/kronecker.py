@@ -21,9 +21,8 @@ import tensorflow as tf
 
 from keras_pergrad.common.batches import first_tensor
 from keras_pergrad.factors.base import norm_type
-from keras_pergrad.factors.with_bias import WithBias, match_biases
 from keras_pergrad.functions.data_passes import with_progress
-from keras_pergrad.influence import data
+from keras_pergrad.influence import data, sides, with_bias
 from keras_pergrad.influence.fisher_information import (
     FisherStatistic,
     compute_sums,
@@ -196,36 +195,43 @@ class EigenvalueSums(FisherStatistic):
         """Return (squares,), (i, o), of each block."""
         del scale
         return [
-            b and (_sum_of_squares(b[0].rotated(*basis)),)
+            b and (_sum_of_squares(b[0], b[1], basis),)
             for b, basis in zip(_block_factors(factors), bases, strict=True)
         ]
 
 
-def _sum_of_squares(factor):
+def _sum_of_squares(kernel, bias, basis):
     """Return the sum of squares as a dense tensor, for embeddings, too."""
+    ask = sides if bias is None else with_bias
+    factor = ask.rotated(kernel, *basis)
     return tf.convert_to_tensor(factor.sum_of_squares())
 
 
-def _kronecker_sums(factor, bias):
-    sums = factor.kronecker()
-    squares = tf.reduce_sum(factor.squared_norms())
+def _kronecker_sums(kernel, bias, index):
+    ask = sides if bias is None else with_bias
+    sums = ask.kronecker(kernel)
+    squares = kernel.squared_norms()
+    if bias is not None:
+        squares += bias.squared_norms()
     axes = tf.constant(list(sums.axes), tf.int32)
-    return *sums[:3], squares, tf.constant(bias), axes
+    squares = tf.reduce_sum(squares)
+    return *sums[:3], squares, tf.constant(index), axes
 
 
 def _block_factors(factors):
-    """Return (factor, index of its bias or -1) of each variable.
+    """Return (factor, that of its bias, the bias's index) of each variable.
 
-    None for a bias that is part of its kernel's block.
+    Without a bias these are None and -1. None for a bias that is part of its
+    kernel's block.
     """
-    biases = match_biases(factors)
+    biases = with_bias.match_biases(factors)
     joined_biases = {k for k in biases if k is not None}
     return [
         None
         if factor is None or k in joined_biases
-        else (factor, -1)
+        else (factor, None, -1)
         if bias is None
-        else (WithBias(factor, factors[bias]), bias)
+        else (factor, factors[bias], bias)
         for k, (factor, bias) in enumerate(zip(factors, biases))
     ]
 

@@ -14,14 +14,19 @@ from keras_pergrad.factors import (
     Rows,
     SampleGradients,
     Widened,
-    convolution_methods,
     wide,
 )
 from keras_pergrad.factors.base import integers
-from keras_pergrad.factors.outer import HELD, axes_of_sides, reorder_axes
+from keras_pergrad.factors.outer import HELD
 from keras_pergrad.factors.rates import CPU
 from keras_pergrad.influence.by_class import answer
 from keras_pergrad.influence.projection import BLOCK, Projection
+from keras_pergrad.influence.sides import (
+    axes_of_sides,
+    is_same_matrix,
+    map_windows,
+    reorder_axes,
+)
 from keras_pergrad.uses.one_by_one import OneByOne
 from keras_pergrad.uses.weight_factors import Reshaped
 from keras_pergrad.uses.weight_paths import Scaled
@@ -66,7 +71,7 @@ def _of_gradients(factor, projection):
     return projection.of_gradients(factor.materialize())
 
 
-def _always(factor, projection):
+def _always(factor, projection) -> bool:
     return True
 
 
@@ -109,7 +114,7 @@ def _dot_costs_less(t, i, o, projection, block=1):
 @_project.register
 def _(factor: Outer, projection):
     i, o = sizes = factor.x.shape[-1], factor.dz.shape[-1]
-    axes = axes_of_sides(factor.shape, factor.perm, factor.unpermuted, i)
+    axes = axes_of_sides(factor)
     lengths = projection.inputs.length, projection.outputs.length
     if factor.perm is None and sizes == lengths:
         if not _sides_cost_less(factor.positions, i, o, projection):
@@ -223,9 +228,7 @@ def _(factor: Patches, projection):
         *sizes, projection, _block(factor)
     ):
         return _of_gradients(factor, projection)
-    windows = convolution_methods.map_windows(
-        factor.big, rows.matrix(factor.big.dtype), factor.windows
-    )
+    windows = map_windows(factor, rows.matrix(factor.big.dtype))
     return projection.of_sides(windows, projection.outputs.apply(factor.small))
 
 
@@ -302,23 +305,6 @@ def _(factor: Reshaped, projection):
         return True
     shape = factor.tensor.shape.as_list()
     return dot_is_less(factor.factor, projection.in_shape(shape))
-
-
-def is_same_matrix(factor: Reshaped) -> bool:
-    """Whether a reshaped tensor is the same matrix as its source.
-
-    It is one of all axes but the last by the last.
-    """
-    tensor_shape, source_shape = factor.tensor.shape.as_list(), factor.shape
-    precise = factor.tensor.dtype in (tf.float32, tf.float64)
-    if not precise or not all(
-        type(k) is int for k in (*tensor_shape, *source_shape)
-    ):
-        return False
-    return (
-        len(tensor_shape) > 1 < len(source_shape)
-        and tensor_shape[-1] == source_shape[-1]
-    )
 
 
 @_project.register

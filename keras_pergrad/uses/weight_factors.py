@@ -1,5 +1,7 @@
 """Factors of tensors that are made of weights, back at their variables."""
 
+import functools
+
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
@@ -162,41 +164,14 @@ class PulledBack(SampleGradients):
 
 
 class Reshaped(PulledBack):
-    """A factor of a reshaped tensor: its source has the same entries."""
+    """A factor of the output of a reshape, pulled back to its source.
 
-    def axes(self):
-        sizes, axes = self.tensor.shape.as_list(), self.factor.axes()
-        rows = [k for k, size in enumerate(sizes[:-1]) if size != 1]
-        factor_axes = [k for k in axes if sizes[k] != 1]
-        if not self._is_same_matrix() or factor_axes != rows or not axes:
-            return ()
-        return tuple(range(len(self.shape) - 1))
+    Args:
+        factor: `SampleGradients` of the output.
+        op: the reshape, which has the same entries on both sides.
+    """
 
-    def kronecker(self):
-        axes = self.axes()
-        if not axes:
-            return super().kronecker()
-        return self._blanked().kronecker()._replace(axes=axes)
-
-    def rotated(self, inputs=None, outputs=None):
-        if not self.axes():
-            return super().rotated(inputs, outputs)
-        return self._blanked().rotated(inputs, outputs)
-
-    def _blanked(self):
-        """Return `factor` without the samples that `select` has blanked."""
-        keep = self._keep
-        return self.factor if keep is None else self.factor.select(keep)
-
-    def _is_same_matrix(self):
-        """Whether both are one matrix, of all axes but the last by this."""
-        tensor_shape, source_shape = self.tensor.shape.as_list(), self.shape
-        precise = self.tensor.dtype in (tf.float32, tf.float64)
-        if not precise or not all(
-            type(k) is int for k in (*tensor_shape, *source_shape)
-        ):
-            return False
-        return (
-            len(tensor_shape) > 1 < len(source_shape)
-            and tensor_shape[-1] == source_shape[-1]
-        )
+    def __init__(self, factor, op):
+        source, (output,) = op.inputs[0], op.outputs
+        move = functools.partial(tf.reshape, shape=sizes_of(source))
+        super().__init__(factor, output, [source], move=move)

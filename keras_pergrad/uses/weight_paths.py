@@ -95,17 +95,6 @@ class Scaled(Adapted):
         products = self.factor.gram()
         return products * tf.square(tf.cast(self.number, products.dtype))
 
-    def axes(self):
-        return self.factor.axes()
-
-    def kronecker(self):
-        product = self.factor.kronecker()
-        outputs = self.change(self.change(product.outputs))
-        return product._replace(outputs=outputs)
-
-    def rotated(self, inputs=None, outputs=None):
-        return Scaled(self.factor.rotated(inputs, outputs), self.number)
-
 
 def path_rule(*names):
     """Decorate a function as the rule of ops on weights, as `op_rule`.
@@ -149,9 +138,7 @@ def _with_shape(factor, op, shape):
         return Full(tf.reshape(gradients, [n, *shape]))
     if type(factor) is Rows and shape[:1] == factor.shape[:1]:
         return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
-    source, sizes = op.inputs[0], sizes_of(op.inputs[0])
-    move = functools.partial(tf.reshape, shape=sizes)
-    return Reshaped(factor, op.outputs[0], [source], move=move)
+    return Reshaped(factor, op)
 
 
 @path_rule("Transpose")
@@ -320,8 +307,7 @@ class Part(PulledBack):
     # `SampleGradients` drops a base's answers where a class materialises
     # differently. These hold: the gradients are the same, with fewer ops.
     dot, sum_of_squares = PulledBack.dot, PulledBack.sum_of_squares
-    gram, kronecker = PulledBack.gram, PulledBack.kronecker
-    axes, rotated = PulledBack.axes, PulledBack.rotated
+    gram = PulledBack.gram
 
     def materialize(self):
         if self._gradients is None and self._offsets is not None:

@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors import base, outer
+from keras_pergrad.factors import outer
 from tests.factors.cases import (
     ALL,
     HELD,
-    SIDES,
     WEIGHTS,
     N,
     blanked,
@@ -72,20 +71,12 @@ def patched(patches):
         yield
 
 
-def questions(name, factor, each):
-    """Return all questions but those of pairs.
-
-    Args:
-        name: of a case.
-        factor: its factor, which is not changed.
-        each: its gradients, written out.
-    """
+def questions(each):
+    """Return all questions of gradients, but those of pairs with others."""
     norms = np.square(each).reshape(N, -1).sum(1)
     found = [
         *_of_sums(each),
         *_of_products(each),
-        *_of_kronecker(name, factor, each),
-        *_of_rotations(name, each),
         Question("pairs", lambda f: f.gram(), _pairs(each, each)),
         Question("norms", lambda f: f.squared_norms(), norms, 0),
     ]
@@ -155,111 +146,6 @@ def _squares(factor):
     return found
 
 
-def _of_kronecker(name, factor, each):
-    axes = SIDES.get(name, ())
-
-    def ask(factor):
-        found = factor.kronecker()
-        assert found.axes == factor.axes() == axes
-        return found[:3]
-
-    if name in SIDES:
-        left, right = sides(name, factor)
-        # They are the sides of the gradients.
-        parts = (np.reshape(t, (N, -1, t.shape[-1])) for t in (left, right))
-        products = np.einsum("nti,nto->nio", *parts)
-        np.testing.assert_allclose(products, matrices_of(each, axes), **LIMITS)
-        # Of several positions those count that a loss reaches.
-        counted = right.any(-1) | (len(right) == N)
-        left = left * counted[:, None]
-        inputs, outputs, count = left.T @ left, right.T @ right, counted.sum()
-        if isinstance(factor, factors.Rows):
-            inputs = np.diag(inputs)
-    else:
-        flat = each.reshape(N, -1)
-        inputs, outputs, count = np.ones([1, 1]), flat.T @ flat, 1
-        assert len(outputs) <= base.FULL
-        diagonal = inputs, np.diag(outputs), count
-        small = ((base, "FULL", 0),)
-        yield Question("diagonal", ask, diagonal, patches=small)
-    right, chunks = (inputs, outputs, count), by_chunks(each, 1)
-    yield Question("kronecker", ask, right)
-    yield Question("kronecker by chunks", ask, right, patches=chunks)
-
-
-def sides(name, factor):
-    """Return all a and all b, with the variable's axes in their order."""
-    if isinstance(factor, factors.Rows):
-        a = np.eye(5)[np.asarray(factor.ids).ravel()]
-        return a, np.asarray(factor.dz).reshape(len(a), -1)
-    if isinstance(factor, factors.Patches):
-        small = np.asarray(factor.small)
-        return _windows(factor), small.reshape(-1, small.shape[-1])
-    shape = np.array(factor.shape)
-    before = shape if factor.perm is None else factor.unpermuted
-    order = range(len(shape)) if factor.perm is None else factor.perm
-    found = []
-    count = len(SIDES[name])
-    for tensor, places in (
-        (factor.x, range(count)),
-        (factor.dz, range(count, len(shape))),
-    ):
-        rows = np.asarray(tensor).reshape(-1, tensor.shape[-1])
-        apart = rows.reshape(-1, *(before[k] for k in places))
-        # Where each of these axes stands in the variable.
-        back = [list(order).index(k) for k in places]
-        apart = apart.transpose([0, *(k + 1 for k in np.argsort(back))])
-        found.append(apart.reshape(len(rows), -1))
-    return found
-
-
-def _windows(factor):
-    """Return the pixels of each window, by slices of NumPy."""
-    w = factor.windows
-    padded = np.pad(factor.big, [(0, 0), (w.before[0], w.after[0]), (0, 0)])
-    starts = w.strides[0] * np.arange(w.count)
-    taps = w.dilation[0] * np.arange(w.kernel[0])
-    found = padded[:, starts[:, None] + taps]
-    return found.reshape(N * w.count, -1)
-
-
-def matrices_of(each, axes):
-    """Return gradients as (n, axes on the left, others)."""
-    others = [k for k in range(each.ndim - 1) if k not in axes]
-    turned = each.transpose([0, *(k + 1 for k in (*axes, *others))])
-    left = int(np.prod([each.shape[k + 1] for k in axes], dtype=int))
-    return turned.reshape(len(each), left, -1)
-
-
-def _of_rotations(name, each):
-    matrices = matrices_of(each, SIDES.get(name, ()))
-    rng = np.random.default_rng(3)
-    u = rng.normal(size=(matrices.shape[1], 3))
-    v = rng.normal(size=(matrices.shape[2], 2))
-    for turned, sides, expected in (
-        ("nothing", (None, None), matrices),
-        ("inputs", (u, None), u.T @ matrices),
-        ("outputs", (None, v), matrices @ v),
-        ("both", (u, v), u.T @ matrices @ v),
-    ):
-        right = np.square(expected).sum(0)
-        for how, patches in (
-            ("rotated", ()),
-            ("rotated by chunks", by_chunks(expected, 1)),
-        ):
-            yield Question(
-                f"squares with {turned} {how}",
-                lambda f, sides=sides: f.rotated(*sides).sum_of_squares(),
-                right,
-                patches=patches,
-            )
-        yield Question(
-            f"gradients with {turned} rotated",
-            lambda f, sides=sides: f.rotated(*sides).materialize(),
-            expected,
-        )
-
-
 def _pairs(each, others):
     return each.reshape(len(each), -1) @ others.reshape(len(others), -1).T
 
@@ -303,11 +189,12 @@ def check_answers(name, asked):
         question.check(question.answer(factor), "of one factor, in turn")
 
 
-def check_blank(name, asked):
-    """Ask a factor whose second sample is broken, or not, but blanked."""
-    for order, value, norms in itertools.product(
-        (asked, asked[::-1]), (None, np.nan), (True, False)
-    ):
+def check_blank(name, asked, norms):
+    """Ask a factor whose second sample is broken, or not, but blanked.
+
+    `norms`: whether they were asked before it was blanked.
+    """
+    for order, value in itertools.product((asked, asked[::-1]), (None, np.nan)):
         factor = blanked(name, value, norms)
         for question in order:
             where = f"second sample {value}, norms asked before: {norms}"

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_pergrad import factors
 from keras_pergrad.influence.projected_factors import dot_is_less, project
 from keras_pergrad.influence.projection import Projection
+from keras_pergrad.influence.sides import kronecker
 from tests.factors.cases import ALL, KEEP, drawn, gradients, set_second
 from tests.factors.questions import (
     check_answers,
@@ -24,6 +25,8 @@ def test_answers(name):
 
 #: What is asked of a factor with a blank sample, in turn.
 OF_BLANK = {"projection to 6"}
+#: What is asked before the norms have held anything.
+OF_NEW_BLANK = {"kronecker", "gradients with nothing rotated"}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -31,13 +34,19 @@ def test_a_sample_that_is_not_kept_is_blank(name):
     each, sound = np.copy(gradients(name)), ALL[name]()
     each[~KEEP] = 0
     set_second(sound, 0)
-    asked = [q for q in questions(name, sound, each) if q.name in OF_BLANK]
-    assert len(asked) == len(OF_BLANK)
-    check_blank(name, asked)
+    everything = questions(name, sound, each)
+    for names, norms in ((OF_BLANK, True), (OF_BLANK | OF_NEW_BLANK, False)):
+        asked = [question for question in everything if question.name in names]
+        assert len(asked) == len(names)
+        check_blank(name, asked, norms)
 
 
 #: What is asked in a graph.
-OF_LAYOUTS = {"projection to 6"}
+OF_LAYOUTS = {
+    "kronecker",
+    "squares with outputs rotated",
+    "projection to 6",
+}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -71,3 +80,11 @@ def test_what_is_projected_stays_in_single_precision():
     found = project(factor, Projection((512,), 4, seed=0))
     assert found.dtype == tf.float32
     assert dot_is_less(factor, Projection((512,), 4, seed=0))
+
+
+def test_one_sample_at_one_position_is_exact():
+    factor = factors.Outer(drawn(4)[:1], drawn(6)[:1])
+    inputs, outputs, count, _ = kronecker(factor)
+    m = factor.materialize().numpy().ravel()
+    product = np.kron(inputs, outputs) / count
+    np.testing.assert_allclose(product, np.outer(m, m), rtol=1e-10, atol=1e-10)
