@@ -82,21 +82,25 @@ class PulledBack(SampleGradients):
 
     def materialize(self):
         if self._gradients is None:
-            materialized = self.factor.materialize()
-            by_member = tf.map_fn(
-                self._pull_back,
-                tf.reshape(
-                    materialized,
-                    [tf.shape(materialized)[0], *sizes_of(self.tensor)],
-                ),
-                fn_output_signature=[
-                    tf.TensorSpec(member.shape, member._dtype_for(materialized))
-                    for member in self._group
-                ],
-            )
-            for member, gradients in zip(self._group, by_member):
-                member._gradients = gradients
+            self._hold()
         return self._gradients
+
+    def _hold(self):
+        """Write the gradients of all in the group out."""
+        materialized = self.factor.materialize()
+        by_member = tf.map_fn(
+            self._pull_back,
+            tf.reshape(
+                materialized,
+                [tf.shape(materialized)[0], *sizes_of(self.tensor)],
+            ),
+            fn_output_signature=[
+                tf.TensorSpec(member.shape, member._dtype_for(materialized))
+                for member in self._group
+            ],
+        )
+        for member, gradients in zip(self._group, by_member):
+            member._gradients = gradients
 
     def dot(self, direction):
         if not self._moves_entries():

@@ -304,17 +304,13 @@ class Part(PulledBack):
         if self._offsets is not None:
             self.move, self.keeps_norms = self._pad, True
 
-    # `SampleGradients` drops a base's answers where a class materialises
-    # differently. These hold: the gradients are the same, with fewer ops.
-    dot, sum_of_squares = PulledBack.dot, PulledBack.sum_of_squares
-    gram = PulledBack.gram
-
-    def materialize(self):
-        if self._gradients is None and self._offsets is not None:
-            gradients = self.factor.materialize()
-            n = tf.shape(gradients)[0]
-            self._gradients = self._pad(gradients, [n], [(0, 0)])
-        return super().materialize()
+    def _hold(self):
+        if self._offsets is None:
+            super()._hold()
+            return
+        gradients = self.factor.materialize()
+        n = tf.shape(gradients)[0]
+        self._gradients = self._pad(gradients, [n], [(0, 0)])
 
     def _pad(self, part, sizes=(), zeros=()):
         starts, part_sizes = self._offsets
