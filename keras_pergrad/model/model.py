@@ -134,6 +134,18 @@ _STATE_LOST = (
 # `keras.Model` with the gradient under the user's control.
 
 
+def _require_subclass(model_class, arguments):
+    """Refuse arguments of the class itself that are no inputs and outputs."""
+    if model_class is PerGradModel and arguments:
+        raise TypeError(
+            "PerGradModel() expected symbolic `inputs` and `outputs`. "
+            f"Received: {', '.join(type(a).__name__ for a in arguments)}. "
+            "Write PerGradModel.from_model(model) for a model that there is, "
+            "and PerGradModel.from_model(keras.Sequential(layers)) for a list "
+            "of layers."
+        )
+
+
 @keras.saving.register_keras_serializable(PACKAGE)
 class PerGradModel(FitHooks, keras.Model):
     """A `keras.Model` whose train step can look at every sample's gradient.
@@ -182,14 +194,7 @@ class PerGradModel(FitHooks, keras.Model):
         # functional one for good; a class of its own keeps this one clean.
         if cls is PerGradModel and has_inputs_and_outputs(args, kwargs):
             return super().__new__(FunctionalPerGradModel)
-        if cls is PerGradModel and args:
-            raise TypeError(
-                "PerGradModel() expected symbolic `inputs` and `outputs`. "
-                f"Received: {', '.join(type(a).__name__ for a in args)}. Write "
-                "PerGradModel.from_model(model) for a model that there is, and "
-                "PerGradModel.from_model(keras.Sequential(layers)) for a list "
-                "of layers."
-            )
+        _require_subclass(cls, args)
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):

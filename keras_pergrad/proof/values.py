@@ -11,6 +11,8 @@ from keras_pergrad.proof.tensor_types import FREE
 NOT_ASKED = object()
 #: In place of the value of the tensors of a list that has none.
 NO_TENSORS = object()
+_ANY: Any = None
+UNKNOWN_SHAPE = tf.TensorShape(_ANY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Items:
     """
 
     count: int | None = None
-    shape: Any = dataclasses.field(default_factory=lambda: tf.TensorShape(None))
+    shape: Any = UNKNOWN_SHAPE
     value: Any = None
 
 
