@@ -18,7 +18,7 @@ Of each op with a type rule there is a line with the types of its outputs for
 all places where its inputs may have the samples.
 
     python -m benchmarks.proof_baseline write FILE [--only mixing,real,...]
-        [--every N] [--seed N] [--draws N] [--workers N]
+        [--every N] [--kind PART] [--seed N] [--draws N] [--workers N]
     python -m benchmarks.proof_baseline compare OLD NEW [--in-both]
     python -m benchmarks.proof_baseline compact FILE OUT
 
@@ -73,23 +73,24 @@ def normalised(text):
     return text
 
 
-def write(path, sets, draws, every=1, processes=1):
+def write(path, sets, draws, *, every=1, part="", processes=1):
     """Write the lines of the kinds of some sets.
 
     Args:
         sets: those of `SETS`.
         draws: (seed, how many) of the drawn models.
         every: 1 for all kinds, 5 for every fifth.
+        part: a part of the names of the kinds.
     """
     jobs = []
     for name in sets:
-        names = _names(name, *draws)[::every]
+        names = [n for n in _names(name, *draws)[::every] if part in n]
         jobs += [
             (name, names[k : k + CHUNK]) for k in range(0, len(names), CHUNK)
         ]
     rows = []
-    for k, part in enumerate(workers.spread(rows_of, jobs, processes)):
-        rows += part
+    for k, found in enumerate(workers.spread(rows_of, jobs, processes)):
+        rows += found
         print(f"{k + 1}/{len(jobs)}: {len(rows)} lines", flush=True)
         # So that what was found is there if a later process dies.
         _save(path, rows)
@@ -320,6 +321,7 @@ def main():
     writing.add_argument(
         "--every", type=int, default=1, help="each of so many kinds alone"
     )
+    writing.add_argument("--kind", default="", help="a part of its name")
     writing.add_argument("--workers", type=int, default=1)
     for name, first, second in (
         ("compare", "old", "new"),
@@ -337,7 +339,14 @@ def main():
         if unknown:
             parser.error(f"--only expected {SETS}. Received: {unknown}")
         draws = given.seed, given.draws
-        write(given.file, sets, draws, given.every, given.workers)
+        write(
+            given.file,
+            sets,
+            draws,
+            every=given.every,
+            part=given.kind,
+            processes=given.workers,
+        )
     elif given.command == "compact":
         compact(given.file, given.out)
     else:
