@@ -27,8 +27,11 @@ all places where its inputs may have the samples.
 difference and the ratios of the times, and exits with 1 if anything but the
 times differs. `compact` writes a short form, a line a kind, with hashes in
 place of long texts. `compare` takes that, too: it then says where there is a
-difference and not which. The short form of the newest pair is in
-proof_baseline.txt. It takes 25 minutes of one core to make it anew:
+difference and not which.
+
+proof_baseline.txt is the short form of the newest pair: all rules and mixing
+cases, most layers, and an eighth of the real, further and drawn models. All
+kinds take roughly half an hour of processor time:
 
     python -m benchmarks.proof_baseline write FILE
     python -m benchmarks.proof_baseline compact FILE \
