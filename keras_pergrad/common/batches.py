@@ -7,7 +7,16 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import positive_integer
-from keras_pergrad.keras_internals.models.parts import require_arrays
+
+TEXTS_TO_NUMBERS = (
+    "Turn them into numbers before, by keras.layers.StringLookup (categories) "
+    "or keras.layers.TextVectorization (sentences), as in dataset.map(); or "
+    "put this layer into the model, behind keras.Input(..., dtype='string')."
+)
+TEXTS_AS_TARGETS = (
+    "`y` expected numbers. Received: text. Number the classes: "
+    "y = numpy.unique(y, return_inverse=True)[1]"
+)
 
 
 def frame_to_array(value):
@@ -209,6 +218,34 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
     require_arrays(x, y)
     require_weights(sample_weight)
     return _ArrayBatches((x, y, sample_weight), batch_size)
+
+
+def require_arrays(x, y):
+    """Refuse lists, texts and None in place of arrays."""
+    for name, data in (("x", x), ("y", y)):
+        first = data
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        is_list, is_text = first is not data, isinstance(first, (str, bytes))
+        make_array = f"numpy.asarray({name})"
+        if is_text and name == "y":
+            raise ValueError(TEXTS_AS_TARGETS)
+        if is_text and is_list:
+            advice = f"{TEXTS_TO_NUMBERS} Both take arrays: {make_array}"
+            received = "a list of texts"
+        elif is_text:
+            received, advice = f"{data!r}", "Load it before, as by numpy.load"
+        elif is_list and isinstance(first, (int, float, np.generic)):
+            received = "a list of numbers"
+            advice = f"Make it an array: {make_array}"
+        elif data is None and name == "x":
+            received, advice = "None", "Give the inputs of the samples"
+        else:
+            continue
+        raise ValueError(
+            f"`{name}` expected an array or a tensor, or a data set. "
+            f"Received: {received}. {advice}."
+        )
 
 
 def require_weights(sample_weight):

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.checking.numerics import precision
+from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.refusal_messages import not_one_number
@@ -28,7 +29,6 @@ from keras_pergrad.keras_internals.models.parts import (
     compiles_by_xla,
     direct_sublayers,
     own_weights,
-    require_arrays,
 )
 from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.keras_internals.state.model import preserve_random_state

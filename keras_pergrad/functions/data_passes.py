@@ -6,7 +6,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.batches import batches_of, ranks
+from keras_pergrad.common.batches import TEXTS_AS_TARGETS, batches_of, ranks
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
@@ -16,7 +16,6 @@ from keras_pergrad.keras_internals.models.overwritten import (
     require_none_overwritten,
 )
 from keras_pergrad.keras_internals.models.parts import (
-    TEXTS_AS_TARGETS,
     build_symbolically,
     inner_layers,
     require_inputs,

@@ -12,17 +12,20 @@ from types import FunctionType
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.batches import map_tensors, pack_like
+from keras_pergrad.common.batches import (
+    TEXTS_AS_TARGETS,
+    TEXTS_TO_NUMBERS,
+    map_tensors,
+    pack_like,
+    require_arrays,
+)
 from keras_pergrad.keras_internals.losses.compiled import (
     compile_loss_of_samples,
 )
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models.parts import (
-    TEXTS_AS_TARGETS,
-    TEXTS_TO_NUMBERS,
     inner_layers,
     nested_optimizers,
-    require_arrays,
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.replicas import replicas

@@ -5,10 +5,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     layers_of,
-    require_arrays,
     symbolic_inputs,
     trace_symbolically,
 )

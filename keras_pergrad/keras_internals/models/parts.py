@@ -26,7 +26,6 @@ import warnings
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
@@ -35,6 +34,11 @@ from keras.src.models import functional as keras_functional
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.model import functional_init_arguments
 
+from keras_pergrad.common.batches import (
+    TEXTS_AS_TARGETS,
+    TEXTS_TO_NUMBERS,
+    require_arrays,
+)
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.common.refusal_messages import no_loss
 
@@ -156,34 +160,6 @@ def require_numbers(model, tensor, wanted):
     )
 
 
-def require_arrays(x, y):
-    """Refuse lists, texts and None in place of arrays."""
-    for name, data in (("x", x), ("y", y)):
-        first = data
-        while isinstance(first, (list, tuple)) and first:
-            first = first[0]
-        is_list, is_text = first is not data, isinstance(first, (str, bytes))
-        make_array = f"numpy.asarray({name})"
-        if is_text and name == "y":
-            raise ValueError(TEXTS_AS_TARGETS)
-        if is_text and is_list:
-            advice = f"{TEXTS_TO_NUMBERS} Both take arrays: {make_array}"
-            received = "a list of texts"
-        elif is_text:
-            received, advice = f"{data!r}", "Load it before, as by numpy.load"
-        elif is_list and isinstance(first, (int, float, np.generic)):
-            received = "a list of numbers"
-            advice = f"Make it an array: {make_array}"
-        elif data is None and name == "x":
-            received, advice = "None", "Give the inputs of the samples"
-        else:
-            continue
-        raise ValueError(
-            f"`{name}` expected an array or a tensor, or a data set. "
-            f"Received: {received}. {advice}."
-        )
-
-
 def require_no_texts(model, x, y):
     """Refuse texts and lists of numbers, of which Keras says too little."""
     require_arrays(x, y)
@@ -201,17 +177,6 @@ def _dtype_of_texts(tensor):
         if dtype == tf.string or getattr(dtype, "kind", "") in tuple("OSU"):
             return dtype
     return None
-
-
-TEXTS_TO_NUMBERS = (
-    "Turn them into numbers before, by keras.layers.StringLookup (categories) "
-    "or keras.layers.TextVectorization (sentences), as in dataset.map(); or "
-    "put this layer into the model, behind keras.Input(..., dtype='string')."
-)
-TEXTS_AS_TARGETS = (
-    "`y` expected numbers. Received: text. Number the classes: "
-    "y = numpy.unique(y, return_inverse=True)[1]"
-)
 
 
 def require_inputs(model, x):

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.batches import TEXTS_TO_NUMBERS
 from keras_pergrad.keras_internals.fit.train_function import make_for_mode
 from keras_pergrad.keras_internals.models.parts import (
-    TEXTS_TO_NUMBERS,
     build_symbolically,
 )
 from keras_pergrad.keras_internals.replicas import replicas
