@@ -351,6 +351,19 @@ def entangled(op):
     )
 
 
+def slow_op(model, op, reason):
+    """Say that an op is differentiated once for each sample."""
+    return (
+        f"Per-sample gradients of model {model.name!r} are slow in the op "
+        f"{op.type} ({op.name}), which is differentiated once for each sample "
+        f"({reason}). Let weights meet the samples in ops with a rule, such as "
+        "products, convolutions, look-ups and elementwise ops, outside of "
+        "loops and conditions; or register a rule for the layer "
+        "(keras_pergrad.extending.register_rule). keras_pergrad.explain(model) "
+        "lists such ops."
+    )
+
+
 def one_by_one_with_noise(op, reason):
     """Say that noise does not hide what an op without a rule may leave out."""
     return (

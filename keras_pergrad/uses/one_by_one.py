@@ -7,6 +7,9 @@ sample is not finite there, no gradient is, and all samples of the batch count
 as zero. Noise does not hide that, so such ops are refused where it is added.
 """
 
+import warnings
+import weakref
+
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
@@ -29,6 +32,18 @@ def one_by_one(use, input_index):
     if use.loop is None:
         use.loop = _Loop(use)
     return OneByOne(use.loop, input_index)
+
+
+#: Model → the types of ops of which it was said that they are slow there.
+_WARNED = weakref.WeakKeyDictionary()
+
+
+def warn_once(model, use):
+    """Warn that an op is slow, once for each type of op in a model."""
+    warned = _WARNED.setdefault(model, set())
+    if use.type not in warned:
+        warned.add(use.type)
+        warnings.warn(messages.slow_op(model, use.op, use.reason), stacklevel=2)
 
 
 class OneByOne(SampleGradients):

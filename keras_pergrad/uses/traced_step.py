@@ -36,6 +36,7 @@ from keras_pergrad.proof.layout import sizes_of
 from keras_pergrad.proof.step_proof import StepProof
 from keras_pergrad.uses import weight_paths
 from keras_pergrad.uses.layer_rules.registry import find_rule
+from keras_pergrad.uses.one_by_one import warn_once
 from keras_pergrad.uses.op_rules import Use, factor_of, unscaled
 from keras_pergrad.uses.search import CandidateUses
 from keras_pergrad.uses.weight_paths import merge_parts
@@ -371,8 +372,10 @@ class TracedStep:
         `scale` is the factor by which the loss was multiplied (loss scaling).
         """
         by_variable = [[] for _ in self.variables]
-        for k, factor, _ in self.parts(loss, scale):
+        for k, factor, use in self.parts(loss, scale):
             by_variable[k].append(factor)
+            if getattr(use, "reason", None) is not None:
+                warn_once(self.model, use)
         factors = [
             _join_uses(parts) if parts else None for parts in by_variable
         ]
