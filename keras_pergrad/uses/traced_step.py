@@ -392,7 +392,9 @@ class TracedStep:
         watched = [t for call in self.calls for t in call.watched]
         gradients = op_deltas, rule_deltas = uses.gradients(loss, watched)
         self.proof = proof = StepProof(self, uses, gradients, loss)
+        refused = False
         for layer, error in proof.refusals:
+            refused = True
             self.refuse(layer, error)
         op_deltas = {id(c): d for c, d in zip(uses.candidates, op_deltas)}
         rule_deltas = iter(rule_deltas)
@@ -415,7 +417,9 @@ class TracedStep:
             try:
                 yield from self._op_factors(use)
             except ValueError as error:
-                self.refuse(proof.origin.layer(op.name), error)
+                # Behind a refusal it may follow from that.
+                layer = None if refused else proof.origin.layer(op.name)
+                self.refuse(layer, error)
 
     def _op_factors(self, use):
         for input_index in use.candidate.weights:

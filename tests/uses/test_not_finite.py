@@ -185,6 +185,20 @@ def test_so_it_is_in_other_modes(mode):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
+def _drawn(h):
+    return tf.tanh(h) * tf.random.uniform((4,), dtype=h.dtype)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_loop_that_draws_leaves_out_all_samples_and_counts_them(jit_compile):
+    model = _model(_loop(_drawn))
+    assert all(map(np.any, _change(model, X, CLIPPED, jit_compile)))
+    before = model.get_weights()
+    logs = model.train_on_batch(_with(np.nan), Y, return_dict=True)
+    assert logs["nonfinite_samples"] == 4
+    assert_equal(model.get_weights(), before)
+
+
 @pytest.mark.quick
 def test_fit_warns_once():
     model = compiled(_model(CASES["nan"][0]), CLIPPED, jit_compile=False)
