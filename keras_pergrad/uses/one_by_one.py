@@ -104,6 +104,7 @@ class _Loop:
     """
 
     rows = ("keep",)
+    is_held = False
 
     def __init__(self, use):
         self.use = use

@@ -57,7 +57,10 @@ scaled = keras.optimizers.LossScaleOptimizer
 MODELS = [
     ("kpg.replace_batch_norm", {"parts": [layers.BatchNormalization()]}),
     # Nobody is sent to a mode without privacy.
-    (r"(?s)mixes the samples.*on each sample alone\.$", {"parts": [centred]}),
+    (
+        r"(?s)mixes the samples.*on each sample alone\. The op is made in .*$",
+        {"parts": [centred]},
+    ),
     ("is a sum over the batch", {"loss": crossentropy(reduction="sum")}),
     ("a mask or by weights of all", {"loss": by_weight}),
     (r"add_loss\(\) is a sum over", {"parts": [AddsSum()]}),
