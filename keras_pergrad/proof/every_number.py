@@ -21,7 +21,14 @@ from keras_pergrad.proof.op_facts import (
     TAKES_SIZES,
     has,
 )
-from keras_pergrad.proof.tensor_types import BY_SIZE, RULES, Untyped
+from keras_pergrad.proof.tensor_types import (
+    BY_SIZE,
+    RULES,
+    At,
+    Total,
+    Untyped,
+    check_places,
+)
 
 _ELEMENTWISE_RULES = unary, elementwise
 #: Products must not overflow with so many times as many samples.
@@ -154,6 +161,41 @@ class EveryNumber:
         ):
             return False
         return length is None or (length % self._n == 0 and ends[0] > length)
+
+
+def has_other_axis(tensor, tensor_type, n):
+    """Whether a tensor has an axis as long as the batch besides the samples'.
+
+    What is added up there follows the number of samples.
+    """
+    if not isinstance(tensor_type, (At, Total)):
+        return False
+    own_axes = isinstance(tensor_type, At)
+    if own_axes and not (tensor_type.rows % n and tensor_type.lead % n):
+        return True
+    sizes = tensor.shape.as_list() if tensor.shape.rank else []
+    return sum(bool(k) and k % n == 0 for k in sizes) > own_axes
+
+
+def checked_types(op, types, n, any_number):
+    """Return the types of outputs, `BY_SIZE` where one has such an axis.
+
+    Types that have samples where there are none are refused.
+    """
+    check_places(op, types, n)
+    if not any_number:
+        return types
+    type_list = types if isinstance(types, list) else [types] * len(op.outputs)
+    is_flagged = [
+        has_other_axis(t, tensor_type, n)
+        for t, tensor_type in zip(op.outputs, type_list)
+    ]
+    if not any(is_flagged):
+        return types
+    return [
+        tensor_type.flagged(BY_SIZE) if flagged else tensor_type
+        for tensor_type, flagged in zip(type_list, is_flagged)
+    ]
 
 
 def is_wide(dtype):

@@ -6,6 +6,7 @@ from keras_pergrad.proof.axis_labels import labelled
 from keras_pergrad.proof.elementwise_rules import type_of_totals
 from keras_pergrad.proof.tensor_types import (
     ALL,
+    BY_SIZE,
     FREE,
     UNKNOWN_RANK,
     At,
@@ -58,9 +59,24 @@ def contraction(op, types):
     if len(sample_labels) > 1 or len(layouts) > 1:
         raise Mixes("multiplies all pairs of samples")
     (label,), ((rows, lead),) = sample_labels, layouts
+    if op.any_number and _adds_up_free_entries(op, types, labels, target):
+        flags |= BY_SIZE
     if label not in target:
         return Total(flags)
     return At(target.index(label), rows, lead, flags)
+
+
+def _adds_up_free_entries(op, types, labels, target):
+    """Whether numbers for all samples are added up, as many as samples."""
+    taken = {*target}.union(
+        *(term for term, t in zip(labels, types) if isinstance(t, At))
+    )
+    return any(
+        label not in taken and size and size % op.n == 0
+        for k, (term, t) in enumerate(zip(labels, types))
+        if isinstance(t, Free)
+        for label, size in zip(term, op.shape(k))
+    )
 
 
 @type_rule("SparseTensorDenseMatMul", inputs=ALL)

@@ -2,6 +2,7 @@
 
 from keras_pergrad.proof.shape_rules import has_no_axis
 from keras_pergrad.proof.tensor_types import (
+    BY_SIZE,
     At,
     Free,
     Mixes,
@@ -10,6 +11,9 @@ from keras_pergrad.proof.tensor_types import (
     type_rule,
 )
 
+#: Ops that give vectors of sizes, or of sums of sizes.
+_OF_SIZES = {"ConcatOffset", "Const", "Shape", "ShapeN"}
+
 
 @type_rule("Slice", "XlaDynamicSlice", inputs=0)
 def plain_slice(op, types):
@@ -17,6 +21,9 @@ def plain_slice(op, types):
     input_type = types[0]
     if has_no_axis(input_type):
         return input_type
+    other_axes = [k for k in range(op.rank()) if k != input_type.axis]
+    bounds = [(j, k) for j in (1, 2) for k in other_axes]
+    input_type = _flag_bounds(op, input_type, bounds)
     begins, sizes = op.partial_number(1), op.partial_number(2)
     if begins is None:
         raise Untyped("where it begins is not known while tracing")
@@ -30,6 +37,26 @@ def plain_slice(op, types):
     if begin == 0 and size is not None and size == length:
         return input_type
     return _batch_range(input_type, begin, size, op.n)
+
+
+def _flag_bounds(op, input_type, bounds):
+    """Return the type of a part whose place may follow the number of samples.
+
+    `bounds`: (input, place in it) of each number that bounds another axis.
+    """
+    flags = 0
+    for j, k in bounds:
+        bound, numbers = op.inputs[j], op.number_or_none(j)
+        if bound.op.type == "Pack":
+            bound = bound.op.inputs[k]
+        elif (
+            bound.op.type in _OF_SIZES
+            and numbers is not None
+            and numbers[k] % op.n
+        ):
+            continue  # The size of another axis.
+        flags |= op.type_of(bound).flags & BY_SIZE
+    return input_type.flagged(flags)
 
 
 def _batch_range(input_type, begin, size, n):
@@ -85,6 +112,14 @@ def strided_slice(op, types):
     input_type = types[0]
     if has_no_axis(input_type):
         return input_type
+    bounds = [
+        (j, k)
+        for source, _, k in sliced_axes(op, op.rank(), 1)
+        if source not in (None, input_type.axis) and k is not None
+        for j, mask in ((1, "begin_mask"), (2, "end_mask"))
+        if not op.attribute(mask) >> k & 1
+    ]
+    input_type = _flag_bounds(op, input_type, bounds)
     for source, target, k in sliced_axes(op, op.rank(), 1):
         if source != input_type.axis:
             continue
@@ -179,7 +214,8 @@ def pad(op, types):
         return input_type
     widths = op.number(1)[input_type.axis]
     if not any(widths):
-        return input_type
+        # As many entries as there are samples, along another axis.
+        return input_type.flagged(op.type_of(op.inputs[1]).flags & BY_SIZE)
     if op.type.startswith("Mirror"):
         raise Mixes("mirrors the samples")
     size = op.shape_out()[input_type.axis]

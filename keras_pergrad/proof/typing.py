@@ -22,7 +22,7 @@ from keras_pergrad.proof import (
     static_numbers,
 )
 from keras_pergrad.proof.calls import set_computed_shape, stages
-from keras_pergrad.proof.every_number import EveryNumber
+from keras_pergrad.proof.every_number import EveryNumber, checked_types
 from keras_pergrad.proof.intervals import is_constant
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths, all_lengths
@@ -55,7 +55,6 @@ from keras_pergrad.proof.tensor_types import (
     Total,
     TypedOp,
     Untyped,
-    check_places,
     flags_of,
     refuse_other_inputs,
     rule_of,
@@ -409,8 +408,8 @@ class Typing:
                 results = Free(flags_of(types)) if results is None else results
             else:
                 results = self._apply_rule(op, types)
+            results = checked_types(op, results, self.n, self.any_number)
             result_list = results if isinstance(results, list) else [results]
-            check_places(op, results, self.n)
             if static_numbers.any_flagged(DIVIDED, result_list):
                 results = self._with_factors(op, types, results)
             return results

@@ -132,6 +132,24 @@ NUMBERS = {
             (0, tf.ones([], h.dtype)),
         )[1]
     ),
+    "repeated": lambda h, n: tf.reduce_sum(
+        h[:, :, None] * tf.ones([n], h.dtype), -1
+    ),
+    "tiled": lambda h, n: tf.reduce_sum(
+        tf.reshape(tf.tile(h, [1, n]), [n, -1, 4]), 1
+    ),
+    "contracted": lambda h, n: tf.einsum("ij,k->ij", h, tf.ones([n], h.dtype)),
+    "padded": lambda h, n: tf.reduce_sum(
+        tf.pad(h[:, :, None], [[0, 0], [0, 0], [0, n + 1]], constant_values=1),
+        -1,
+    ),
+    "cut": lambda h, n: tf.concat([2 * h[:, :n], h[:, n:]], 1),
+    "cut_plainly": lambda h, n: (
+        h
+        + tf.reduce_sum(
+            tf.slice(h, [0, 0], [-1, tf.minimum(n, 4)]), 1, keepdims=True
+        )
+    ),
     "loss": _over_number,
     "layer": lambda h, n: h / tf.cast(n, h.dtype),
     "place": _by_place,
