@@ -228,8 +228,8 @@ PLANTED = {
             "return value / self.rows",
         ),
         "mean-of-add_loss": (
-            'return {"batch": by_kind(kind, one, share)}',
-            'return {"batch": by_kind(kind, one, one)}',
+            "else loss * (rows / self.rows)",
+            "else loss",
         ),
     },
     "modes/microbatches.py": {

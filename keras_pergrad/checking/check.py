@@ -42,7 +42,7 @@ from keras_pergrad.keras_internals.replicas.hooks import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.keras_internals.tensorflow import kernels
-from keras_pergrad.modes import Accumulated
+from keras_pergrad.modes import Accumulated, PerSample
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.modes.inspection import (
     require_any_batch_size,
@@ -71,8 +71,7 @@ _SPLITS_BATCH = (
     "each other, so its gradient is another one"
 )
 _FRESH_DRAWS = (
-    "random layers draw afresh for each microbatch, so its gradient is "
-    "another one"
+    "random layers draw afresh for each {part}, so its gradient is another one"
 )
 
 
@@ -103,8 +102,8 @@ def check_gradients(
     If rounding alone may exceed a quarter of a gradient, as in half precision,
     the verdict is "cannot tell". The model is left as it is: weights, seeds,
     metrics and moving statistics. Random layers get the same seeds everywhere.
-    If they still draw other numbers (mostly by XLA and in microbatches), the
-    row says that it cannot be compared.
+    If they still draw other numbers (mostly by XLA, in microbatches and in
+    "per_sample"), the row says that it cannot be compared.
 
     Where samples have no gradient of their own (BatchNormalization in
     training), the reference is the batch's gradient in float64, and the
@@ -351,6 +350,7 @@ class _Check:
         aggregation = _weighing_aggregation(mode)
         size = mode.microbatch_size
         splits_batch = size is not None and size < self.samples
+        goes_one_by_one = isinstance(getattr(mode, "inner", mode), PerSample)
         is_batch_reference = self.reference.how != "loop"
         for applies, why in (
             (mode.updates_by_itself, execution.NO_BATCH_GRADIENT),
@@ -358,7 +358,14 @@ class _Check:
             (aggregation is not None and aggregation.adds_noise, _ADDS_NOISE),
             (aggregation is not None and is_batch_reference, _WEIGHS_SAMPLES),
             (splits_batch and is_batch_reference, _SPLITS_BATCH),
-            (splits_batch and self.recorded_draws, _FRESH_DRAWS),
+            (
+                splits_batch and self.recorded_draws,
+                _FRESH_DRAWS.format(part="microbatch"),
+            ),
+            (
+                goes_one_by_one and self.recorded_draws,
+                _FRESH_DRAWS.format(part="sample"),
+            ),
         ):
             if applies:
                 raise execution.Refused(why)

@@ -64,8 +64,10 @@ def evaluate(model, x, y, sample_weight):
     """Return (loss, outputs, whether it is that of all replicas) of a batch."""
     try:
         require_additive_loss(model)
-        loss_kinds = microbatches.add_loss_kinds(model, x, training=False)
-        batch_sums = MicrobatchSums(model, x, None, loss_kinds)
+        find_kinds = microbatches.find_added_kinds(
+            model, (x, y, sample_weight), training=False
+        )
+        batch_sums = MicrobatchSums(model, x, None, find_kinds)
         with replicas.PostponedUpdates() as scope:
             y_pred = call_model(model, x, training=False)
         scope.assign(batch_sums.count)

@@ -132,17 +132,23 @@ def sample_losses(model, y, y_pred, sample_weight):
         return None
     total = None
     for term in terms:
-        sample_values = term.by_sample
-        if term.denominator is not None:
-            denominator = (
-                tf.cast(term.denominator, sample_values.dtype)
-                + term.mask_epsilon
-            )
-            sample_values = tf.math.divide_no_nan(sample_values, denominator)
-        if term.loss_weight is not None:
-            sample_values *= term.loss_weight
+        sample_values = divided(term.by_sample, term)
         total = sample_values if total is None else total + sample_values
     return total
+
+
+def divided(numerator, term):
+    """Return a part of a loss's numerator as it counts in the loss's value.
+
+    `term` is the `LossFraction` of the whole batch.
+    """
+    if term.denominator is not None:
+        denominator = tf.cast(term.denominator, numerator.dtype)
+        divisor = denominator + term.mask_epsilon
+        numerator = tf.math.divide_no_nan(numerator, divisor)
+    if term.loss_weight is not None:
+        numerator *= term.loss_weight
+    return numerator
 
 
 def track(compile_loss, values, samples):

@@ -5,11 +5,9 @@ by numerators and denominators (see `sums.py`).
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
@@ -19,22 +17,11 @@ from keras_pergrad.common.batches import (
     pack_like,
     sample_count,
 )
-from keras_pergrad.keras_internals.data.views import call_views
-from keras_pergrad.keras_internals.graphs import draws
-from keras_pergrad.keras_internals.graphs.gradients import mark_same_for_all
-from keras_pergrad.keras_internals.losses.losses import (
-    additional_sums,
-    loss_tensors,
-    recording_losses,
-    track_loss,
-)
-from keras_pergrad.keras_internals.models.parts import (
-    loss_scale,
-    training_inside,
-)
+from keras_pergrad.keras_internals.losses.losses import track_loss
+from keras_pergrad.keras_internals.models.parts import loss_scale
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
-from keras_pergrad.modes.fractions import require_additive_loss
+from keras_pergrad.modes.fractions import numerators, require_additive_loss
 from keras_pergrad.modes.one_step import (
     Step,
     current_aggregation,
@@ -44,91 +31,9 @@ from keras_pergrad.modes.one_step import (
     overflow_to_infinity,
     step_of_whole_batch,
 )
-from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.sums import MicrobatchSums, WeightedSums
-from keras_pergrad.uses.sample_replay import Recorded, Replay
-
-# The reduction of losses that layers add: sum over the batch, or mean.
-
-
-PROBE_SIZE = 8  # samples at a time; one alone may add a loss of zero
-
-
-def add_loss_kinds(model, x, training=True):
-    """Return for each `add_loss` term its kind, as for `by_kind`."""
-    # A zero does not tell, so samples are tried until every term was nonzero.
-    # If a term is zero for all, it may have a gradient: then its reducing ops
-    # tell. Nothing that the model assigns here is kept.
-    # Layers cannot wait for other replicas in a loop.
-    all_at_once = bool(replicas.synchronizing_layers(model))
-    size = None if all_at_once else PROBE_SIZE
-    probe = functools.partial(_probe_kinds, model, x, training, size)
-    results = probe(0)
-    if results is None:
-        return []
-    if not all_at_once:
-        n = sample_count(x)
-        _, results = tf.while_loop(
-            lambda start, results: (start < n) & tf.reduce_any(results[0] == 0),
-            lambda start, results: (
-                start + PROBE_SIZE,
-                tf.where(results[0] > 0, results, probe(start)),
-            ),
-            (tf.constant(PROBE_SIZE), results),
-            parallel_iterations=1,
-        )
-    # A replica without such a sample gets the answer from the others.
-    return [
-        mark_same_for_all(_kind_of_replicas(kind))
-        for kind in tf.unstack(results[1])
-    ]
-
-
-def _kind_of_replicas(kind):
-    # 1 is a sum, 0 a mean, NaN neither; what one replica finds holds for all.
-    is_sum = tf.cast(replicas.any_replica(kind > 0.5), kind.dtype)
-    is_neither = replicas.any_replica(tf.math.is_nan(kind))
-    return tf.where(is_neither, float("nan"), is_sum)
-
-
-def _probe_kinds(model, x, training, size, start):
-    """Return which terms show their kind, and the kinds, (2, terms)."""
-    # At the end of the batch `start` is moved back, so that the number of
-    # samples is the same.
-    n = sample_count(x)
-    # Here, since XLA does not see a constant from outside of a loop.
-    size = n if size is None else tf.minimum(n, size)
-    indices = tf.minimum(start, n - size) + tf.range(size)
-    probe_inputs = map_tensors(lambda t: tf.gather(t, indices), x)
-    random_draws, added_losses = [], []
-    with (
-        keras.StatelessScope(collect_losses=True),
-        draws.recording(random_draws.append),
-        recording_losses(model, added_losses),
-    ):
-        outputs = loss_tensors(call_views(model, probe_inputs, training))
-    if not added_losses:
-        return None
-    inner_training = training_inside(model, training)
-    recorded = Recorded(
-        model,
-        (probe_inputs,),
-        {},
-        inner_training,
-        random_draws,
-        outputs,
-        added_losses,
-    )
-    replay = Replay(recorded, list(model.trainable_variables))
-    terms = additional_sums(replay, size)
-    # A mean over no samples is NaN.
-    is_known = [
-        (value != 0) & tf.math.is_finite(value) & (n > 0) for value, _ in terms
-    ]
-    kinds = [kind for _, kind in terms]
-    return tf.stack([tf.cast(is_known, tf.float32), kinds])
-
+from keras_pergrad.uses import TracedStep, added_reductions
 
 # A batch in parts: microbatches, replicas or both, and its single samples.
 #
@@ -183,16 +88,15 @@ def step_of_parts(parting, model, batch):
     mode, size, is_single_batch = parting.mode, parting.size, parting.steps == 1
     aggregation = current_aggregation(mode, model)
     scale = loss_scale(model.optimizer)
-    x = batch[0] if parting.sizes is None else PaddedBatch(batch[0]).batch
-    loss_kinds = add_loss_kinds(model, x)
-    arguments = model, batch[0], scale, loss_kinds, is_single_batch
+    find_kinds = find_added_kinds(model, batch)
+    arguments = model, batch[0], scale, find_kinds, is_single_batch
     batch_sums: Any
     if parting.has_own_sums:
         batch_sums = mode.sums_of_parts(aggregation, *arguments)
         if parting.sizes is not None:
             # Of a padded part, the mean of an `add_loss` term would be over
             # the padding, too.
-            batch_sums.sizes = () if loss_kinds else parting.sizes
+            batch_sums.sizes = () if find_kinds() else parting.sizes
     else:
         batch_sums = MicrobatchSums(*arguments)
     metrics = batch_sums.metrics
@@ -227,6 +131,20 @@ def step_of_parts(parting, model, batch):
         logged.update(dict.fromkeys(mode.logged_by_updates(model), undefined))
     outputs = metrics.joined(totals.get("outputs"))
     return Step(batch_sums.loss(totals), outputs, gradients, logged, whole=True)
+
+
+def find_added_kinds(model, batch, training=True):
+    """Return a function that tells of each `add_loss` term what it is."""
+    traced = TracedStep(model, batch, training)
+    # A trace aside cannot wait for other replicas.
+    has_waiting_layers = bool(replicas.synchronizing_layers(model))
+
+    def find():
+        waits = replicas.alone() if has_waiting_layers else None
+        with waits or contextlib.nullcontext():
+            return added_reductions(traced, values=numerators)
+
+    return find
 
 
 def _accumulate(parting, model, batch_sums, groups, norms, scale):

@@ -21,10 +21,7 @@ from keras_pergrad.aggregations.aggregation import (
 from keras_pergrad.common.batches import map_tensors, sample_count
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals.data.views import call_views
-from keras_pergrad.keras_internals.losses.losses import (
-    additional_loss_weights,
-    total_loss,
-)
+from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
     regularization_gradients,
@@ -138,9 +135,6 @@ class WholeBatch:
             self.loss = total_loss(self.model, *batch, training)
         self.scaled_loss = times(self.loss, self.scale)
         return self.scaled_loss
-
-    def added_weights(self, replay):
-        return additional_loss_weights(replay, self.n, self.scale)
 
 
 def step_of_whole_batch(

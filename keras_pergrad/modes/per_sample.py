@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import (
@@ -21,27 +22,35 @@ from keras_pergrad.factors import wide
 from keras_pergrad.factors.base import norm_type
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs import draws
+from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import (
-    additional_loss_weights,
-    loss_tensors,
     recording_losses,
     total_loss,
 )
 from keras_pergrad.keras_internals.losses.terms import without_gradients
-from keras_pergrad.keras_internals.models.parts import training_inside
+from keras_pergrad.keras_internals.models.parts import compiled_loss
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.inspection import require_any_batch_size
-from keras_pergrad.modes.sums import plus, unscaled
+from keras_pergrad.modes.sums import plus, times, unscaled
 from keras_pergrad.proof import messages
-from keras_pergrad.uses import TracedStep, divides, refusals
-from keras_pergrad.uses.sample_replay import Recorded, Replay
+from keras_pergrad.uses import (
+    TracedStep,
+    added_reductions,
+    loss_power,
+    refusals,
+)
 
 # A batch whose samples can be differentiated one at a time.
 
 
 class Samples:
     """A batch whose samples can be differentiated one at a time.
+
+    The batch goes through the model as a whole, too: this gives its outputs,
+    its loss, and the state that layers keep. Each sample is then a batch of
+    one, whose loss counts as its part in that of the batch.
 
     Attributes:
         y_pred: the outputs.
@@ -51,148 +60,151 @@ class Samples:
 
     def __init__(self, model, part, training=True):
         self.variables = list(model.trainable_variables)
-        self.scale, self.batch_size = part.scale, part.n
-        x, batch = part.x, (part.x, part.y, part.sample_weight)
-        self.n = part.n if part.is_whole else sample_count(x)
-        model_draws, loss_draws, added_losses = [], [], []
-        traced_step = TracedStep(model, batch, training)
-        for error in refusals(traced_step, repeated="sample"):
-            raise error
+        self._model, self._training, self._scale = model, training, part.scale
+        self._batch = part.x, part.y, part.sample_weight
+        self.n = part.n if part.is_whole else sample_count(part.x)
+        traced = TracedStep(model, self._batch, training)
+        _refuse(traced, None if part.is_whole else fractions.numerators)
         # Each sample reads state as it was before the layers assign it.
-        state = [
+        self._state = [
             (v, tf.identity(tf.convert_to_tensor(v.value)))
             for v in model.non_trainable_variables
         ]
+        added: list[Any] = []
         with part.watched():
-            with (
-                draws.recording(model_draws.append),
-                recording_losses(model, added_losses),
-            ):
-                self.y_pred = call_views(model, x, training)
-            outputs = loss_tensors(self.y_pred)
-            floats = [t for t in outputs if t.dtype.is_floating]
-            with (
-                tf.GradientTape(watch_accessed_variables=False) as tape,
-                without_gradients(self.variables),
-                draws.recording(loss_draws.append),
-            ):
-                values = [v.value for v in self.variables]
-                tape.watch(floats + values)
-                target = part.target(self.y_pred, added_losses, training)
-        target_gradients = tape.gradient(target, floats + values)
-        error = _loss_read_error(
-            self.variables, target_gradients[len(floats) :]
-        )
-        self._loss_replay = None
-        if error is not None:
-            if not part.is_whole:
-                raise error
-            if divides(traced_step, "sample"):
-                text = messages.loss_follows_size(model, "sample")
-                raise ValueError(text)
-            batch = *batch[:2], self.y_pred, batch[2]
-            loss_call = (
-                _LossCall(model, training),
-                batch,
-                {},
-                training,
-                loss_draws,
-            )
-            recorded = Recorded(*loss_call, [], [part.loss])
-            self._loss_replay = LossReplay(
-                recorded, self.variables, state, part
-            )
-        # A tensor that is given out twice has one gradient, which counts once.
-        gradients_by_id = {
-            id(t): gradient for t, gradient in zip(floats, target_gradients)
-        }
-        self._output_gradients = [
-            gradients_by_id.pop(id(t), None) for t in outputs
-        ]
-        inner_training = training_inside(model, training)
-        recorded = Recorded(
-            model, (x,), {}, inner_training, model_draws, outputs, added_losses
-        )
-        self._replay = Replay(recorded, self.variables, state)
-        self._loss_weights = part.added_weights(self._replay)
-
-    @property
-    def norm_dtype(self):
-        """float64 where a variable is, else float32."""
-        return norm_type(self.variables)
+            with recording_losses(model, added):
+                self.y_pred = call_views(model, part.x, training)
+            part.target(self.y_pred, added, training)
+        self._loss = part.loss
+        if part.is_whole:
+            self._loss = _loss_of_samples(traced, self.y_pred, self.n)
 
     def contributions(self, i):
         """Return sample i's part in each variable's gradient, or None."""
-        gradients = self._replay.gradients(
-            i, self._output_gradients, self._loss_weights
+        # With a gather XLA knows the size of the batch, 1.
+        row = tf.reshape(i, [1])
+        batch = map_tensors(
+            lambda t: tf.gather(t, row) if t.shape.rank else t, self._batch
         )
-        if self._loss_replay is not None:
-            gradients = self._loss_replay.add_contributions(gradients, i)
-        return unscaled(gradients, self.scale)
-
-    def norm(self, contributions, groups=None):
-        """Return the norm of a sample, (), or of each group, (groups,)."""
-        count = 1 if groups is None else max(groups) + 1
-        totals = [tf.zeros([], self.norm_dtype)] * count
-        for k, g in enumerate(contributions):
-            if g is not None:
-                square = tf.square(tf.cast(g, self.norm_dtype))
-                group = 0 if groups is None else groups[k]
-                totals[group] += tf.reduce_sum(square)
-        total = totals[0] if groups is None else tf.stack(totals)
-        return tf.cast(self.batch_size, self.norm_dtype) * tf.sqrt(total)
-
-
-class LossReplay(Replay):
-    """What samples contribute by weights that the loss reads itself."""
-
-    # The outputs of the model count as constants. The loss must be a sum or a
-    # mean over the samples, which is checked as for `add_loss`.
-
-    def __init__(self, recorded, variables, state, part):
-        super().__init__(recorded, variables, state)
-        self._variables = variables
-        with without_gradients(variables):
-            self._weights = additional_loss_weights(self, part.n, part.scale)
-
-    def forward(self, rows):
-        (loss,), _ = super().forward(rows)
-        return [], [loss]
-
-    def add_contributions(self, contributions, i):
-        """Return contributions of sample i, with those of the loss."""
-        with without_gradients(self._variables):
-            return plus(contributions, self.gradients(i, [], self._weights))
+        # The variables themselves, not their values: a custom gradient, as in
+        # `keras.remat`, does not pass on gradients of captured tensors.
+        values = [v.value for v in self.variables]
+        scope = keras.StatelessScope(self._state, collect_losses=True)
+        added: list[Any] = []
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            with (
+                scope,
+                without_gradients(self.variables),
+                draws.numbered(i),
+            ):
+                with recording_losses(self._model, added):
+                    y_pred = call_views(self._model, batch[0], self._training)
+                _require_ranks(self._model, y_pred, self.y_pred)
+                loss = self._loss(batch, y_pred, added)
+            target = times(loss, self._scale)
+        return unscaled(tape.gradient(target, values), self._scale)
 
 
-class _LossCall:
-    """A model's loss as something to call."""
-
-    def __init__(self, model, training):
-        self.name = f"{model.name}, loss"
-        self._model, self._training = model, training
-
-    def __call__(self, x, y, y_pred, sample_weight):
-        batch = x, y, y_pred, sample_weight
-        return total_loss(self._model, *batch, self._training)
-
-
-def _loss_read_error(variables, gradients):
-    """Return the error for weights that the loss reads itself, or None."""
-    # Regularisers also do: they belong to no sample, and are added later.
-    names = [
-        repr(v.path) for v, g in zip(variables, gradients) if g is not None
+def _require_ranks(model, y_pred, batch_outputs):
+    """Refuse outputs of a sample that have another rank than the batch's."""
+    ranks = [
+        [t.shape.rank for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
+        for outputs in (y_pred, batch_outputs)
     ]
-    if not names:
-        return None
-    return ValueError(
-        f"The loss depends on {', '.join(names)} outside the forward pass, "
-        "where no layer sees a sample's part in it: its per-sample gradient "
-        "is not known. Use the weight in the `call` of a layer or of the "
-        "model, put a penalty on weights into a `kernel_regularizer` (or "
-        "`add_weight(regularizer=...)`), or compile with "
-        "gradient_mode='vectorized' or 'batch'."
-    )
+    if any(a != b for a, b in zip(*ranks, strict=True) if b is not None):
+        raise ValueError(messages.other_rank_alone(model))
+
+
+def _refuse(traced, values=None):
+    for error in refusals(traced, repeated="sample", values=values):
+        raise error
+
+
+def _loss_of_samples(traced, y_pred, n):
+    """Return the `loss` of some samples of a whole batch, as of a part."""
+    model, training = traced.model, traced.training
+    try:
+        power = loss_power(traced, "sample")
+    except ValueError as error:
+        # It has a divisor of its own, or terms of several kinds.
+        try:
+            return _loss_of_fractions(traced, y_pred, n)
+        except fractions.NotAdditive:
+            raise error from None
+
+    def loss(batch, y_pred, added):
+        del added
+        x, y, sample_weight = batch
+        value = total_loss(model, x, y, y_pred, sample_weight, training)
+        return _share(value, power, n)
+
+    return loss
+
+
+def _loss_of_fractions(traced, y_pred, n):
+    """Return the same for a loss of terms over divisors of their own."""
+    model = traced.model
+    fractions.require_additive_loss(model)
+    _refuse(traced, fractions.numerators)
+    kinds = added_reductions(traced, "sample", fractions.numerators)
+    losses, (_, y, sample_weight) = compiled_loss(model), traced.batch
+    terms = fractions.evaluate(losses, y, y_pred, sample_weight)
+
+    def loss(batch, y_pred, added):
+        _, y, sample_weight = batch
+        parts = fractions.evaluate(losses, y, y_pred, sample_weight)
+        values = [
+            fractions.divided(part.numerator, term)
+            for part, term in zip(parts, terms, strict=True)
+        ]
+        values += [
+            _share(tf.reduce_sum(value), int(kind == fractions.ROWS), n)
+            for value, kind in zip(added, kinds, strict=True)
+        ]
+        dtype = keras.config.floatx()
+        return tf.add_n([tf.cast(value, dtype) for value in values])
+
+    return loss
+
+
+def _share(loss, power, n):
+    """Return the part of one sample's loss in that of n samples, over n ** k.
+
+    `power`: k.
+    """
+    return loss / tf.cast(n, loss.dtype) ** power if power else loss
+
+
+class SingleSample:
+    """A batch of one sample, which is differentiated as it is."""
+
+    n = 1
+
+    def __init__(self, model, part):
+        self.variables = list(model.trainable_variables)
+        _refuse(TracedStep(model, (part.x, part.y, part.sample_weight)))
+        sums = Batch().partial_sums(model, part)
+        self.y_pred, self._gradients = sums.y_pred, sums.gradients
+
+    def contributions(self, i):
+        """Return the sample's part in each variable's gradient, or None."""
+        del i
+        return self._gradients
+
+
+def _norm(contributions, variables, n, groups=None):
+    """Return the norm of a sample's gradient, (), or by group, (groups,)."""
+    dtype = norm_type(variables)
+    count = 1 if groups is None else max(groups) + 1
+    totals = [tf.zeros([], dtype)] * count
+    for k, g in enumerate(contributions):
+        if g is not None:
+            square = tf.square(tf.cast(g, dtype))
+            group = 0 if groups is None else groups[k]
+            totals[group] += tf.reduce_sum(square)
+    total = totals[0] if groups is None else tf.stack(totals)
+    return tf.cast(n, dtype) * tf.sqrt(total)
 
 
 # One forward and backward pass per sample.
@@ -204,11 +216,12 @@ UPDATES = ("batch", "sample")
 class PerSample(GradientMode):
     """Per-sample gradients one at a time: any model, little memory.
 
-    One forward pass of the batch gives the loss and its gradient with respect
-    to each sample's output. A loop then makes one forward and backward pass
-    per sample and holds `parallel_iterations` of the samples' gradients at a
-    time. For each sample, random layers repeat the numbers that they drew for
-    it in the batch.
+    One forward pass of the batch gives its outputs, its loss and the state
+    that layers keep. A loop then makes one forward and backward pass per
+    sample, a batch of one, and holds `parallel_iterations` of the samples'
+    gradients at a time. Random layers such as Dropout draw again for each
+    sample, other numbers than in the batch and than in "vectorized"; so does
+    noise that a layer draws once for all samples of a batch.
 
     Args:
         aggregation: "mean", a `ClippedMean` or another `Aggregation`, or its
@@ -278,7 +291,8 @@ class PerSample(GradientMode):
             )
 
     def partial_sums(self, model: Any, part: Any) -> PartialSums:
-        samples, aggregation = Samples(model, part), part.aggregation
+        samples = (SingleSample if part.is_single else Samples)(model, part)
+        aggregation = part.aggregation
         # Whether each has a gradient; None: there was no sample to tell.
         has_gradient: list = [None] * len(samples.variables)
         needs_plain_sums = self.gives_statistics and weighs(aggregation)
@@ -290,7 +304,7 @@ class PerSample(GradientMode):
             has_gradient[:] = [
                 gradient is not None for gradient in contributions
             ]
-            norm = samples.norm(contributions, groups)
+            norm = _norm(contributions, samples.variables, part.n, groups)
             weights = aggregation.weights(norm[None])
             if part.padded is not None:
                 weights = part.padded.weights(weights, i)
@@ -329,7 +343,7 @@ class PerSample(GradientMode):
 
         shape = [] if groups is None else [max(groups) + 1]
         norms = tf.TensorArray(
-            samples.norm_dtype, samples.n, element_shape=shape
+            norm_type(samples.variables), samples.n, element_shape=shape
         )
         _, sums, plain, norms = tf.while_loop(
             lambda i, *_: i < samples.n,

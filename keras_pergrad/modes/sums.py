@@ -28,10 +28,7 @@ from keras_pergrad.common.batches import (
     with_shapes,
 )
 from keras_pergrad.keras_internals.data import views
-from keras_pergrad.keras_internals.losses.losses import (
-    by_kind,
-    recording_losses,
-)
+from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
@@ -50,12 +47,15 @@ class MicrobatchSums:
     """A function of a microbatch whose results add up over the batch."""
 
     # `x` are the inputs of the batch, or of a replica's share in it.
+    # `find_added_kinds()` tells of each `add_loss` term whether it is a sum
+    # over the samples, or a mean; it is asked where there are such terms.
     # `is_single_batch`: no other batch adds samples to the update.
 
-    def __init__(self, model, x, scale, added_kinds, is_single_batch=True):
+    def __init__(self, model, x, scale, find_added_kinds, is_single_batch=True):
         self.model, self.scale = model, scale
         self.variables = list(model.trainable_variables)
-        self.added_kinds, self.is_single_batch = added_kinds, is_single_batch
+        self.is_single_batch = is_single_batch
+        self._find_added_kinds = find_added_kinds
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
         self.count = sample_count(x)
@@ -91,6 +91,10 @@ class MicrobatchSums:
             **self.metrics.of_part(x, y, y_pred, sample_weight, index),
             **self.loss_values(terms, added, rows),
         }
+
+    def added_kinds(self, added):
+        """Return what each term given to `add_loss` is: `SUM` or `ROWS`."""
+        return self._find_added_kinds() if added else ()
 
     def call(self, x):
         """Return the model's outputs, and the terms given to `add_loss`."""
@@ -139,15 +143,10 @@ class MicrobatchSums:
             values_by_group.setdefault(key, []).append(
                 times(value, term.loss_weight)
             )
-        for k, (loss, kind) in enumerate(
-            zip(added, self.added_kinds, strict=True)
-        ):
-            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
-            for key, factor in self.added_factors(
-                kind, rows / self.rows
-            ).items():
-                key = self.added_prefix(k) + key
-                values_by_group.setdefault(key, []).append(loss * factor)
+        for k, (loss, kind) in enumerate(self._added_terms(added)):
+            key = self.added_prefix(k) + self.added_group(kind)
+            share = self._added_share(loss, kind, rows)
+            values_by_group.setdefault(key, []).append(share)
         if not values_by_group:
             raise ValueError(messages.no_loss(self.model))
         return {
@@ -173,22 +172,24 @@ class MicrobatchSums:
             return f"loss{k}", value / rows
         return "batch" if self.is_single_batch else term.kind, value
 
-    def added_factors(self, kind, share):
-        """Return a factor by group for an `add_loss` term of its kind."""
-        one, zero = tf.ones_like(share), tf.zeros_like(share)
-        if self.is_single_batch:
-            return {"batch": by_kind(kind, one, share)}
-        return {
-            fractions.SUM: by_kind(kind, one, zero),
-            fractions.ROWS: by_kind(kind, zero, share),
-        }
+    def added_group(self, kind):
+        """Return the group of an `add_loss` term of its kind."""
+        return "batch" if self.is_single_batch else kind
+
+    def _added_terms(self, added):
+        """Return pairs of an `add_loss` term, a number, and its kind."""
+        terms = [tf.cast(tf.reduce_sum(loss), self.dtype) for loss in added]
+        return list(zip(terms, self.added_kinds(added), strict=True))
+
+    def _added_share(self, loss, kind, rows):
+        """Return the part of a microbatch's `add_loss` term in the batch's."""
+        return loss if kind == fractions.SUM else loss * (rows / self.rows)
 
     def loss_values(self, terms, added, rows):
         """Return the values of one microbatch that `loss` needs."""
         added_total = tf.zeros([], self.dtype)
-        for loss, kind in zip(added, self.added_kinds, strict=True):
-            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
-            added_total += by_kind(kind, loss, loss * rows / self.rows)
+        for loss, kind in self._added_terms(added):
+            added_total += self._added_share(loss, kind, rows)
         return {
             "numerators": [t.numerator for t in terms],
             "denominators": [t.denominator for t in terms],
@@ -309,11 +310,10 @@ class PartOfBatch:
         n: the number of samples in the whole batch.
         scale: the loss scale, or None.
         aggregation: as it is at this step, or None.
-        loss: a function of the model's outputs and the list of `add_loss`
-            terms: the part's share in the whole batch's loss, without
-            regularisers.
-        weights: for each `add_loss` term, the factor of one sample's in the
-            batch's.
+        loss: `loss(batch, y_pred, added)`: the share in the whole batch's loss
+            of the part's samples, or of some: their `batch` (x, y,
+            sample_weight), the model's outputs for them, and the list of the
+            `add_loss` terms. Without regularisers.
         padded: the `PaddedBatch` whose batch the part is, or None.
 
     Example: that of `PartialSums`, whose `partial_sums` takes one.
@@ -327,7 +327,6 @@ class PartOfBatch:
     scale: Any
     aggregation: Any
     loss: Callable[..., Any]
-    weights: list[Any]
     padded: Any = None
 
     #: Whether it is all of its batch, and `target` Keras's own loss.
@@ -351,12 +350,8 @@ class PartOfBatch:
             training: whether layers were called for training.
         """
         del training
-        return times(self.loss(y_pred, added), self.scale)
-
-    def added_weights(self, replay: Any) -> list[Any]:
-        """Return the factor of a sample's `add_loss` terms in the target."""
-        del replay
-        return [times(w, self.scale) for w in self.weights]
+        batch = self.x, self.y, self.sample_weight
+        return times(self.loss(batch, y_pred, added), self.scale)
 
 
 def call_with_postponed(model, x):
@@ -375,8 +370,6 @@ class WeightedSums(MicrobatchSums):
 
     def __init__(self, mode, aggregation, *args):
         super().__init__(*args)
-        if not self.is_single_batch:
-            self.added_kinds = list(map(_require_mean, self.added_kinds))
         self.mode, self.aggregation = mode, aggregation
         self._denominators: Any = []
         self._group = "batch" if self.is_single_batch else fractions.ROWS
@@ -465,16 +458,15 @@ class WeightedSums(MicrobatchSums):
         rows = tf.cast(sample_count(x), self.dtype)
         evaluated = []
 
-        def loss(y_pred, added):
+        def loss(batch, y_pred, added):
+            x, y, sample_weight = batch
             terms = self.evaluate(x, y, y_pred, sample_weight)
+            # First of the part, then of samples in it.
             evaluated.append((terms, added))
+            rows = tf.cast(sample_count(x), self.dtype)
             return self.targets(terms, added, rows)[self._group]
 
-        weights = [
-            self.added_factors(kind, 1 / self.rows)[self._group]
-            for kind in self.added_kinds
-        ]
-        part_arguments = self.rows, self.scale, self.aggregation, loss, weights
+        part_arguments = self.rows, self.scale, self.aggregation, loss
         part = PartOfBatch(
             self.model, x, y, sample_weight, *part_arguments, padded
         )
@@ -497,23 +489,14 @@ class WeightedSums(MicrobatchSums):
             value = tf.math.divide_no_nan(value, divisor + term.mask_epsilon)
         return self._group, value
 
-    def added_factors(self, kind, share):
-        # The part of a sum in a mean over later samples is not known. XLA
-        # drops the assertion that there is no sum, but XLA does not drop NaN.
-        sum_factor = tf.ones_like(share) * (
-            1.0 if self.is_single_batch else float("nan")
-        )
-        return {self._group: by_kind(kind, sum_factor, share)}
+    def added_group(self, kind):
+        # The part of a sum in a mean over later samples is not known.
+        if kind == fractions.SUM and not self.is_single_batch:
+            raise ValueError(messages.SUM_OVER_STEPS)
+        return self._group
 
 
 def _without_padding(term, padded):
     """Return a term of the loss without what added samples add to it."""
     values = padded.weights(term.by_sample)
     return dataclasses.replace(term, numerator=tf.reduce_sum(values))
-
-
-def _require_mean(kind):
-    """Raise where a term of `add_loss` is a sum; return the kind otherwise."""
-    check = tf.debugging.Assert(kind < 0.5, [messages.SUM_OVER_STEPS])
-    with tf.control_dependencies([check] if check is not None else []):
-        return tf.identity(kind)

@@ -23,13 +23,18 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.state.model import Handle, plain_variables
 from keras_pergrad.model.model import PerGradModel
-from keras_pergrad.modes import fractions, microbatches
+from keras_pergrad.modes import fractions
 from keras_pergrad.modes.inspection import require_targets
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
 from keras_pergrad.proof.step_types import StepTypes
 from keras_pergrad.proof.tensor_types import BY_SIZE, Free
-from keras_pergrad.uses import TracedStep, refusals, vouched_ops
+from keras_pergrad.uses import (
+    TracedStep,
+    added_reductions,
+    refusals,
+    vouched_ops,
+)
 
 # Layers that hold what they were adapted to, such as a vocabulary.
 
@@ -243,7 +248,6 @@ _EXAMPLE_OPTIONS = {
     "repeated": "example",
     "values": fractions.numerators,
 }
-PROBED_EXAMPLES = 8  # examples to run where the graph alone does not tell
 
 
 def find_problems(model, batches, public_layers=()):
@@ -400,12 +404,14 @@ def _loss_problems(model, batches):
                 "its own mean over its mask, with reduction="
                 "'sum_over_batch_size', on outputs without mask."
             )
-    if uses_add_loss and any(_added_sums(model, batches)):
-        yield (
-            "A loss given to add_loss() is a sum over the batch, so that a "
-            "sample's gradient depends on how many others there are. Use "
-            "ops.mean over all axes."
-        )
+    if uses_add_loss:
+        step = _traced_step(model, batches)
+        if fractions.SUM in added_reductions(step, **_EXAMPLE_OPTIONS):
+            yield (
+                "A loss given to add_loss() is a sum over the batch, so that a "
+                "sample's gradient depends on how many others there are. Use "
+                "ops.mean over all axes."
+            )
 
 
 def _trace_forward(model, batches):
@@ -448,14 +454,3 @@ def _trace_forward(model, batches):
         raise ValueError(messages.shapes_unknown(model, error)) from None
     weights = [v for v, value in assigned if state.depends_on_batch(value)]
     return weights, state.names(model), *losses
-
-
-def _added_sums(model, batches):
-    rows = np.arange(min(PROBED_EXAMPLES, batches.source.size))
-    x = keras.utils.unpack_x_y_sample_weight(batches.take(rows))[0]
-
-    @tf.function(autograph=False)
-    def added_sums(x):
-        return microbatches.add_loss_kinds(model, x)
-
-    return [bool(value) for value in added_sums(x)]

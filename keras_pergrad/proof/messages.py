@@ -41,6 +41,12 @@ PER_SAMPLE_LAYERS = tuple(
 UNEQUAL = (
     "weighs samples unequally, by sums over the masks or targets of all of them"
 )
+NEITHER_SUM_NOR_MEAN = (
+    "A loss given to `add_loss`, or one of your own that gives one number for "
+    "the batch, is neither a sum nor a mean over the samples of the batch, so "
+    "that no sample's part in it is defined. Reduce it with ops.sum or "
+    "ops.mean over all axes, or use gradient_mode='batch'."
+)
 #: The way out for CTC losses of sparse labels.
 CTC = (
     "For a CTC loss, use keras.losses.CTC, which takes padded labels and is "
@@ -162,14 +168,23 @@ def output_elsewhere(model, number, output):
     )
 
 
-def unrepeatable_draws(model, layer, op):
-    """Say that a layer's draws cannot be repeated for each sample."""
-    where = f"model {model.name!r}" if layer is None else _layer_label(layer)
+def number_must_be_known(model, error):
+    """Say that a step is traced with a known number of samples alone."""
     return (
-        f"{where} draws numbers by the op {op.type} ({op.name}), which gives "
-        "others each time, so that a sample cannot be given its own again. "
-        "Draw with keras.random and a SeedGenerator, or use "
-        "gradient_mode='vectorized', which calls the model once."
+        f"Model {model.name!r} is called for each sample alone here, and could "
+        "be traced for the number of samples in the batch, not for any: "
+        f"{_first_line(error)}. So it is not known whether a sample's output "
+        "follows that number. Take it from ops.shape(x)[0], which may be open, "
+        "instead of x.shape[0], or use gradient_mode='vectorized'."
+    )
+
+
+def other_rank_alone(model):
+    """Say that a sample alone gives outputs of another rank."""
+    return (
+        f"Model {model.name!r} gives outputs with another number of axes for a "
+        "sample alone than for a batch, as ops.squeeze(x) without an axis "
+        "does. Name the axes, or use gradient_mode='vectorized'."
     )
 
 

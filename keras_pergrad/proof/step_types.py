@@ -19,6 +19,7 @@ from keras_pergrad.proof.calls import (
     leading_nodes,
     topological_order,
 )
+from keras_pergrad.proof.every_number import has_other_axis
 from keras_pergrad.proof.numbers import (
     OpenLengths,
     ShapesUnknown,
@@ -114,6 +115,20 @@ class StepTypes:
     def of(self, tensor):
         """Return the type of a tensor of the step."""
         return self.by_name.get(tensor.name, FREE)
+
+    def number_of(self, tensor):
+        """Return what shapes alone determine of a tensor, or None."""
+        return self._typing.number_of(self._tensors[tensor.name])
+
+    def has_other_axis(self, tensor):
+        """Whether it has an axis as long as the batch, but that of samples."""
+        typed, n = self._tensors[tensor.name], self._typing.n
+        return has_other_axis(typed, self.of(tensor), n)
+
+    @property
+    def n(self):
+        """The number of samples with which the step is typed."""
+        return self._typing.n
 
     def _try_lengths(self, typed_tensors, operations):
         inputs = self._inputs()

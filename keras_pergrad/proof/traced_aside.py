@@ -30,8 +30,9 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
     in_xla,
     traced_functions,
 )
+from keras_pergrad.modes.fractions import ROWS, SUM
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.op_facts import DRAWS, has
+from keras_pergrad.proof.reductions import Reductions
 from keras_pergrad.proof.step_proof import StepProof
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
@@ -39,7 +40,6 @@ from keras_pergrad.proof.tensor_types import (
     At,
     Free,
     Mixed,
-    Total,
 )
 
 #: The name of a seed's state in Keras: every draw advances it.
@@ -61,8 +61,11 @@ class StepFindings:
             does not know.
         counter_indices: the indices, among the non-trainable variables, of the
             counters: they are assigned whatever the values of the batch are.
-        is_divided: whether the loss is no plain sum or mean: it is divided by a
-            sum over all masks, or the like.
+        added: by which power of the number of samples each `add_loss` term
+            is divided: 0 of a sum, 1 of a mean. None: that is not defined.
+        loss: the same of the loss, for its gradients.
+        is_divided: whether the loss is divided by a sum over all masks, or the
+            like.
         vouched_ops: the (type, name) of each op that the user vouches for.
         op_count: how many ops have a type.
     """
@@ -72,6 +75,8 @@ class StepFindings:
     assigned_paths: tuple
     assigns_unknown: bool
     counter_indices: tuple
+    added: tuple
+    loss: Any
     is_divided: bool
     vouched_ops: tuple
     op_count: int
@@ -114,9 +119,32 @@ def vouched_ops(traced, repeated=None, values=None):
     return findings.vouched_ops, findings.op_count
 
 
-def divides(traced, repeated):
-    """Whether the loss is divided by sums over all masks, or the like."""
-    return _findings(traced, repeated).is_divided
+def loss_power(traced, repeated):
+    """Return k of a loss that is a sum over the samples, over n ** k.
+
+    Raises:
+        ValueError: it is no such sum.
+    """
+    findings = _findings(traced, repeated)
+    if findings.loss is not None:
+        return findings.loss
+    if findings.is_divided:
+        raise ValueError(messages.loss_follows_size(traced.model, repeated))
+    raise ValueError(messages.NEITHER_SUM_NOR_MEAN)
+
+
+def added_reductions(traced, repeated="microbatch", values=None):
+    """Return whether each `add_loss` term is a `SUM`, or a mean: `ROWS`.
+
+    `repeated` and `values` as for `refusals`.
+
+    Raises:
+        ValueError: one is neither.
+    """
+    powers = _findings(traced, repeated, values).added
+    if not {0, 1}.issuperset(powers):
+        raise ValueError(messages.NEITHER_SUM_NOR_MEAN)
+    return [(SUM, ROWS)[k] for k in powers]
 
 
 def counters(traced, values=None):
@@ -172,7 +200,13 @@ def _trace_findings(traced, specs, repeated, values):
     # other number, it is traced with that of the batch.
     for number in dict.fromkeys([None, traced.number]):
         try:
-            return _trace_step(traced, specs, number, repeated, values)
+            findings = _trace_step(traced, specs, number, repeated, values)
+            if repeated != "sample" or number in (None, 0, 1):
+                return findings
+            # It may follow the number in a way that a single one hides.
+            text = messages.number_must_be_known(traced.model, error)
+            refusals = findings.refusals or (text,)
+            return dataclasses.replace(findings, refusals=refusals)
         except (ValueError, TypeError, tf.errors.OpError) as failure:
             # The last one tells the sizes that the batch has.
             error = failure
@@ -197,10 +231,9 @@ def _trace_step(traced, specs, number, repeated, values):
             loss = step.loss(
                 step.model, *batch[:2], y_pred, batch[2], step.training
             )
-        # A mean that a layer adds follows the number of samples.
-        watched = [(t, _BATCH_FLAGS) for t in terms]
-        watched += [(t, DIVIDED) for t in added_losses]
-        all_findings.append(_judge_step(step, y_pred, loss, watched, repeated))
+        all_findings.append(
+            _judge_step(step, y_pred, loss, added_losses, terms, repeated)
+        )
 
     with (
         traced_functions(),
@@ -226,7 +259,7 @@ def _with_number(spec, number):
     return tf.TensorSpec([number, *spec.shape[1:]], spec.dtype)
 
 
-def _judge_step(traced, y_pred, loss, terms, repeated):
+def _judge_step(traced, y_pred, loss, added_losses, terms, repeated):
     outputs = [t for t in loss_tensors(y_pred) if t.dtype.is_floating]
     uses = traced.uses()
     watched = [t for call in traced.calls for t in call.watched]
@@ -235,11 +268,10 @@ def _judge_step(traced, y_pred, loss, terms, repeated):
     )
     rule_cotangents = watched_cotangents[: len(watched)]
     cotangents = watched_cotangents[len(watched) :]
-    terms = [
-        (t, flags)
-        for t, flags in terms
-        if tf.is_tensor(t) and t.graph is traced.graph
-    ]
+    # A mean that a layer adds follows the number of samples.
+    terms = [(t, _BATCH_FLAGS) for t in terms]
+    terms += [(t, DIVIDED) for t in added_losses]
+    terms = [(t, flags) for t, flags in terms if _is_in(traced.graph, t)]
     other_tensors = [*outputs, *(t for t, _ in terms)]
     other_tensors += [
         cotangent for cotangent in cotangents if cotangent is not None
@@ -265,25 +297,27 @@ def _judge_step(traced, y_pred, loss, terms, repeated):
             by_size.append(messages.loss_follows_size(traced.model, repeated))
     vouched_ops = tuple(proof.types.vouched_ops), proof.types.count
     refusal_texts = tuple(texts), tuple(by_size)
-    loss_type = proof.of(loss)
-    is_plain = isinstance(loss_type, Total) and not loss_type.flags & DIVIDED
+    added = tuple(
+        Reductions(proof.types).power(t) if _is_in(traced.graph, t) else None
+        for t in added_losses
+    )
     return StepFindings(
         *refusal_texts,
         *_assignments(traced, proof, repeated),
-        not is_plain,
+        added,
+        Reductions(proof.types, of_gradients=True).power(loss),
+        bool(proof.of(loss).flags & DIVIDED),
         *vouched_ops,
     )
+
+
+def _is_in(graph, tensor):
+    return tf.is_tensor(tensor) and tensor.graph is graph
 
 
 def _output_refusals(traced, proof, outputs, cotangents, repeated):
     """Yield why the outputs do not belong to a sample each."""
     model = traced.model
-    for op in traced.operations if repeated == "sample" else ():
-        if has(op, DRAWS):
-            yield messages.unrepeatable_draws(
-                model, proof.origin.layer(op.name), op
-            )
-            return
     for number, (output, cotangent) in enumerate(zip(outputs, cotangents)):
         tensor_types = [proof.of(output)]
         tensor_types += [] if cotangent is None else [proof.of(cotangent)]

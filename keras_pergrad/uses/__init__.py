@@ -1,8 +1,9 @@
 """Per-sample gradients from the ops in which weights meet the data."""
 
 from keras_pergrad.proof.traced_aside import (
+    added_reductions,
     counters,
-    divides,
+    loss_power,
     refusals,
     vouched_ops,
 )
@@ -16,8 +17,9 @@ from keras_pergrad.uses.traced_step import TracedStep, sum_of_outputs
 
 __all__ = [
     "TracedStep",
+    "added_reductions",
     "counters",
-    "divides",
+    "loss_power",
     "refusals",
     "sum_of_outputs",
     "vouched_ops",

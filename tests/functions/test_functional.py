@@ -119,14 +119,38 @@ def test_random_layers_repeat_the_batch():
     drop = layers.Dropout(0.5, seed=1)
     model = compiled(net(drop, Affine(), units=None))
     x, y = _batch(model, 6)
-    found = {}
-    for method in METHODS:
-        drop.seed_generator.state.assign([3, 3])
-        found[method] = kpg.per_sample_gradients(model, x, y, method=method)
+    drop.seed_generator.state.assign([3, 3])
+    found = kpg.per_sample_gradients(model, x, y)
     drop.seed_generator.state.assign([3, 3])
     plain = oracle.batch_gradient(model, x, y, training=True)
-    oracle.assert_agree(found["vectorized"], found["per_sample"])
-    oracle.assert_agree([np.mean(g, 0) for g in found["vectorized"]], plain)
+    oracle.assert_agree([np.mean(g, 0) for g in found], plain)
+
+
+@pytest.mark.usefixtures("float64")
+def test_random_layers_draw_for_each_sample_of_the_loop():
+    """Each has a mask of its own, and the exact gradient under it."""
+    drop, dense = layers.Dropout(0.5, seed=1), layers.Dense(2)
+    model = compiled(net(drop, dense, units=None))
+    x, y = np.ones((64, 5)), normal(64, 2)
+    drop.seed_generator.state.assign([3, 3])
+    found, again = (
+        kpg.per_sample_gradients(model, x, y, method="per_sample")
+        for _ in range(2)
+    )
+    assert_equal(found, again)  # The seed is as it was before.
+    drop.seed_generator.state.assign([3, 4])
+    other = kpg.per_sample_gradients(model, x, y, method="per_sample")
+    assert not np.allclose(found[0], other[0])
+    kernels, slopes = map(np.asarray, found)
+    # The gradient of the kernel is the product of what is left and of slopes.
+    left = kernels[:, :, 0] / slopes[:, :1]
+    np.testing.assert_allclose(left, 2 * np.round(left / 2), atol=1e-9)
+    assert 0.35 < left.mean() / 2 < 0.65
+    assert len(set(map(tuple, np.round(left)))) > 16
+    weights, bias = model.get_weights()
+    np.testing.assert_allclose(slopes, left @ weights + bias - y, rtol=1e-9)
+    products = left[:, :, None] * slopes[:, None]
+    np.testing.assert_allclose(kernels, products, rtol=1e-9, atol=1e-12)
 
 
 def test_does_not_retrace_or_keep_the_model():

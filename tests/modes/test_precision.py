@@ -250,21 +250,3 @@ def test_a_sample_alone_is_not_rounded_to_ten_bits(aggregation, tf32):
     right, _ = _trained_coarsely(kpg.Vectorized(aggregation))
     assert_equal(found, right, rtol=1e-3)
     assert logs.get("nonfinite_samples", 0) == 0
-    # Where no device rounds so, such an output is not the sample's.
-    with pytest.raises(tf.errors.InvalidArgumentError, match="gives another"):
-        _trained_coarsely(kpg.PerSample(aggregation))
-
-
-def test_mixed_samples_are_no_rounding(tf32):
-    mixed = layers.Lambda(
-        lambda x: tf.ensure_shape(
-            tf.py_function(lambda x: x - tf.reduce_mean(x, 0), [x], x.dtype),
-            (None, 8),
-        ),
-        output_shape=(8,),
-    )
-    how = {"vouched": ["EagerPyFunc"], "jit_compile": False}
-    model = compiled(net(mixed, shape=(8,), units=1), "per_sample", **how)
-    x = np.random.default_rng(0).normal(size=(4, 8))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="gives another"):
-        model.train_on_batch(x, np.ones((4, 1)))

@@ -133,19 +133,30 @@ def test_fit_makes_the_steps_of_a_loop(arguments, settings):
     assert history["accuracy"][0] == pytest.approx(np.mean(hits))
 
 
+def adding():
+    return [layers.Dense(4), tiny.AddsMean()]
+
+
 def adding_and_dropping():
-    return [layers.Dense(4), tiny.AddsMean(), layers.Dropout(0.5, seed=1)]
+    return [*adding(), layers.Dropout(0.5, seed=1)]
+
+
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_a_model_that_draws_is_trained_on_views(method):
+    training = with_views(noise_multiplier=1e-3, method=method)
+    net = model(training, parts=adding_and_dropping)
+    assert fit(net, training)["nonfinite_samples"] == [0.0]
 
 
 @pytest.mark.parametrize("size", [None, 1])
-def test_draws_of_the_model_are_repeated_for_each_view(size):
-    """Dropout, and a loss of `add_loss`, in both methods."""
+def test_losses_that_are_added_are_those_of_the_views(size):
+    """Both methods train the same."""
     found = []
     for method in ("vectorized", "per_sample"):
         training = with_views(
             noise_multiplier=1e-3, method=method, microbatch_size=size
         )
-        net = model(training, parts=adding_and_dropping)
+        net = model(training, parts=adding)
         assert fit(net, training)["nonfinite_samples"] == [0.0]
         found.append(flat(net))
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)

@@ -199,6 +199,21 @@ def test_they_are_exact_in_one_pass(name):
     oracle.assert_agree(found, expected)
 
 
+def test_a_number_that_must_be_known_is_refused_one_by_one():
+    """What follows a number of Python does not show."""
+
+    class Known(Apply):
+        def call(self, x):
+            return x / (0 + x.shape[0])  # fails where it is None
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    model, x, y = stacked(Known(None))
+    with pytest.raises(ValueError, match="traced for the number of samples"):
+        kpg.per_sample_gradients(model, x, y, method="per_sample")
+
+
 def test_a_loss_over_the_number_is_exact_one_by_one():
     model, x, y = _made(_over_number)
     found = kpg.per_sample_gradients(model, x, y, method="per_sample")

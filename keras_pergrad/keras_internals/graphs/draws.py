@@ -1,4 +1,4 @@
-"""Random draws of a batch, recorded so that one sample can repeat its own.
+"""Random draws of a batch, recorded, repeated or made with other seeds.
 
 Keras layers draw through `keras.random`, whose functions all end in one
 backend module. While `recording()` is active, each draw there is kept together
@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 import threading
+from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
@@ -180,6 +181,23 @@ def seeded(seed_of):
 
     def draw(name, original, args, seed, kwargs):
         with _pinned_seed(seed_of(next(numbers))):
+            return original(*args, seed=seed, **kwargs)
+
+    with _handled_by(draw):
+        yield
+
+
+@contextlib.contextmanager
+def numbered(i):
+    """Let the thread's draws inside be those of number i, such as a sample's.
+
+    Each takes its seed as it would have, and another one of it for each i.
+    """
+
+    def draw(name, original, args, seed, kwargs):
+        state: Any = backend_random.draw_seed(seed)
+        state = tf.cast(state, tf.int32)
+        with _pinned_seed(tf.random.experimental.stateless_fold_in(state, i)):
             return original(*args, seed=seed, **kwargs)
 
     with _handled_by(draw):

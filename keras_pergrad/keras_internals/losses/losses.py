@@ -31,7 +31,6 @@ from keras_pergrad.keras_internals.models.parts import (
     own_losses,
 )
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
@@ -125,95 +124,6 @@ def additional_losses(model):
     return [loss for layer in layers_of(model) for loss in own_losses(layer)]
 
 
-def additional_loss_weights(replay, n, scale=None):
-    """Return a sample's factor of each `add_loss` term: 1 or 1/n of a mean."""
-    weights = []
-    for single, kind in additional_sums(replay, n):
-        inverse = 1 / tf.cast(n, single.dtype)
-        weight = by_kind(kind, tf.ones_like(inverse), inverse)
-        weights.append(weight if scale is None else weight * scale)
-    return weights
-
-
-def additional_sums(replay, n):
-    """Return each `add_loss` term of n samples, and its kind for `by_kind`."""
-    # A batch with every sample twice shows whether the term is a sum or a mean.
-    # (One sample is not enough: its term may be 0.) If a term is 0 for both
-    # batches, or a sample makes it NaN or infinite, the op that reduced it
-    # decides.
-    if not replay.recorded.losses:
-        return []
-    terms = []
-    once = tf.range(n)
-    twice = tf.concat([once, once], 0)
-    singles, doubles = replay.forward(once)[1], replay.forward(twice)[1]
-    guesses = _guess_kinds(replay, twice, doubles)
-    for single, double, guess in zip(singles, doubles, guesses):
-        single, double = tf.reduce_sum(single), tf.reduce_sum(double)
-        sum_error = tf.abs(double - 2 * single)
-        mean_error = tf.abs(double - single)
-        error = tf.minimum(sum_error, mean_error)
-        tolerance = replay.tolerance or 1e-3
-        is_additive = error <= tolerance * (tf.abs(single) + 1e-3)
-        # A replica may have no sample, and a mean over none is NaN.
-        is_finite = tf.math.is_finite(single) & tf.math.is_finite(double)
-        is_additive |= tf.equal(n, 0) | ~is_finite
-        check = tf.debugging.Assert(
-            is_additive, [_LOSS_MESSAGE, single, double]
-        )
-        with tf.control_dependencies([check] if check is not None else []):
-            both_zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
-            is_sum = tf.where(
-                both_zero | ~is_finite, guess, sum_error < mean_error
-            )
-            # XLA drops assertions, but not NaN.
-            kind = tf.where(
-                is_additive, tf.cast(is_sum, tf.float32), float("nan")
-            )
-            terms.append((single, kind))
-    return terms
-
-
-def by_kind(kind, of_sum, of_mean):
-    """Return `of_sum` for kind 1, `of_mean` for 0, NaN for NaN."""
-    chosen = tf.where(kind > 0.5, of_sum, of_mean)
-    nan = tf.constant(float("nan"), chosen.dtype)
-    return tf.where(tf.math.is_nan(kind), nan, chosen)
-
-
-def _guess_kinds(replay, rows, terms):
-    """Guess from the ops of each term whether it is a sum."""
-    if not tf.executing_eagerly():
-        return [_looks_like_sum(term) for term in terms]
-    if all(tf.reduce_any(term != 0) for term in terms):
-        return [False] * len(terms)
-    guesses = []
-    with traced_functions():
-        # Only a graph shows ops. This graph is never run.
-        tf.function(
-            lambda: guesses.extend(
-                map(_looks_like_sum, replay.forward(rows)[1])
-            ),
-            autograph=False,
-        ).get_concrete_function()
-    return guesses
-
-
-def _looks_like_sum(term):
-    """Whether the last reduction before a scalar of a graph is a sum."""
-    pending = [term]
-    while pending:
-        tensor = pending.pop()
-        if tensor.op.type in ("Sum", "Mean"):
-            return tensor.op.type == "Sum"
-        is_division = tensor.op.type in ("RealDiv", "DivNoNan")
-        if is_division and tf.get_static_value(tensor.op.inputs[1]) is None:
-            return False  # by a number of samples, most likely
-        if tensor.shape.rank == 0:
-            pending += tensor.op.inputs
-    return False
-
-
 @contextlib.contextmanager
 def recording_losses(model, recorded, owners=None):
     """Append the losses given to `add_loss` inside to a list, in order.
@@ -259,7 +169,9 @@ class _LossRecorder:
             recorded.extend(losses)
             if owners is not None:
                 owners.extend([self._layer] * len(losses))
-        return self._original(loss)
+        # Keras 3.8 counts a list as often as it is long in a StatelessScope.
+        for single in losses:
+            self._original(single)
 
 
 _LABELS = (
@@ -268,13 +180,6 @@ _LABELS = (
     "on the batch. Give all targets in one form, and leave samples out by a "
     "sample weight of 0."
 )
-_LOSS_MESSAGE = (
-    "A loss given to `add_loss`, or one that reads weights by itself, is "
-    "neither a sum nor a mean over the samples of the batch, so that no "
-    "sample's part in it is defined. Reduce it with ops.sum or ops.mean over "
-    "all axes, or use gradient_mode='batch'."
-)
-
 # The tensors through which a loss may depend on a layer's output.
 #
 # If Keras's crossentropies find the logits behind a softmax or sigmoid

@@ -134,11 +134,6 @@ def call_model(model, x, training=True):
     return model(x)
 
 
-def training_inside(model, training):
-    """Return the value of `training` for the layers in `call_model`."""
-    return training if takes_training(model) else None
-
-
 def call_nodes(layer):
     """List the nodes of a layer's symbolic calls."""
     return layer._inbound_nodes

@@ -55,6 +55,13 @@ def out_of_scope():
     if not tf.distribute.in_cross_replica_context():
         yield
         return
+    with alone():
+        yield
+
+
+@contextlib.contextmanager
+def alone():
+    """Act as on one device, so that layers wait for no other replica."""
     from tensorflow.python.distribute import distribute_lib
 
     mode = distribute_lib._DefaultReplicaThreadMode()
@@ -222,14 +229,6 @@ def sum_over_replicas(values):
     context = tf.distribute.get_replica_context()
     summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
     return pack_like(values, summed)
-
-
-def any_replica(flag):
-    """Whether a boolean scalar is true on some replica."""
-    if not has_several_replicas():
-        return flag
-    # There is no all-reduce of booleans.
-    return sum_over_replicas(tf.cast(flag, tf.float32)) > 0
 
 
 def gather_rows(values):

@@ -6,7 +6,7 @@ import pytest
 
 import keras_pergrad as kpg
 from tests import oracle
-from tests.models.making import compiled
+from tests.models.making import compiled, net
 from tests.uses.rules.exact import (
     assert_draws_of_the_batch,
     assert_exact,
@@ -103,20 +103,34 @@ def test_layers_inside_see_the_training_flag_of_the_batch(make, method):
     model = make()
     x, y = normal(4, 3), normal(4, 2)
     model(x)
+    if method == "per_sample" and issubclass(make, Active):
+        # Draws of its own for each sample.
+        model.compile("sgd", "mse")
+        calm, found = (
+            kpg.per_sample_gradients(
+                model, x, y, method=method, training=training
+            )
+            for training in (False, True)
+        )
+        assert not np.allclose(calm[0], found[0])
+        return
     found = assert_draws_of_the_batch(model, x, y, method)
     if not issubclass(make, Active):
         oracle.check(found, model, x, y)
 
 
-def test_other_draws_for_one_sample_than_for_the_batch():
-    class Odd(Dropping):
+def test_outputs_of_another_rank_for_one_sample():
+    class Squeezed(layers.Layer):
         def call(self, x):
-            again = self.dropout(x, training=True) if x.shape[0] == 1 else x
-            return self.dropout(again * self.scale, training=True)
+            return x[0] if x.shape[0] == 1 else x
 
-    model = compiled(stack((3,), Odd()), "per_sample")
+        def compute_output_shape(self, shape):
+            return shape
+
+    parts = layers.Dense(3), Squeezed()
+    model = compiled(net(*parts, shape=(3,), units=None), "per_sample")
     x = normal(4, 3)
-    with pytest.raises(ValueError, match="hand `training` on to the layers"):
+    with pytest.raises(ValueError, match="another number of axes"):
         model.fit(x, x, verbose=0)
 
 
