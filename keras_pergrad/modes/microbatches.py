@@ -21,6 +21,7 @@ from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models.parts import loss_scale
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
+from keras_pergrad.modes import fractions
 from keras_pergrad.modes.fractions import numerators, require_additive_loss
 from keras_pergrad.modes.one_step import (
     Step,
@@ -33,7 +34,7 @@ from keras_pergrad.modes.one_step import (
 )
 from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.sums import MicrobatchSums, WeightedSums
-from keras_pergrad.uses import TracedStep, added_reductions
+from keras_pergrad.uses import TracedStep, added_powers
 
 # A batch in parts: microbatches, replicas or both, and its single samples.
 #
@@ -142,7 +143,8 @@ def find_added_kinds(model, batch, training=True):
     def find():
         waits = replicas.alone() if has_waiting_layers else None
         with waits or contextlib.nullcontext():
-            return added_reductions(traced, values=numerators)
+            powers = added_powers(traced, values=numerators)
+        return [(fractions.SUM, fractions.ROWS)[k] for k in powers]
 
     return find
 

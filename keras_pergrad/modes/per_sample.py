@@ -22,7 +22,6 @@ from keras_pergrad.factors import wide
 from keras_pergrad.factors.base import norm_type
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs import draws
-from keras_pergrad.keras_internals.losses import fractions
 from keras_pergrad.keras_internals.losses.losses import (
     recording_losses,
     total_loss,
@@ -30,6 +29,7 @@ from keras_pergrad.keras_internals.losses.losses import (
 from keras_pergrad.keras_internals.losses.terms import without_gradients
 from keras_pergrad.keras_internals.models.parts import compiled_loss
 from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.modes import fractions
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.inspection import require_any_batch_size
@@ -37,7 +37,7 @@ from keras_pergrad.modes.sums import plus, times, unscaled
 from keras_pergrad.proof import messages
 from keras_pergrad.uses import (
     TracedStep,
-    added_reductions,
+    added_powers,
     loss_power,
     refusals,
 )
@@ -147,7 +147,7 @@ def _loss_of_fractions(traced, y_pred, n):
     model = traced.model
     fractions.require_additive_loss(model)
     _refuse(traced, fractions.numerators)
-    kinds = added_reductions(traced, "sample", fractions.numerators)
+    powers = added_powers(traced, "sample", fractions.numerators)
     losses, (_, y, sample_weight) = compiled_loss(model), traced.batch
     terms = fractions.evaluate(losses, y, y_pred, sample_weight)
 
@@ -159,8 +159,8 @@ def _loss_of_fractions(traced, y_pred, n):
             for part, term in zip(parts, terms, strict=True)
         ]
         values += [
-            _share(tf.reduce_sum(value), int(kind == fractions.ROWS), n)
-            for value, kind in zip(added, kinds, strict=True)
+            _share(tf.reduce_sum(value), power, n)
+            for value, power in zip(added, powers, strict=True)
         ]
         dtype = keras.config.floatx()
         return tf.add_n([tf.cast(value, dtype) for value in values])

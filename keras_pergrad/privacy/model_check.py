@@ -31,7 +31,7 @@ from keras_pergrad.proof.step_types import StepTypes
 from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 from keras_pergrad.uses import (
     TracedStep,
-    added_reductions,
+    added_powers,
     refusals,
     vouched_ops,
 )
@@ -406,7 +406,7 @@ def _loss_problems(model, batches):
             )
     if uses_add_loss:
         step = _traced_step(model, batches)
-        if fractions.SUM in added_reductions(step, **_EXAMPLE_OPTIONS):
+        if 0 in added_powers(step, **_EXAMPLE_OPTIONS):
             yield (
                 "A loss given to add_loss() is a sum over the batch, so that a "
                 "sample's gradient depends on how many others there are. Use "

@@ -30,7 +30,6 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
     in_xla,
     traced_functions,
 )
-from keras_pergrad.modes.fractions import ROWS, SUM
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.reductions import Reductions
 from keras_pergrad.proof.step_proof import StepProof
@@ -133,8 +132,8 @@ def loss_power(traced, repeated):
     raise ValueError(messages.NEITHER_SUM_NOR_MEAN)
 
 
-def added_reductions(traced, repeated="microbatch", values=None):
-    """Return whether each `add_loss` term is a `SUM`, or a mean: `ROWS`.
+def added_powers(traced, repeated="microbatch", values=None):
+    """Return k of each `add_loss` term: 0 of a sum, 1 of a mean.
 
     `repeated` and `values` as for `refusals`.
 
@@ -144,7 +143,7 @@ def added_reductions(traced, repeated="microbatch", values=None):
     powers = _findings(traced, repeated, values).added
     if not {0, 1}.issuperset(powers):
         raise ValueError(messages.NEITHER_SUM_NOR_MEAN)
-    return [(SUM, ROWS)[k] for k in powers]
+    return powers
 
 
 def counters(traced, values=None):

@@ -1,7 +1,7 @@
 """Per-sample gradients from the ops in which weights meet the data."""
 
 from keras_pergrad.proof.traced_aside import (
-    added_reductions,
+    added_powers,
     counters,
     loss_power,
     refusals,
@@ -17,7 +17,7 @@ from keras_pergrad.uses.traced_step import TracedStep, sum_of_outputs
 
 __all__ = [
     "TracedStep",
-    "added_reductions",
+    "added_powers",
     "counters",
     "loss_power",
     "refusals",

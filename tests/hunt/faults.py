@@ -5,12 +5,12 @@ argument, and is wrong in a special case.
 """
 
 import tensorflow as tf
-from keras_pergrad.keras_internals.losses.fractions import ROWS
 
 import keras_pergrad as kpg
 from keras_pergrad import factors
 from keras_pergrad.factors.base import squares_by_sample
 from keras_pergrad.modes import microbatches
+from keras_pergrad.modes.fractions import ROWS
 from keras_pergrad.proof import (
     calls,
     elementwise_rules,

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.uses import TracedStep, added_reductions
+from keras_pergrad.uses import TracedStep, added_powers
 from tests.models.making import assert_equal, compiled, net, normal, trained
 from tests.modes.big_batch import EXECUTION
 
@@ -96,15 +96,15 @@ class Reduced(keras.layers.Layer):
         return x
 
 
-def _kinds(layer):
+def _powers(layer):
     made = compiled(model(layer), "batch")
     x, y = map(tf.constant, data(0))
-    return added_reductions(TracedStep(made, (x, y, None)))
+    return added_powers(TracedStep(made, (x, y, None)))
 
 
-def test_kinds_are_known_from_the_ops():
-    assert _kinds(Late) == ["sum", "rows", "sum"]
-    assert _kinds(Reduced) == ["sum"] * 3 + ["rows"] * 6
+def test_powers_are_known_from_the_ops():
+    assert _powers(Late) == (0, 1, 0)
+    assert _powers(Reduced) == (0,) * 3 + (1,) * 6
 
 
 def _repeated(x, n):
@@ -138,7 +138,7 @@ def test_what_is_neither_is_known_from_the_ops(name):
         return NEITHER[name](x, n)
 
     with pytest.raises(ValueError, match="nor a mean"):
-        _kinds(layer)
+        _powers(layer)
 
 
 class OverRoot(keras.layers.Layer):
