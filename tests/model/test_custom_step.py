@@ -101,13 +101,13 @@ def test_a_step_that_uses_the_mode_is_taken(cls):
 class Adversarial(kpg.PerGradModel):
     """Two losses and two optimizers, with dropout in between."""
 
-    def __init__(self):
+    def __init__(self, rate):
         super().__init__()
         self.generator = keras.Sequential(
             [keras.Input((2,)), layers.Dense(4, "tanh")]
         )
         self.judge = keras.Sequential(
-            [keras.Input((4,)), layers.Dropout(0.3), layers.Dense(1)]
+            [keras.Input((4,)), layers.Dropout(rate), layers.Dense(1)]
         )
         self.judge_optimizer = keras.optimizers.SGD(1.0)
         self.noise = keras.random.SeedGenerator(1)
@@ -145,9 +145,9 @@ class Adversarial(kpg.PerGradModel):
         return {**first, **second}
 
 
-def trained(mode, **how):
+def trained(mode, rate=0.3, **how):
     keras.utils.set_random_seed(2)
-    model = Adversarial()
+    model = Adversarial(rate)
     model.compile(keras.optimizers.SGD(1.0), gradient_mode=mode, **how)
     before = model.get_weights()
     history = model.fit(X, batch_size=6, verbose=0, shuffle=False).history
@@ -165,7 +165,10 @@ def by_keras():
     [("vectorized", False), ("vectorized", True), ("per_sample", False)],
 )
 def test_two_losses_by_every_mode(mode, eagerly, by_keras):
-    changes, history = trained(mode, run_eagerly=eagerly)
+    rate = 0.3
+    if mode == "per_sample":  # Each sample has a dropout mask of its own.
+        rate, by_keras = 0.0, trained("batch", 0.0)
+    changes, history = trained(mode, rate, run_eagerly=eagerly)
     assert history.keys() == {"judge_loss", "generator_loss"}
     assert_equal(changes, by_keras[0], atol=1e-6)
     for name, right in by_keras[1].items():
