@@ -140,10 +140,11 @@ def added_powers(traced, repeated="microbatch", values=None):
     Raises:
         ValueError: one is neither.
     """
-    powers = _findings(traced, repeated, values).added
-    if not {0, 1}.issuperset(powers):
-        raise ValueError(messages.NEITHER_SUM_NOR_MEAN)
-    return powers
+    findings = _findings(traced, repeated, values)
+    if not {0, 1}.issuperset(findings.added):
+        reasons = *findings.refusals, messages.NEITHER_SUM_NOR_MEAN
+        raise ValueError(reasons[0])
+    return findings.added
 
 
 def counters(traced, values=None):
