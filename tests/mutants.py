@@ -102,7 +102,10 @@ PLANTED = {
             "return self._changed(self._changed(self.factor.sum_of_squares()))",
             "return self._changed(self.factor.sum_of_squares())",
         ),
-        "start-of-columns": ("start += columns", "start = columns"),
+        "order-of-columns": (
+            "columns = tf.split(direction, self.widths(), -1)",
+            "columns = tf.split(direction, self.widths(), -1)[::-1]",
+        ),
     },
     "influence/with_bias.py": {
         "tests": ["influence/test_kronecker_blocks.py"],
