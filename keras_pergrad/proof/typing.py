@@ -305,29 +305,29 @@ class Typing:
 
     def _type_op(self, op):
         facts = FACTS[op.type]
-        if facts.has(op_facts.IS_GIVEN):
+        if facts.traits & op_facts.IS_GIVEN:
             return
         types = [self.of(t) for t in op.inputs]
-        if facts.has(op_facts.ON_LISTS):
+        if facts.traits & op_facts.ON_LISTS:
             self.lists.note(op)
-        if facts.has(op_facts.READS) and type_read(op, self):
+        if facts.traits & op_facts.READS and type_read(op, self):
             return
-        if facts.has(op_facts.ASSIGNS):
+        if facts.traits & op_facts.ASSIGNS:
             type_assignment(op, types, self)
         elif op.type == "Identity" and self._is_marked(op, types):
             return
-        elif facts.has(op_facts.GIVES_SIZES):
+        elif facts.traits & op_facts.GIVES_SIZES:
             self.set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
             self._every_number.note_sizes(op)
         elif self._keeps_unknown(op, types):
             self.set_types(op, self.effects[-1])
         elif op.outputs:
-            if facts.has(op_facts.ADVANCES):
+            if facts.traits & op_facts.ADVANCES:
                 self.state.advance(op)
             if facts.has_state:
                 types = with_held_types(op, types, self)
-            if facts.has(op_facts.FORWARDS):
+            if facts.traits & op_facts.FORWARDS:
                 forward_handles(op, self)
             self.count += 1
             self._type_computation(op, facts, types)
@@ -353,7 +353,7 @@ class Typing:
         if facts.size_inputs and static_numbers.any_flagged(BY_SIZE, types):
             types = without_size_flags(op, types)
         # The types of counters in loops are subclasses of `Free`, with rules.
-        if facts.has(op_facts.IN_PYTHON) or not all(
+        if facts.traits & op_facts.IN_PYTHON or not all(
             type(t) is Free for t in types
         ):
             self.set_types(op, self._by_rule(op, facts, types))
@@ -403,7 +403,7 @@ class Typing:
             if self._every_number.is_needed:
                 self._every_number.check(op)
             is_in_loop = sample_loops.has_loop_types(types)
-            if is_in_loop and not facts.has(op_facts.IN_PYTHON):
+            if is_in_loop and not facts.traits & op_facts.IN_PYTHON:
                 results = sample_loops.type_in_loop(self._typed_op(op), types)
                 results = Free(flags_of(types)) if results is None else results
             else:

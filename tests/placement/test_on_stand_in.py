@@ -125,7 +125,7 @@ def modes(tmp_path_factory):
     [
         # Samples, microbatches, or a check that may stop the step.
         ("clipped", 10),
-        ("per_sample", 5),
+        ("per_sample", 3),
         ("accumulated", 5),
         ("accumulated, clipped", 6),
         ("accumulated over steps", -1),  # not counted
