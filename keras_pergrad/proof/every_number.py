@@ -21,6 +21,7 @@ from keras_pergrad.proof.op_facts import (
     TAKES_SIZES,
     has,
 )
+from keras_pergrad.proof.static_numbers import count_sample_axes
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     RULES,
@@ -173,8 +174,7 @@ def has_other_axis(tensor, tensor_type, n):
     own_axes = isinstance(tensor_type, At)
     if own_axes and not (tensor_type.rows % n and tensor_type.lead % n):
         return True
-    sizes = tensor.shape.as_list() if tensor.shape.rank else []
-    return sum(bool(k) and k % n == 0 for k in sizes) > own_axes
+    return count_sample_axes(tensor, n) > own_axes
 
 
 def checked_types(op, types, n, any_number):

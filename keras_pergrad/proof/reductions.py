@@ -70,7 +70,7 @@ class Reductions:
                 return -1
             if op.type in ("Identity", "Cast", "Neg"):
                 powers = [self._power(op.inputs[0])]
-        elif has(op, SUMS) or op.type == "Pack":
+        elif _joins_terms(op):
             power_of = self._power_of_term if is_total else self._power
             terms = [t for t in op.inputs if not self._is_nothing(t)]
             powers = [*set(map(power_of, terms))]
@@ -107,9 +107,14 @@ class Reductions:
             return False
         if term.op.type == "StopGradient" or not tensor_type.flags & TRAINED:
             return True
-        is_linear = _keeps_entries(term.op) or has(term.op, SUMS | _PRODUCTS)
-        is_linear |= term.op.type == "Pack"
+        is_linear = _keeps_entries(term.op) or has(term.op, _PRODUCTS)
+        is_linear = is_linear or _joins_terms(term.op)
         return is_linear and all(map(self._is_nothing, term.op.inputs))
+
+
+def _joins_terms(op):
+    """Whether an op adds its inputs up, or puts them beside each other."""
+    return has(op, SUMS) or op.type == "Pack"
 
 
 def _keeps_entries(op):

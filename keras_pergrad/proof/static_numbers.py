@@ -347,8 +347,8 @@ def _follows_sample_count(op, n, rule):
     if any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
         # A list holds what is put into it as it is.
         return False
-    input_axes = max((_count_sample_axes(t, n) for t in op.inputs), default=0)
-    output_axes = max((_count_sample_axes(t, n) for t in op.outputs), default=0)
+    input_axes = max((count_sample_axes(t, n) for t in op.inputs), default=0)
+    output_axes = max((count_sample_axes(t, n) for t in op.outputs), default=0)
     if not input_axes:
         repeats = has(op, REPEATS) or op.type in ("Empty", "Reshape")
         repeats = repeats or op.type.startswith(_DRAW_PREFIXES)
@@ -378,7 +378,7 @@ def _assumed_type(tensor, n):
     return FREE
 
 
-def _count_sample_axes(tensor, n):
+def count_sample_axes(tensor, n):
     """Return how many axes have a multiple of n as their size."""
     if tensor.shape.rank is None:
         return 0

@@ -1,7 +1,7 @@
 """The table of ops: what it says of the entries of outputs is so."""
 
 import dataclasses
-import itertools
+import types
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from keras_pergrad.proof.op_facts import (
     source_of,
 )
 from tests.proof.rule_cases import CASES
-from tests.proof.test_rule_inputs import UNTRIED, Trial
+from tests.proof.test_rule_inputs import UNTRIED, Trial, inputs_of
 
 #: Ops of the table for which there is no case, beside those of `UNTRIED`.
 WITHOUT_CASE = {"Fill"}
@@ -30,16 +30,10 @@ TRIED = ops_with(MOVES | JOINS | LINEAR | SUMS | IS_CONSTANT)
 
 def _trial(op_type, every=False):
     """Return the trial of an op that is fed its source, or all inputs."""
-    arguments = CASES[op_type][0]
-    flat = list(
-        itertools.chain(*(a if isinstance(a, list) else [a] for a in arguments))
-    )
-    numbers = {k for k, given in enumerate(flat) if given.array.dtype == float}
-
-    class Op:
-        type = op_type
-
-    return Trial(op_type, numbers if every else {source_of(Op)})
+    inputs = enumerate(inputs_of(op_type))
+    numbers = {k for k, given in inputs if given.array.dtype == float}
+    source = source_of(types.SimpleNamespace(type=op_type))
+    return Trial(op_type, numbers if every else {source})
 
 
 def _entries(arrays):

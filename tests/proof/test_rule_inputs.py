@@ -251,7 +251,7 @@ def _fault(kind, n, arrays):
     return None
 
 
-def _given(op_type):
+def inputs_of(op_type):
     """Return the inputs of an op, each by itself."""
     arguments = CASES[op_type][0]
     return tf.nest.flatten([*arguments]) if arguments else []
@@ -280,7 +280,7 @@ def test_rules_name_inputs_that_their_ops_have():
 @pytest.mark.parametrize("op_type", CASES)
 def test_no_input_is_overlooked(op_type):
     found, is_served = [], False
-    inputs = _given(op_type)
+    inputs = inputs_of(op_type)
     for k, given in enumerate(inputs):
         trial = Trial(op_type, {k})
         kinds = [*_places(given), *((6, kind) for kind in WITHOUT_AXIS)]
@@ -292,9 +292,11 @@ def test_no_input_is_overlooked(op_type):
     assert is_served == (op_type not in REFUSED | SCALAR)
 
 
-@pytest.mark.parametrize("op_type", [op for op in CASES if len(_given(op)) > 1])
+@pytest.mark.parametrize(
+    "op_type", [op for op in CASES if len(inputs_of(op)) > 1]
+)
 def test_samples_that_lie_differently_meet_nowhere(op_type):
-    found, inputs = [], _given(op_type)
+    found, inputs = [], inputs_of(op_type)
     for j, k in itertools.combinations(range(len(inputs)), 2):
         pairs = [
             (n, {j: first, k: second})
