@@ -20,16 +20,6 @@ def no_loss(model):
     )
 
 
-def sparse_layer_input(layer):
-    """Say that a layer with weights is given a sparse or ragged tensor."""
-    return (
-        f"layer {layer.name!r} ({type(layer).__name__}) is given a sparse or "
-        "ragged tensor, whose samples cannot be told apart. Densify it, in "
-        "the data set or in a layer without weights before this one, or use "
-        "gradient_mode='batch'."
-    )
-
-
 def sparse_batch(part):
     """Say that a batch to be split holds sparse or ragged tensors."""
     return (

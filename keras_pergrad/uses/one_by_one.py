@@ -117,9 +117,9 @@ class _Loop:
         ]
         self.outputs = [t for t, _ in outputs]
         _require_independent(use.op, self.outputs)
-        self._specs = [tf.TensorSpec(d.shape, d.dtype) for _, d in outputs]
+        specs = [tf.TensorSpec(d.shape, d.dtype) for _, d in outputs]
         function = tf.function(self._gradients, autograph=False)
-        self._function = function.get_concrete_function(*self._specs)
+        self._function = function.get_concrete_function(*specs)
         # A factor for each sample, which `select` may blank.
         self.keep = self._all_kept = tf.ones(
             [use.n], use.dtype(self.input_indices[0]).real_dtype

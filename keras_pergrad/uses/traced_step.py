@@ -375,6 +375,7 @@ class TracedStep:
         for k, factor, use in self.parts(loss, scale):
             by_variable[k].append(factor)
             if getattr(use, "reason", None) is not None:
+                self.one_by_one[use.op.name] = use.type
                 warn_once(self.model, use)
         factors = [
             _join_uses(parts) if parts else None for parts in by_variable
@@ -424,8 +425,6 @@ class TracedStep:
     def _op_factors(self, use):
         for input_index in use.candidate.weights:
             factor, group = factor_of(use, input_index), []
-            if use.reason:
-                self.one_by_one[use.op.name] = use.op.type
             is_variable = use.is_variable(input_index)
             for k in use.candidate.variables[input_index]:
                 arguments = factor, use, input_index, k, group

@@ -1,1 +1,1 @@
-"""The running `fit`: its train function and its progress bar."""
+"""The running `fit`: its train function and the end of its epochs."""

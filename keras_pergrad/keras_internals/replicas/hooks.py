@@ -13,9 +13,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.batches import TEXTS_TO_NUMBERS
 from keras_pergrad.keras_internals.fit.train_function import make_for_mode
-from keras_pergrad.keras_internals.models.parts import (
-    build_symbolically,
-)
+from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.kernels import LoopsWhereMasked
 from keras_pergrad.keras_internals.tensorflow.settings import switched_off
