@@ -27,7 +27,7 @@ from keras_pergrad.modes import fractions
 from keras_pergrad.modes.inspection import require_targets
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
-from keras_pergrad.proof.step_types import StepTypes
+from keras_pergrad.proof.step_types import type_step
 from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 from keras_pergrad.uses import (
     TracedStep,
@@ -98,8 +98,12 @@ class AssignedState:
 
     def __init__(self, concrete, batch, outputs=()):
         graph = concrete.graph
-        self._types = StepTypes(
-            graph, batch, [], list(outputs), graph.get_operations()
+        self._types = type_step(
+            graph,
+            batch,
+            variables=[],
+            operations=graph.get_operations(),
+            tensors=list(outputs),
         )
         self._handles = [
             handle

@@ -304,13 +304,16 @@ def stages(nodes, has_known_shape):
 
 def leading_nodes(nodes, has_known_shape):
     """Return the names of nodes behind which shapes follow from types."""
-    return {
-        name
-        for name, node in nodes.by_name.items()
-        if FACTS[node.op].has(CALLS | SHAPED_BY_TYPE)
-        or (has_known_shape is not None and has_known_shape(name))
-        or (FACTS[node.op].has(PADS) and _is_computed_pad(nodes, node))
-    }
+    leading = set()
+    for name, node in nodes.by_name.items():
+        traits = FACTS[node.op].traits
+        if (
+            traits & (CALLS | SHAPED_BY_TYPE)
+            or (has_known_shape is not None and has_known_shape(name))
+            or (traits & PADS and _is_computed_pad(nodes, node))
+        ):
+            leading.add(name)
+    return leading
 
 
 def _is_computed_pad(nodes, node):
@@ -375,7 +378,7 @@ def keep_order(nodes, graph, first, resources):
             for k, t in enumerate(op.inputs)
             if t.dtype == tf.resource
         }
-        if has(op, FORWARDS) and handles:
+        if handles and has(op, FORWARDS):
             for k, handle in handles.items():
                 variables[op.outputs[k].name] = handle
             continue

@@ -45,14 +45,13 @@ def number_range(op, tensor):
 
 
 def is_constant(op, types, as_typed):
-    """Whether an op gives the same, whatever the samples are.
+    """Whether an op that has `MAY_BE_CONSTANT` is so with these inputs.
 
     `as_typed(op)` returns the `TypedOp`.
     """
     if op.type == "Equal":
         return is_self_comparison(op)
-    is_limit = op.type in ("Maximum", "Minimum")
-    return is_limit and _has_only_number(as_typed(op), types)
+    return _has_only_number(as_typed(op), types)
 
 
 def is_self_comparison(op):

@@ -37,8 +37,8 @@ SUMS = next(_BITS)
 SCALES, CONTRACTS, DIVIDES = (next(_BITS) for _ in range(3))
 #: Those of one of two inputs, as the first one tells.
 SELECTS = next(_BITS)
-#: The same, whatever the entries of its inputs are.
-IS_CONSTANT = next(_BITS)
+#: The same, whatever the entries of its inputs are; where these allow it.
+IS_CONSTANT, MAY_BE_CONSTANT = (next(_BITS) for _ in range(2))
 
 # What happens to sizes.
 
@@ -151,10 +151,11 @@ _TABLE = {
     "Prod": REGULAR | EVALUATED | SIZE_PRODUCTS | SHAPED_BY_INPUTS,
     "All Any ArgMax ArgMin Max Min": EVALUATED | SHAPED_BY_INPUTS,
     "OneHot ScatterNd": EVALUATED | TAKES_SIZES,
-    "Abs Bitcast Bucketize Equal FloorDiv FloorMod Greater GreaterEqual "
-    "LeftShift Less LessEqual ListDiff LogicalAnd LogicalNot LogicalOr "
-    "MatrixBandPart Maximum Minimum Mod NotEqual RightShift Sign "
-    "TensorScatterUpdate TruncateDiv TruncateMod Unique Where": EVALUATED,
+    "Equal Maximum Minimum": EVALUATED | MAY_BE_CONSTANT,
+    "Abs Bitcast Bucketize FloorDiv FloorMod Greater GreaterEqual LeftShift "
+    "Less LessEqual ListDiff LogicalAnd LogicalNot LogicalOr MatrixBandPart "
+    "Mod NotEqual RightShift Sign TensorScatterUpdate TruncateDiv TruncateMod "
+    "Unique Where": EVALUATED,
     "AvgPool3DGrad AvgPoolGrad Conv2DBackpropFilter Conv2DBackpropInput "
     "Conv3DBackpropFilterV2 Conv3DBackpropInputV2 "
     "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput "
@@ -261,12 +262,14 @@ class OpFacts:
         traits: its traits in the table.
         has_state: whether it keeps state, or takes or gives a handle of some.
         has_functions: whether it has functions among its attributes.
+        may_keep_state: whether it has state, or no definition that tells.
         size_inputs: the places of inputs that are sizes or places.
         arguments: its `Argument`s.
     """
 
     traits: int
     has_state: bool
+    may_keep_state: bool
     has_functions: bool
     size_inputs: tuple
     arguments: tuple
@@ -296,9 +299,11 @@ class OpFacts:
         )
         is_stateful = definition is not None and definition.is_stateful
         traits = _TRAITS.get(op_type, 0)
+        has_state = is_stateful or handles or bool(traits & READS_FILES)
         return cls(
             traits=traits,
-            has_state=is_stateful or handles or bool(traits & READS_FILES),
+            has_state=has_state,
+            may_keep_state=has_state or definition is None,
             has_functions=any(
                 a.type in ("func", "list(func)") for a in attributes
             ),

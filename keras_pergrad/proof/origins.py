@@ -193,15 +193,17 @@ class CustomGradient:
     weight_gradients: list
 
 
-def custom_gradients(candidates, op_cotangents, graph):
+def custom_gradients(uses, graph):
     """Return a `CustomGradient` for each candidate that has, or calls, one."""
     definitions, result = Definitions(graph), []
-    for candidate, cotangents in zip(candidates, op_cotangents):
+    for candidate in uses.candidates:
         if not _has_custom_gradient(candidate.op, definitions):
             continue
         pairs = [
             (t, tf.identity(cotangent))
-            for t, cotangent in zip(candidate.outputs, cotangents)
+            for t, cotangent in zip(
+                candidate.outputs, uses.cotangents(candidate)
+            )
             if cotangent is not None and t.op is candidate.op
         ]
         if not pairs:

@@ -450,8 +450,3 @@ def have_sample_axes(op, output_types, n):
         and t.shape[output_type.axis] == n * output_type.rows * output_type.lead
         for output_type, t in zip(output_types, op.outputs)
     )
-
-
-def any_flagged(flag, types):
-    """Whether one of several types has a flag."""
-    return any(tensor_type.flags & flag for tensor_type in types)

@@ -32,7 +32,7 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
 )
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.reductions import Reductions
-from keras_pergrad.proof.step_proof import StepProof
+from keras_pergrad.proof.step_proof import prove_step
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
@@ -263,11 +263,8 @@ def _judge_step(traced, y_pred, loss, added_losses, terms, repeated):
     outputs = [t for t in loss_tensors(y_pred) if t.dtype.is_floating]
     uses = traced.uses()
     watched = [t for call in traced.calls for t in call.watched]
-    *op_cotangents, watched_cotangents = uses.gradients(
-        loss, [*watched, *outputs]
-    )
-    rule_cotangents = watched_cotangents[: len(watched)]
-    cotangents = watched_cotangents[len(watched) :]
+    uses.differentiate(loss, [*watched, *outputs])
+    cotangents = list(map(uses.gradient_of, outputs))
     # A mean that a layer adds follows the number of samples.
     terms = [(t, _BATCH_FLAGS) for t in terms]
     terms += [(t, DIVIDED) for t in added_losses]
@@ -276,13 +273,13 @@ def _judge_step(traced, y_pred, loss, added_losses, terms, repeated):
     other_tensors += [
         cotangent for cotangent in cotangents if cotangent is not None
     ]
-    proof = StepProof(
+    takes_batches = repeated == "microbatch"
+    proof = prove_step(
         traced,
         uses,
-        (*op_cotangents, rule_cotangents),
         loss,
-        other_tensors,
-        messages.OF_MICROBATCHES if repeated == "microbatch" else (),
+        others=other_tensors,
+        as_batches=messages.OF_MICROBATCHES if takes_batches else (),
     )
     texts = [str(error) for _, error in proof.refusals]
     if not texts:

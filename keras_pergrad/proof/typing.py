@@ -45,7 +45,6 @@ from keras_pergrad.proof.static_numbers import (
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
-    FREE,
     VALUES,
     At,
     Divisor,
@@ -111,8 +110,16 @@ class Typing:
         self.any_number = any_number
         self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
         self._lengths_at, self._top = lengths_at or all_lengths, None
-        options = is_vouched, has_known_shape, backward, lengths, lengths_at
-        self._options = definitions, n, any_number, *options
+        self._options = {
+            "definitions": definitions,
+            "n": n,
+            "any_number": any_number,
+            "is_vouched": is_vouched,
+            "has_known_shape": has_known_shape,
+            "backward": backward,
+            "lengths": lengths,
+            "lengths_at": lengths_at,
+        }
         self._backward, self._in_backward = backward, False
         self._in_own_gradient = False
         self.values = Values()
@@ -132,7 +139,7 @@ class Typing:
 
     def fresh(self):
         """Return a `Typing` of the same graph in which nothing is typed."""
-        return type(self)(*self._options)
+        return type(self)(**self._options)
 
     def of(self, tensor):
         """Return the type of a tensor."""
@@ -140,7 +147,7 @@ class Typing:
 
     def types_by_key(self, tensors):
         """Return the types of a dict of tensors."""
-        return {key: self.of(tensor) for key, tensor in tensors.items()}
+        return dict(zip(tensors, self.values.types_of(tensors.values())))
 
     def number_of(self, tensor):
         """Return a tensor's value where shapes alone determine it, or None."""
@@ -160,7 +167,7 @@ class Typing:
         """Put nodes into a graph and type them; extend name → tensor."""
         for leading, names in stages(nodes, self._has_known_shape):
             for name in leading:
-                if FACTS[nodes.by_name[name].op].has(op_facts.CALLS):
+                if FACTS[nodes.by_name[name].op].traits & op_facts.CALLS:
                     self._type_call(nodes, name, tensors, graph)
                 else:
                     self._put_with_shape(nodes, name, tensors, graph)
@@ -211,7 +218,7 @@ class Typing:
     def _type_call(self, nodes, name, tensors, graph):
         """Type a call; placeholders stand for its outputs."""
         call = calls.Call.of(nodes.by_name[name], tensors)
-        types = [self.of(t) for t in call.inputs]
+        types = self.values.types_of(call.inputs)
         self.count += 1
         was_backward = self._in_backward, self._in_own_gradient
         self._in_backward = self._is_backward(name)
@@ -307,7 +314,7 @@ class Typing:
         facts = FACTS[op.type]
         if facts.traits & op_facts.IS_GIVEN:
             return
-        types = [self.of(t) for t in op.inputs]
+        types = self.values.types_of(op.inputs)
         if facts.traits & op_facts.ON_LISTS:
             self.lists.note(op)
         if facts.traits & op_facts.READS and type_read(op, self):
@@ -320,7 +327,7 @@ class Typing:
             self.set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
             self._every_number.note_sizes(op)
-        elif self._keeps_unknown(op, types):
+        elif self._keeps_unknown(op, facts, types):
             self.set_types(op, self.effects[-1])
         elif op.outputs:
             if facts.traits & op_facts.ADVANCES:
@@ -342,7 +349,8 @@ class Typing:
         return mark in (gradients.SAME_FOR_ALL, gradients.WHOLE_LOSS)
 
     def _type_computation(self, op, facts, types):
-        if is_constant(op, types, self._typed_op):
+        may_be_constant = facts.traits & op_facts.MAY_BE_CONSTANT
+        if may_be_constant and is_constant(op, types, self._typed_op):
             return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is not None:
@@ -350,15 +358,16 @@ class Typing:
             # arrives.
             self.set_types(op, mixed)
             return
-        if facts.size_inputs and static_numbers.any_flagged(BY_SIZE, types):
+        flags = flags_of(types)
+        if facts.size_inputs and flags & BY_SIZE:
             types = without_size_flags(op, types)
+            flags = flags_of(types)
         # The types of counters in loops are subclasses of `Free`, with rules.
         if facts.traits & op_facts.IN_PYTHON or not all(
             type(t) is Free for t in types
         ):
             self.set_types(op, self._by_rule(op, facts, types))
             return
-        flags = flags_of(types)
         if self.any_number or self._every_number.is_needed or flags & BY_SIZE:
             self._set_free(op, types, flags)
         elif flags:
@@ -410,7 +419,7 @@ class Typing:
                 results = self._apply_rule(op, types)
             results = checked_types(op, results, self.n, self.any_number)
             result_list = results if isinstance(results, list) else [results]
-            if static_numbers.any_flagged(DIVIDED, result_list):
+            if flags_of(result_list) & DIVIDED:
                 results = self._with_factors(op, types, results)
             return results
         except Mixes as error:
@@ -450,13 +459,14 @@ class Typing:
         """Set the types of the outputs of an op."""
         if not isinstance(types, (list, tuple)):
             types = [types] * len(op.outputs)
-        for tensor, type_ in zip(op.outputs, types):
-            is_mask = tensor.dtype == tf.bool and type_.flags & VALUES
-            if is_mask and not isinstance(type_, Mixed):
+        types = list(types)
+        for k, (tensor, tensor_type) in enumerate(zip(op.outputs, types)):
+            is_mask = tensor.dtype == tf.bool and tensor_type.flags & VALUES
+            if is_mask and not isinstance(tensor_type, Mixed):
                 # A mask: how many there are may divide a loss.
-                type_ = dataclasses.replace(type_, flags=type_.flags & ~VALUES)
-            if type_ != FREE:
-                self.set_type(tensor, type_)
+                flags = tensor_type.flags & ~VALUES
+                types[k] = dataclasses.replace(tensor_type, flags=flags)
+        self.values.set_types(op.outputs, types)
 
     def _size_types(self, op, types):
         """Return the type of sizes: free, unless they follow values."""
@@ -469,12 +479,14 @@ class Typing:
                 return self._vouched_or_mixed(op, types, why, True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
-    def _keeps_unknown(self, op, types):
+    def _keeps_unknown(self, op, facts, types):
         """Whether an op keeps state, and neither a rule nor the user knows it.
 
         Queues, stages, files and the like, also without outputs.
         """
-        if self.n <= 1 or not keeps_unknown(op, types) or self._is_vouched(op):
+        if self.n <= 1 or not facts.may_keep_state:
+            return False
+        if not keeps_unknown(op, types) or self._is_vouched(op):
             return False
         why = "has no type rule, and may keep state or read what is kept"
         self.effects.append(self.failed(op, why, True))

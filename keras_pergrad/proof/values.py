@@ -99,6 +99,17 @@ class Values:
         value = self._by_id.get(id(tensor))
         return FREE if value is None else value.type
 
+    def types_of(self, tensors):
+        """Return the types of several tensors."""
+        values = [self._by_id.get(id(t)) for t in tensors]
+        return [FREE if value is None else value.type for value in values]
+
+    def set_types(self, tensors, types):
+        """Set the types of several tensors."""
+        for tensor, tensor_type in zip(tensors, types):
+            if tensor_type != FREE:
+                self[tensor].type = tensor_type
+
     def bind(self, stand_in, tensor, tensor_type, is_equal=True):
         """Let a tensor stand for one of another graph.
 

@@ -251,15 +251,15 @@ def _require_independent(op, outputs):
     The gradient of one output would then contain the gradient of the other,
     which would count twice.
     """
-    output_ids = {id(t) for t in outputs}
+    names = {t.name for t in outputs}
     for output in outputs:
         visited, pending = set(), list(output.op.inputs)
         if output.op is op:
             continue
         while pending:
             tensor = pending.pop()
-            if id(tensor) in output_ids:
+            if tensor.name in names:
                 raise ValueError(messages.entangled(op))
-            if id(tensor) not in visited and tensor.op is not op:
-                visited.add(id(tensor))
+            if tensor.name not in visited and tensor.op is not op:
+                visited.add(tensor.name)
                 pending += tensor.op.inputs

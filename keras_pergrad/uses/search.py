@@ -8,16 +8,15 @@ samples, as the types show (see `step_proof`).
 
 import dataclasses
 import functools
+from typing import Any
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.gradients import (
     GRADIENT_STOPS,
     gradients_at,
-    has_own_gradient,
 )
 from keras_pergrad.keras_internals.graphs.nodes import (
-    called_function,
     captured_origins,
     captures_of,
 )
@@ -27,118 +26,40 @@ from keras_pergrad.proof.op_facts import (
     ARRANGES,
     ASSIGNS,
     CALLS_FUNCTION,
+    FACTS,
     MEASURES,
-    has,
 )
-
-# Calls of a `tf.function`, with the ops of its body beside the call.
-#
-# The call still computes the outputs. The ops beside it show where weights
-# meet the data inside. TensorFlow's own optimisation makes both one again.
+from keras_pergrad.uses.inlining import InlinedCall, inline_call
 
 
-_REPEATABLE = {"ReadVariableOp", "ResourceGather", "Placeholder"}
-
-
-@dataclasses.dataclass
-class InlinedCall:
-    """A call, and the ops of its body in the graph of the call.
+@dataclasses.dataclass(eq=False, slots=True)
+class Dependence:
+    """What a tensor of the step depends on.
 
     Attributes:
-        called: the outputs of the call.
-        body: the graph of the function.
-        ops: the ops, in order.
-        outputs: the outputs of these ops, equal to those of the call.
-        parent: the `InlinedCall` whose ops the call is among, or None.
+        tensor: the tensor. It stays alive, so that no other one gets its id.
+        weights: the indices of the variables of which it is made, and of
+            constants alone; of a handle, that of its variable.
+        is_handle: whether it is the handle of a trainable variable.
+        is_assigned: whether the step sets what is behind it from the batch.
+        by_value: whether it depends on the batch's values.
+        by_size: whether it depends on the number of samples. That is followed
+            for itself: a weight may be repeated for each sample.
+        candidates: of a list, the `Candidate`s from which it comes.
+        gradient: the gradient of the loss, once it was asked for.
     """
 
-    called: list
-    body: object
-    ops: list
-    outputs: list
-    parent: object = None
+    tensor: Any
+    weights: frozenset = frozenset()
+    is_handle: bool = False
+    is_assigned: bool = False
+    by_value: bool = False
+    by_size: bool = False
+    candidates: tuple = ()
+    gradient: Any = None
 
 
-def inline_call(call, parent=None):
-    """Put the ops of a call's body beside it.
-
-    None: that would change results.
-    """
-    body = _body(call, call.graph if parent is None else parent.body)
-    if body is None or not _is_pure(body) or _needs_xla(call, body):
-        return None
-    # Taken now: when the call is differentiated it gets other outputs.
-    called = list(call.outputs)
-    operations = body.get_operations()
-    copies = {id(a): b for a, b in zip(body.inputs, call.inputs)}
-    op_count = len(call.graph.get_operations())
-    with call.graph.as_default(), tf.control_dependencies(None):
-        for op in operations:
-            if op.type in ("Placeholder", "NoOp"):
-                continue
-            new_op = call.graph.create_op(
-                op.type,
-                [copies[id(t)] for t in op.inputs],
-                [t.dtype for t in op.outputs],
-                attrs=dict(op.node_def.attr.items()),
-                name=f"{call.name.rsplit('/', 1)[0]}/{op.name}",
-            )
-            for original, copy in zip(op.outputs, new_op.outputs):
-                copy.set_shape(original.shape)
-                copies[id(original)] = copy
-        outputs = [tf.identity(copies[id(t)]) for t in body.outputs]
-    ops = call.graph.get_operations()[op_count:]
-    return InlinedCall(called, body, ops, outputs, parent)
-
-
-def _body(call, caller):
-    """Return the graph of the called function, or None if not known."""
-    function = called_function(caller, call.get_attr("f").name)
-    graph = getattr(function, "graph", None)
-    matches = graph is not None and len(graph.inputs) == len(call.inputs)
-    return graph if matches else None
-
-
-def _needs_xla(call, body):
-    """Whether an op has a kernel only in XLA: a grouped convolution in 3D."""
-    attributes = call.node_def.attr
-    return "_XlaMustCompile" in attributes and any(
-        op.type == "Conv3D" and _channels(op) != op.inputs[1].shape[-2]
-        for op in body.get_operations()
-    )
-
-
-def _channels(op):
-    channels_first = op.get_attr("data_format").startswith(b"NC")
-    return op.inputs[0].shape[1 if channels_first else -1]
-
-
-def _is_pure(graph):
-    """Whether its ops only compute, so that they may be computed again."""
-    for op in graph.get_operations():
-        if has_own_gradient(op.node_def.attr):
-            return False
-        if has(op, CALLS_FUNCTION):
-            body = _body(op, graph)
-            if body is None or not _is_pure(body):
-                return False
-            continue
-        if op.op_def.is_stateful and op.type not in _REPEATABLE:
-            return False
-        if any(a.HasField("func") for a in op.node_def.attr.values()):
-            return False
-    return True
-
-
-# The uses of trainable weights in a traced step.
-#
-# Every op is looked at once, in the order in which it was created. A tensor
-# is *of weights* while it depends on trainable weights and constants alone.
-# An op that takes such a tensor is a `Candidate`. It is a use if its output
-# contains samples, as the types show (see `step_proof`).
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Candidate:
     """An op that takes tensors of weights.
 
@@ -184,211 +105,203 @@ class CandidateUses:
         self.reads = [[] for _ in variables]
         self.claimed = {ops: set() for ops in claimed}
         self.before = len(graph.get_operations())
-        self._of_weights = {}
-        self._data_dependent = {id(t) for t in data}
-        self._size_dependent = set()
-        self._handles = _handles(graph, variables)
-        self._assigned_handles = set()
+        self._dependences = {}
         self._inlined = []
-        # List (a variant tensor) to the candidates that it comes from.
-        self._list_candidates = {}
+        for tensor in data:
+            self._of(tensor).by_value = True
+        self._note_handles(variables)
         for outer, inner in captures_of(graph):
-            if id(outer) in self._data_dependent:
-                self._data_dependent.add(id(inner))
+            self._of(inner).by_value |= self._of(outer).by_value
         claimed_by = {op: ops for ops in claimed for op in ops}
         for op in operations:
             self._visit(op, self.claimed.get(claimed_by.get(op)))
         self._drop_unused()
 
+    def _of(self, tensor) -> Dependence:
+        dependence = self._dependences.get(id(tensor))
+        if dependence is None:
+            dependence = self._dependences[id(tensor)] = Dependence(tensor)
+        return dependence
+
+    def _note_handles(self, variables):
+        """Note the handles of trainable variables, in the graph and outside."""
+        for index, variable in enumerate(variables):
+            for part in components(variable):
+                handle = self._of(part.handle)
+                handle.weights, handle.is_handle = frozenset([index]), True
+        for inner, outer in captured_origins(self._graph).items():
+            handle, origin = self._of(inner.deref()), self._of(outer)
+            handle.weights, handle.is_handle = origin.weights, origin.is_handle
+
     def _drop_unused(self):
         """Drop ops on weights that never meet data: ops of regularisers."""
         needed, used = set(), []
         for candidate in reversed(self.candidates):
-            if candidate.by_value or any(
-                id(t) in needed for t in candidate.op.outputs
-            ):
+            outputs = map(self._of, candidate.op.outputs)
+            if candidate.by_value or not needed.isdisjoint(outputs):
                 used.append(candidate)
                 needed.update(
-                    id(candidate.op.inputs[k]) for k in candidate.weights
+                    self._of(candidate.op.inputs[k]) for k in candidate.weights
                 )
         self.candidates = used[::-1]
 
-    def gradients(self, loss, others=()):
-        """Return the gradients at the candidates' outputs, and of others.
-
-        They are a list for each candidate, and one list; None: no gradient.
-        """
-        by_tensor = {}
+    def differentiate(self, loss, others=()):
+        """Find the gradients at the candidates' outputs, and at others."""
         self.before = len(self._graph.get_operations())
         # A call comes before the calls in it: the gradients at its outputs
         # begin the backward pass of its ops.
         for call in (None, *self._inlined):
             targets = list(others) if call is None else []
             for candidate in self.candidates:
-                targets += (
-                    candidate.outputs if candidate.inlined_call is call else []
-                )
+                if candidate.inlined_call is call:
+                    targets += candidate.outputs
             for inner_call in self._inlined:
                 if inner_call.parent is call:
                     targets += inner_call.called
-            sources, output_gradients = [loss], None
+            sources, cotangents = [loss], None
             operations = self._graph.get_operations()
             if call is not None:
                 operations = call.ops
+                called = [self._of(t).gradient for t in call.called]
                 pairs = [
-                    (t, by_tensor[id(c)])
-                    for t, c in zip(call.outputs, call.called)
-                    if by_tensor[id(c)] is not None
+                    (t, cotangent)
+                    for t, cotangent in zip(call.outputs, called)
+                    if cotangent is not None
                 ]
                 sources = [t for t, _ in pairs]
-                output_gradients = [g for _, g in pairs]
-            deltas = [None] * len(targets)
+                cotangents = [cotangent for _, cotangent in pairs]
+            gradients = [None] * len(targets)
             if sources and targets:
-                deltas = gradients_at(
-                    sources, targets, operations, output_gradients
+                gradients = gradients_at(
+                    sources, targets, operations, cotangents
                 )
-            by_tensor.update(
-                (id(t), _dense(g)) for t, g in zip(targets, deltas)
-            )
-        return (
-            [[by_tensor[id(t)] for t in c.outputs] for c in self.candidates],
-            [by_tensor[id(t)] for t in others],
-        )
+            for target, gradient in zip(targets, gradients):
+                self._of(target).gradient = _dense(gradient)
+
+    def gradient_of(self, tensor):
+        """Return the gradient that was found at a tensor, or None."""
+        return self._of(tensor).gradient
+
+    def cotangents(self, candidate):
+        """Return the gradients at the outputs of a candidate."""
+        return [self._of(t).gradient for t in candidate.outputs]
 
     def variables_in(self, tensor):
         """Return the indices of the variables behind a tensor of weights."""
-        if id(tensor) in self._handles:
-            return frozenset([self._handles[id(tensor)]])
-        return self._of_weights.get(id(tensor), frozenset())
+        return self._of(tensor).weights
 
     def is_handle(self, tensor):
         """Whether it is the handle of a trainable variable."""
-        return id(tensor) in self._handles
+        return self._of(tensor).is_handle
 
     def _visit(self, op, claimed, parent=None):
-        inputs, outputs = list(op.inputs), op.outputs
-        if has(op, ASSIGNS):
-            if any(id(t) in self._data_dependent for t in inputs[1:]):
-                self._assigned_handles.add(id(inputs[0]))
-            return
-        if op.type == "ReadVariableOp":
+        traits = FACTS[op.type].traits
+        inputs = [self._of(t) for t in op.inputs]
+        outputs = [self._of(t) for t in op.outputs]
+        if traits & ASSIGNS:
+            inputs[0].is_assigned |= any(d.by_value for d in inputs[1:])
+        elif op.type == "ReadVariableOp":
             self._visit_read(inputs[0], outputs[0], claimed)
+        elif traits & MEASURES:
+            # A shape depends on the batch's size, not on its values.
+            by_size = any(d.by_value or d.by_size for d in inputs)
+            for output in outputs:
+                output.by_size |= by_size
+        else:
+            by_value = any(d.by_value or d.is_assigned for d in inputs)
+            by_size = any(d.by_size for d in inputs)
+            for output in outputs:
+                output.by_value |= by_value
+                output.by_size |= by_size
+            if claimed is not None:
+                claimed.update(*(d.weights for d in inputs if d.is_handle))
+            elif op.type not in GRADIENT_STOPS:
+                self._visit_use(op, inputs, outputs, by_value, parent)
+
+    def _visit_read(self, handle, value, claimed):
+        value.by_value |= handle.is_assigned or handle.by_value
+        if not handle.is_handle:
             return
-        if has(op, MEASURES):
-            # A shape depends on the batch's size, not on its values. It is
-            # followed for itself: a weight may be repeated for each sample.
-            if any(
-                id(t) in self._data_dependent or id(t) in self._size_dependent
-                for t in inputs
-            ):
-                self._size_dependent.update(map(id, outputs))
-            return
-        by_value = any(
-            id(t) in self._data_dependent or id(t) in self._assigned_handles
-            for t in inputs
-        )
-        by_size = any(id(t) in self._size_dependent for t in inputs)
-        if by_value:
-            self._data_dependent.update(map(id, outputs))
-        if by_size:
-            self._size_dependent.update(map(id, outputs))
         if claimed is not None:
-            claimed.update(
-                self._handles[id(t)] for t in inputs if id(t) in self._handles
-            )
+            claimed.update(handle.weights)
             return
-        if op.type in GRADIENT_STOPS:
+        (index,) = value.weights = handle.weights
+        self.reads[index].append(value.tensor)
+
+    def _visit_use(self, op, inputs, outputs, by_value, parent):
+        """Note what an op does with weights."""
+        weights = tuple(k for k, d in enumerate(inputs) if d.weights)
+        if weights and by_value and self._inline(op, parent):
             return
-        candidates = {
-            id(c): c
-            for t in inputs
-            for c in self._list_candidates.get(id(t), ())
-        }
-        variables_behind = {
-            k: self.variables_in(t) for k, t in enumerate(inputs)
-        }
-        weights = tuple(k for k, indices in variables_behind.items() if indices)
-        is_call = has(op, CALLS_FUNCTION)
-        if weights and by_value and is_call and self._can_inline(op):
-            call = inline_call(op, parent)
-            if call is not None:
-                self._inlined.append(call)
-                self._operations.update(call.ops)
-                for inner_op in call.ops:
-                    self._visit(inner_op, None, call)
-                return
-        differentiable = [
-            t
-            for t in outputs
-            if _has_gradients(t.dtype)
-            and (
-                # No op takes the loss.
-                len(outputs) == 1
-                or not self._operations.isdisjoint(t.consumers())
-            )
-        ]
+        # In this order, each once.
+        makers = dict.fromkeys(c for d in inputs for c in d.candidates)
+        differentiable = self._differentiable(op)
+        for maker in makers if by_value else ():
+            maker.outputs += differentiable
         if weights:
-            repeated = tuple(
-                k for k in weights if id(inputs[k]) in self._size_dependent
-            )
-            # Without samples it is no use, and its gradient is not needed.
-            # A weight behind it is as large as before, and its own gradient
-            # is found behind it.
-            arranges = has(op, ARRANGES) or op.type in ("Cast", "Neg")
-            is_rearranging = arranges and not by_value and not repeated
-            targets = [] if is_rearranging else list(differentiable)
-            candidate = Candidate(
-                op,
-                weights,
-                by_value,
-                targets,
-                parent,
-                repeated,
-                {k: sorted(variables_behind[k]) for k in weights},
+            candidate = self._candidate(
+                op, inputs, weights, by_value, differentiable, parent
             )
             self.candidates.append(candidate)
-            candidates[id(candidate)] = candidate
-        if by_value and candidates:
-            for maker in candidates.values():
-                if maker.op is not op:
-                    maker.outputs += differentiable
-            for t in outputs:
-                if t.dtype == tf.variant:
-                    self._list_candidates[id(t)] = list(candidates.values())
-        if by_value or not weights:
-            return
-        variables = frozenset().union(*variables_behind.values())
-        for t in outputs:
-            if _has_gradients(t.dtype) or t.dtype in (tf.variant, tf.resource):
-                self._of_weights[id(t)] = variables
+            makers[candidate] = None
+        for output in outputs:
+            if by_value and output.tensor.dtype == tf.variant:
+                output.candidates = tuple(makers)
+            elif weights and not by_value and _may_be_of_weights(output.tensor):
+                output.weights = frozenset().union(*(d.weights for d in inputs))
 
-    def _can_inline(self, call):
-        """Whether the variables that a call reads are as it has read them.
+    def _candidate(self, op, inputs, weights, by_value, outputs, parent):
+        repeated = tuple(k for k in weights if inputs[k].by_size)
+        # Without samples it is no use, and its gradient is not needed. A weight
+        # behind it is as large as before, and its own gradient is found behind
+        # it.
+        traits = FACTS[op.type].traits
+        arranges = traits & ARRANGES or op.type in ("Cast", "Neg")
+        is_rearranging = arranges and not by_value and not repeated
+        return Candidate(
+            op,
+            weights=weights,
+            by_value=by_value,
+            outputs=[] if is_rearranging else list(outputs),
+            inlined_call=parent,
+            repeated=repeated,
+            variables={k: sorted(inputs[k].weights) for k in weights},
+        )
 
-        They are not if the step assigns one of them: the ops beside the call
-        would read what was assigned after it.
+    def _differentiable(self, op):
+        """Return the outputs of an op through which a loss may depend on it."""
+        outputs = [t for t in op.outputs if _has_gradients(t.dtype)]
+        # No op takes the loss.
+        return [
+            t
+            for t in outputs
+            if len(op.outputs) == 1
+            or not self._operations.isdisjoint(t.consumers())
+        ]
+
+    def _inline(self, op, parent):
+        """Visit the ops of a call in the place of the call; whether it is one.
+
+        It must read the variables as they are: if the step assigns one of them,
+        the ops beside the call would read what was assigned after it.
         """
-        return not any(id(t) in self._written_handles for t in call.inputs)
+        if not FACTS[op.type].traits & CALLS_FUNCTION:
+            return False
+        if not self._written_handles.isdisjoint(map(self._of, op.inputs)):
+            return False
+        call = inline_call(op, parent)
+        if call is None:
+            return False
+        self._inlined.append(call)
+        self._operations.update(call.ops)
+        for inner_op in call.ops:
+            self._visit(inner_op, None, call)
+        return True
 
     @functools.cached_property
     def _written_handles(self):
-        """The ids of the handles of all variables that the step assigns."""
-        return {id(t) for t in assigned_inputs(self._graph)}
-
-    def _visit_read(self, handle, value, claimed):
-        if (
-            id(handle) in self._assigned_handles
-            or id(handle) in self._data_dependent
-        ):
-            self._data_dependent.add(id(value))
-        index = self._handles.get(id(handle))
-        if index is None:
-            return
-        if claimed is not None:
-            claimed.add(index)
-            return
-        self.reads[index].append(value)
-        self._of_weights[id(value)] = frozenset([index])
+        """The handles of all variables that the step assigns."""
+        return {self._of(t) for t in assigned_inputs(self._graph)}
 
 
 def _has_gradients(dtype):
@@ -396,20 +309,10 @@ def _has_gradients(dtype):
     return dtype.is_floating or dtype.is_complex
 
 
+def _may_be_of_weights(tensor):
+    is_holder = tensor.dtype in (tf.variant, tf.resource)
+    return is_holder or _has_gradients(tensor.dtype)
+
+
 def _dense(gradient):
     return None if gradient is None else tf.convert_to_tensor(gradient)
-
-
-def _handles(graph, variables):
-    """Return id of a handle in a graph → index of its variable."""
-    variable_indices = {
-        id(part.handle): index
-        for index, variable in enumerate(variables)
-        for part in components(variable)
-    }
-    captured = {
-        key: variable_indices[id(handle)]
-        for key, handle in captured_origins(graph).items()
-        if id(handle) in variable_indices
-    }
-    return {**variable_indices, **captured}

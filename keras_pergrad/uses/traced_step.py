@@ -1,7 +1,7 @@
 """Per-sample gradients of one forward and one backward pass.
 
 The forward pass is Keras's own, traced once. Its graph shows in which ops
-weights meet the data (`use_search`). One backward pass gives the gradients of
+weights meet the data (`search`). One backward pass gives the gradients of
 the outputs of these ops. The ops' rules make factors of these gradients.
 """
 
@@ -33,15 +33,13 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
 )
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.layout import sizes_of
-from keras_pergrad.proof.step_proof import StepProof
+from keras_pergrad.proof.step_proof import prove_step
 from keras_pergrad.uses import weight_paths
 from keras_pergrad.uses.layer_rules.registry import find_rule
 from keras_pergrad.uses.one_by_one import warn_once
 from keras_pergrad.uses.op_rules import Use, factor_of, unscaled
 from keras_pergrad.uses.search import CandidateUses
 from keras_pergrad.uses.weight_paths import merge_parts
-
-# Calls of layers that have a rule of their own, as recurrent layers do.
 
 
 @dataclasses.dataclass
@@ -63,7 +61,7 @@ class RuleCall:
     watched: list
 
 
-def layer_factors(call, traced, deltas, layouts, n, scale, uses):
+def layer_factors(call, traced, *, deltas, layouts, n, scale, uses):
     """Yield (index of the variable, factor) by the rule of a call's layer."""
     if all(d is None for d in deltas):
         return
@@ -84,12 +82,11 @@ def layer_factors(call, traced, deltas, layouts, n, scale, uses):
         inputs, deltas = tf.nest.map_structure(
             lambda t: _merge_positions(t, layout, n), (inputs, deltas)
         )
-    variable_indices = {id(v): k for k, v in enumerate(traced.variables)}
     seen_indices = set()
     for variable, factor in call.rule.gradients(
         call.layer, inputs, deltas[0] if len(deltas) == 1 else deltas
     ):
-        k = variable_indices.get(id(variable))
+        k = traced.index_of(variable)
         if k is not None:
             seen_indices.add(k)
             yield k, factor
@@ -126,15 +123,12 @@ def _merge_positions(tensor, layout, n):
     return merged
 
 
-# The forward pass of a model in a graph, with what its layer rules watch.
-#
-# It is Keras's own. Only layers that have a rule (recurrent layers, and
-# layers of the user) are called through this rule, and recurrent layers that
-# have none run their loop on GPUs, too. They are always restored afterwards.
-
-
 class Forward:
-    """`model(x)`, in the graph that is being built.
+    """`model(x)`, in the graph that is being built, as Keras calls it.
+
+    Only layers that have a rule (recurrent layers, and layers of the user) are
+    called through this rule, and recurrent layers that have none run their
+    loop on GPUs, too. They are always restored afterwards.
 
     Attributes:
         graph: the graph.
@@ -238,13 +232,6 @@ def _first_positional(call, args, kwargs):
     return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
 
 
-# Per-sample gradients of one forward and one backward pass.
-#
-# The forward pass is Keras's own, traced once. Its graph shows in which ops
-# weights meet the data (`use_search`). One backward pass gives the gradients
-# of the outputs of these ops. The ops' rules make factors of these gradients.
-
-
 class TracedStep:
     """One forward and one backward pass, with the part of every sample.
 
@@ -317,6 +304,11 @@ class TracedStep:
     def number(self):
         """The number of samples; None if it is not known while tracing."""
         return first_tensor(self.batch[0]).shape[0]
+
+    def index_of(self, variable):
+        """Return the place of a trainable variable; None: it is none."""
+        same = (k for k, v in enumerate(self.variables) if v is variable)
+        return next(same, None)
 
     @property
     def layer_rules(self):
@@ -391,30 +383,43 @@ class TracedStep:
             self.refuse(layer, error)
         uses = self.uses()
         watched = [t for call in self.calls for t in call.watched]
-        gradients = op_deltas, rule_deltas = uses.gradients(loss, watched)
-        self.proof = proof = StepProof(self, uses, gradients, loss)
+        uses.differentiate(loss, watched)
+        self.proof = proof = prove_step(self, uses, loss)
         refused = False
         for layer, error in proof.refusals:
             refused = True
             self.refuse(layer, error)
-        op_deltas = {id(c): d for c, d in zip(uses.candidates, op_deltas)}
-        rule_deltas = iter(rule_deltas)
         n = self.number
         if n is None:
             n = sample_count(self.batch[0])
         for call in self.calls:
-            deltas = [next(rule_deltas) for _ in call.watched]
-            layouts = proof.watched_layouts(call)
-            arguments = self, deltas, layouts, n, scale, uses
-            for k, factor in layer_factors(call, *arguments):
+            call_factors = layer_factors(
+                call,
+                self,
+                deltas=list(map(uses.gradient_of, call.watched)),
+                layouts=proof.watched_layouts(call),
+                n=n,
+                scale=scale,
+                uses=uses,
+            )
+            for k, factor in call_factors:
                 yield k, factor, call
         for candidate, use_types in proof.choose_uses():
-            deltas = op_deltas[id(candidate)]
+            deltas = uses.cotangents(candidate)
             if all(d is None for d in deltas):
                 continue
             op = candidate.op
-            arguments = deltas, n, scale, uses, self.variables
-            use = Use(op, op.type, candidate, use_types, *arguments)
+            use = Use(
+                op,
+                type=op.type,
+                candidate=candidate,
+                use_types=use_types,
+                deltas=deltas,
+                n=n,
+                scale=scale,
+                uses=uses,
+                variables=self.variables,
+            )
             try:
                 yield from self._op_factors(use)
             except ValueError as error:
@@ -427,12 +432,11 @@ class TracedStep:
             factor, group = factor_of(use, input_index), []
             is_variable = use.is_variable(input_index)
             for k in use.candidate.variables[input_index]:
-                arguments = factor, use, input_index, k, group
-                variable_factor = (
-                    factor
-                    if is_variable
-                    else weight_paths.to_variable(*arguments)
-                )
+                variable_factor = factor
+                if not is_variable:
+                    variable_factor = weight_paths.to_variable(
+                        factor, use, input_index=input_index, k=k, group=group
+                    )
                 if variable_factor is not None:
                     yield k, variable_factor, use
 

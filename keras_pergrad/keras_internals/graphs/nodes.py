@@ -39,13 +39,13 @@ def called_function(graph, name):
 
 
 def captured_origins(graph):
-    """Map the id of each captured tensor to the tensor it comes from."""
+    """Map the `ref()` of each captured tensor to the tensor it comes from."""
     # Functions are nested: an outer tensor may itself be captured further out.
     if not is_function(graph):
         return {}
     outer_origins = captured_origins(outer_graph_of(graph))
     origins = {
-        id(inner): outer_origins.get(id(outer), outer)
+        inner.ref(): outer_origins.get(outer.ref(), outer)
         for outer, inner in captures_of(graph)
     }
     return {**outer_origins, **origins}
