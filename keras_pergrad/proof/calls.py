@@ -278,9 +278,6 @@ def _join_all(call, first, second):
     return [join_or_mixed(call, a, b) for a, b in zip(first, second)]
 
 
-# The order in which nodes are put into a graph and typed.
-
-
 def stages(nodes, has_known_shape):
     """Yield (first nodes, other nodes): what can be put into a graph together.
 

@@ -234,9 +234,6 @@ def identity_n(op, types):
     return list(types)
 
 
-# Type rules of ops that reduce, sort or accumulate along axes.
-
-
 @type_rule("Sum Mean Max Min Prod All Any EuclideanNorm", inputs=0)
 def reduce(op, types):
     """Reduce some axes."""
@@ -409,12 +406,8 @@ def fill(op, types):
     return types[1]
 
 
-# Type rules of random draws whose parameters are of the samples.
-#
-# A draw by numbers that are the same for all is `Free`, as any op on them.
-
-
-#: The places of parameters among the inputs.
+#: The places of parameters among the inputs of a draw. One by numbers that are
+#: the same for all is `Free`, as any op on them.
 _PARAMETERS = {
     "RandomGamma": 1,
     "RandomGammaGrad": (0, 1),

@@ -17,13 +17,6 @@ from keras_pergrad.proof.op_facts import (
 )
 from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 
-# Ranges of the numbers that a tensor can have, whatever the batch.
-#
-# Interval arithmetic (Moore, Interval Analysis, 1966) over the ops that made
-# the tensor. An entry that is no number leaves its range; a look-up refuses
-# it.
-
-
 #: Ops that round each entry, and how.
 _ROUNDING = {
     "Cast": math.trunc,
@@ -36,6 +29,10 @@ _ROUNDING = {
 
 def number_range(op, tensor):
     """Return the least and the largest number that a tensor can have.
+
+    Whatever the batch, by interval arithmetic (Moore, Interval Analysis, 1966)
+    over the ops that made the tensor. An entry that is no number leaves its
+    range; a look-up refuses it.
 
     Args:
         op: the `TypedOp` that knows numbers that shapes determine.
@@ -277,8 +274,6 @@ _ARITHMETIC = {
     "Abs": _absolute_range,
 }
 
-# Indices that follow the samples' values, and lead to their own entries.
-
 
 def reaches_own_entries(op, ids, index_type, length, block_type):
     """Whether indices lead each sample to its own entries of an axis.
@@ -376,10 +371,8 @@ def _keeps_numbers(op, producer):
         )
     if producer.type == "StridedSlice":
         # As `ids[:, None]`.
-        input_shape, output_shape = (
-            producer.inputs[0].shape,
-            producer.outputs[0].shape,
-        )
+        input_shape = producer.inputs[0].shape
+        output_shape = producer.outputs[0].shape
         strides = op.value_of(producer.inputs[3])
         if strides is None or not output_shape.is_fully_defined():
             return False
@@ -509,10 +502,8 @@ def _cast_columns(columns, dtype):
     """Return columns with what a data type holds of their numbers."""
     if columns is None:
         return None
-    np_type, is_wide = (
-        dtype.as_numpy_dtype,
-        dtype.is_integer and dtype.size >= 4,
-    )
+    np_type = dtype.as_numpy_dtype
+    is_wide = dtype.is_integer and dtype.size >= 4
     return [
         (
             None

@@ -153,9 +153,6 @@ def join_lists(op, types):
     return input_type
 
 
-# The shapes of what lists of tensors hold: TensorFlow loses them in loops.
-
-
 class ListShapes:
     """Finds what is known of lists, and of the tensors in them.
 

@@ -212,9 +212,6 @@ def sparse_op(op, types):
     raise Untyped("sparse tensors have no axis for the samples")
 
 
-# Type rules of look-ups and of writes by indices of several axes.
-
-
 @type_rule("GatherNd", "ResourceGatherNd", inputs=ALL)
 def gather_nd(op, types):
     """Entries by indices of several axes."""

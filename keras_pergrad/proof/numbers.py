@@ -206,15 +206,11 @@ class OpenLengths:
             length = unit * max(self.times, 1)
             for k in range(len(known_sizes)):
                 while known_sizes[k] and known_sizes[k] % unit == 0:
-                    part = (
-                        length
-                        if known_sizes[k] % length == 0
-                        else known_sizes[k]
-                    )
-                    known_sizes[k], open_product = (
-                        known_sizes[k] // part,
-                        open_product * part,
-                    )
+                    part = known_sizes[k]
+                    if part % length == 0:
+                        part = length
+                    known_sizes[k] //= part
+                    open_product *= part
         return math.prod(known_sizes), open_product
 
     def is_regular(self, tensor, value_of, source=None):

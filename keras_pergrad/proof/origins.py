@@ -166,20 +166,17 @@ def _is_ctc_loss(op):
     return _calls(op.node_def, definitions, lambda n: n.op in _CTC_LOSSES)
 
 
-# Custom gradients of weights, made with `tf.custom_gradient`.
-#
-# A sample's part in such a gradient is computed with the cotangents of the
-# other samples set to zero, and samples are weighted by their cotangents. Both
-# need a gradient that is linear in its cotangents.
-
-
 #: What `tf.custom_gradient` leaves in a graph.
 CUSTOM_GRADIENT_OP = "IdentityN"
 
 
 @dataclasses.dataclass
 class CustomGradient:
-    """The gradients of the weights of a candidate.
+    """The gradients of the weights of a candidate, by `tf.custom_gradient`.
+
+    A sample's part in such a gradient is computed with the cotangents of the
+    other samples set to zero, and samples are weighted by their cotangents.
+    Both need a gradient that is linear in its cotangents.
 
     Attributes:
         candidate: the `Candidate`.

@@ -194,9 +194,6 @@ def _are_right_sides(op, types):
     )
 
 
-# Type rules of convolutions, pooling and other ops on images.
-
-
 def _image_type(op, types):
     """Return the type if the samples are on axis 0 of all inputs."""
     layouts = set()

@@ -23,10 +23,8 @@ from keras_pergrad.proof.tensor_types import (
 )
 
 #: These give a variable its new value, or add to it; all others change a part.
-_REPLACES, _ADDS = (
-    "AssignVariableOp",
-    {"AssignAddVariableOp", "AssignSubVariableOp"},
-)
+_REPLACES = "AssignVariableOp"
+_ADDS = {"AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 class State:

@@ -225,9 +225,6 @@ def _argument_names(op_type):
     return list(inspect.signature(getattr(tf.raw_ops, op_type)).parameters)
 
 
-# Numbers that follow how many samples there are: see `Sizes`.
-
-
 _DRAW_PREFIXES = (
     "Random",
     "Stateless",
@@ -387,9 +384,6 @@ def count_sample_axes(tensor, n):
 
 def _is_multiple(size, n):
     return bool(size) and size % n == 0
-
-
-# The types of ops of which nothing is proved: what holds all the same.
 
 
 def types_of_one_sample(op, types, n):

@@ -311,13 +311,10 @@ def join_or_mixed(op, a, b):
         return Mixed(op.type, op.name, str(error))
 
 
-# The rules that give an op's outputs their types.
-#
 # A rule is `rule(op, types)`: it takes a `TypedOp` and the types of its
 # inputs, of which at least one is not `Free`, and returns one type for all
 # outputs or a list of them. It raises `Mixes` with a reason, or `Untyped`.
 # A rule is asked only if all inputs that it does not look at are `Free`.
-
 
 RULES = {}
 #: Rules of the user, by type of op; they go before those of the package.
@@ -382,9 +379,6 @@ def refuse_other_inputs(op, types):
     for argument, input_type in zip(FACTS[op.type].arguments_of(op), types):
         if argument.place not in places and not isinstance(input_type, Free):
             raise Mixes(f"takes its input `{argument.name}` from the samples")
-
-
-# An op as its type rule sees it: shapes, attributes, static numbers.
 
 
 UNKNOWN_RANK = "the rank of a tensor is not known"
@@ -499,9 +493,6 @@ def check_places(op, results, n):
             or shape[result.axis] not in (None, length)
         ):
             raise Untyped("has no axis for the samples where its rule says")
-
-
-# Type rules of the user, for ops that the package does not know.
 
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])

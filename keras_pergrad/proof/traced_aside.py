@@ -292,19 +292,19 @@ def _judge_step(traced, y_pred, loss, added_losses, terms, repeated):
             by_size.append(messages.follows_size(traced.model, repeated))
         if any(proof.of(t).flags & flags for t, flags in terms):
             by_size.append(messages.loss_follows_size(traced.model, repeated))
-    vouched_ops = tuple(proof.types.vouched_ops), proof.types.count
-    refusal_texts = tuple(texts), tuple(by_size)
     added = tuple(
         Reductions(proof.types).power(t) if _is_in(traced.graph, t) else None
         for t in added_losses
     )
     return StepFindings(
-        *refusal_texts,
-        *_assignments(traced, proof, repeated),
-        added,
-        Reductions(proof.types, of_gradients=True).power(loss),
-        bool(proof.of(loss).flags & DIVIDED),
-        *vouched_ops,
+        refusals=tuple(texts),
+        by_size=tuple(by_size),
+        added=added,
+        loss=Reductions(proof.types, of_gradients=True).power(loss),
+        is_divided=bool(proof.of(loss).flags & DIVIDED),
+        vouched_ops=tuple(proof.types.vouched_ops),
+        op_count=proof.types.count,
+        **_assignments(traced, proof, repeated),
     )
 
 
@@ -334,10 +334,7 @@ def _output_refusals(traced, proof, outputs, cotangents, repeated):
 
 
 def _assignments(traced, proof, repeated):
-    """Return the fields of a `StepFindings` about what the step assigns.
-
-    They are `assigned_paths`, `assigns_unknown` and `counter_indices`.
-    """
+    """Return the fields of a `StepFindings` about what the step assigns."""
     assigned_types = {
         None if handle is None else handle.ref(): assigned_type
         for handle, assigned_type in proof.types.assigned
@@ -373,4 +370,8 @@ def _assignments(traced, proof, repeated):
             for t in variable_types
         )
     )
-    return paths, bool(set(assigned_types) - known_handles), counter_indices
+    return {
+        "assigned_paths": paths,
+        "assigns_unknown": bool(set(assigned_types) - known_handles),
+        "counter_indices": counter_indices,
+    }

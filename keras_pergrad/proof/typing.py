@@ -133,7 +133,6 @@ class Typing:
             n, self._numbers, self.values, self._lengths_of
         )
         self.lists = ListShapes(self.values, self._numbers)
-        self._context = n, any_number, self._numbers, self.lists
         self._names, self._path = {}, ""
         self.level, self.assumes_same_for_all = 0, False
 
@@ -394,8 +393,18 @@ class Typing:
         return rule(self._typed_op(op), types)
 
     def _typed_op(self, op):
-        op_fields = op, op.type, op.inputs, op.outputs, self.of
-        return TypedOp(*op_fields, self._lengths_of(op), *self._context)
+        return TypedOp(
+            op,
+            type=op.type,
+            inputs=op.inputs,
+            outputs=op.outputs,
+            type_of=self.of,
+            lengths=self._lengths_of(op),
+            n=self.n,
+            any_number=self.any_number,
+            numbers=self._numbers,
+            lists=self.lists,
+        )
 
     def _lengths_of(self, op):
         """Return the lengths that an op may have in its shapes."""

@@ -152,9 +152,6 @@ def factor_of(use, input_index):
     return one_by_one(use, input_index)
 
 
-# The rule of look-ups in a table.
-
-
 @op_rule("GatherV2", "ResourceGather")
 def gather(use, input_index):
     """Return the factor of the table: row ids[t] receives dz[t]."""
@@ -191,9 +188,6 @@ def _table_shape(use):
         k = use.variables_in(0)[0]
         return list(use.variables[k].shape)
     return use.op.inputs[0].shape.as_list()
-
-
-# The rules of elementwise ops, and of ops that repeat their input.
 
 
 @op_rule("BiasAdd")

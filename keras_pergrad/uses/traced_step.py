@@ -108,11 +108,9 @@ def _merge_positions(tensor, layout, n):
     if not tf.is_tensor(tensor):
         return tensor
     samples_first = layout.first(tensor, n)
-    added_axes, trailing = (
-        layout.added_axes,
-        sizes_of(samples_first)[2 + layout.added_axes :],
-    )
-    positions = sizes_of(samples_first)[1 : 2 + added_axes]
+    sizes = sizes_of(samples_first)
+    trailing = sizes[2 + layout.added_axes :]
+    positions = sizes[1 : 2 + layout.added_axes]
     if all(isinstance(size, int) for size in positions):
         count = math.prod(positions)
     else:

@@ -183,16 +183,12 @@ def _outer(factor, term):
         return None
     _, side, position_labels = min(options)
     batch_labels = term.unused_labels[:2]  # samples and positions
-    (multiplied, multiplied_labels), (unchanged, unchanged_labels) = (
-        sides[side],
-        sides[1 - side],
-    )
+    multiplied, multiplied_labels = sides[side]
+    unchanged, unchanged_labels = sides[1 - side]
     kept_labels = [c for c in unchanged_labels if c in term.target]
     new_labels = [c for c in term.target if c not in kept_labels]
-    positions, order = (
-        [batch_labels[1], *position_labels],
-        [*batch_labels, *position_labels, *new_labels],
-    )
+    positions = [batch_labels[1], *position_labels]
+    order = [*batch_labels, *position_labels, *new_labels]
     multiplied = term.multiply(
         term.split_features(multiplied, multiplied_labels),
         [*batch_labels, *multiplied_labels],
@@ -233,10 +229,8 @@ def _sides(factor, term):
         axis_labels = [
             axis_labels[factor.perm.index(k)] for k in range(len(axis_labels))
         ]
-    left_labels, right_labels = (
-        [],
-        [c for labels in axis_labels for c in labels],
-    )
+    left_labels = []
+    right_labels = [c for labels in axis_labels for c in labels]
     while right_labels and term.count(left_labels) < widths[0]:
         left_labels.append(right_labels.pop(0))
     if [term.count(left_labels), term.count(right_labels)] != widths:

@@ -341,14 +341,12 @@ class GruResetBefore(Cell):
             yield self.cell.bias, Sum(dz)
 
 
-# The cell of ConvLSTM: an LSTM whose products are convolutions.
-#
-# Inside, channels are last. With dropout each gate has an input of its own,
-# so each has convolutions of its own; else one serves the four of them.
-
-
 class ConvLstm(Lstm):
-    """i, f, g, o from z + h∗U; n sample, t step, p pixel, u filter."""
+    """i, f, g, o from z + h∗U; n sample, t step, p pixel, u filter.
+
+    Inside, channels are last. With dropout each gate has an input of its own,
+    so each has convolutions of its own; else one serves the four of them.
+    """
 
     def to_channels_last(self, tensor):
         if self.cell.data_format == "channels_last":
@@ -405,15 +403,25 @@ class ConvLstm(Lstm):
 
     def gradients(self, inputs, hidden, extras, dz):
         cell = self.cell
-        geometry = cell.strides, cell.dilation_rate, cell.padding
         ones = (1,) * cell.rank
-        yield cell.kernel, _kernel_factor(inputs, dz, cell.kernel, *geometry)
-        yield (
-            cell.recurrent_kernel,
-            _kernel_factor(
-                hidden, dz, cell.recurrent_kernel, ones, ones, "same"
-            ),
+        kernel_factor = _kernel_factor(
+            inputs,
+            dz,
+            cell.kernel,
+            strides=cell.strides,
+            dilation=cell.dilation_rate,
+            padding=cell.padding,
         )
+        yield cell.kernel, kernel_factor
+        recurrent_factor = _kernel_factor(
+            hidden,
+            dz,
+            cell.recurrent_kernel,
+            strides=ones,
+            dilation=ones,
+            padding="same",
+        )
+        yield cell.recurrent_kernel, recurrent_factor
         if cell.use_bias:
             yield cell.bias, Sum(dz)
 

@@ -23,19 +23,16 @@ from keras_pergrad.uses.layer_rules import cells
 from keras_pergrad.uses.layer_rules.cells import ConvLstm
 from keras_pergrad.uses.layer_rules.registry import register_rule
 
-# Steps along the time axis, unrolled or in a loop.
-#
-# Unrolled is faster while the graph stays small: there is no loop
-# bookkeeping, and work that the next step does not wait for runs on another
-# core. XLA compiles the body of a loop once, so XLA gets the loop.
-
-
 #: The longest sequence that is unrolled.
 UNROLLED_STEPS = 8
 
 
 class Scan:
-    """A runner of steps over sequences of one length.
+    """A runner of steps over sequences of one length, unrolled or in a loop.
+
+    Unrolled is faster while the graph stays small: there is no loop
+    bookkeeping, and work that the next step does not wait for runs on another
+    core. XLA compiles the body of a loop once, so XLA gets the loop.
 
     A sequence holds a tensor for each step: a list when unrolled, else what
     was split, or a TensorArray of outputs. Neither is copied to be read.
@@ -123,17 +120,6 @@ class _Steps:
 def _swap_time(tensor):
     axes = [1, 0, *range(2, tensor.shape.rank)]
     return tf.transpose(tensor, axes)
-
-
-# Rules of SimpleRNN, LSTM, GRU, ConvLSTM and RNN with one of their cells.
-#
-# The layer's own `call` runs, but with an equivalent inner loop that projects
-# the whole input at once. The gradient of that projection Z is the gate
-# gradient of every step:
-#
-#     kernel = Σ_t x_t ⊗ dz_t,  recurrent kernel = Σ_t h_{t-1} ⊗ dz_t.
-#
-# In a ConvLSTM these are sums over pixels, too.
 
 
 _CELLS = {
