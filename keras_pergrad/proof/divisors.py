@@ -98,7 +98,7 @@ class Divisors:
         factors, is_zero = set(), True
         for k, input_type in list(enumerate(types))[first:]:
             if isinstance(input_type, Divisor):
-                factors.add((self._applied("*", op, k),))
+                factors.add((self._operand("*", op, k),))
             elif _has_sample_parts(input_type):
                 factors.add(input_type.factor)
             elif isinstance(input_type, Free):
@@ -123,7 +123,7 @@ class Divisors:
             for k, t in enumerate(types)
         ):
             raise Mixes(UNEQUAL)
-        return tuple(sorted([*(factor or ()), self._applied("?", op, 0)]))
+        return tuple(sorted([*(factor or ()), self._operand("?", op, 0)]))
 
     def _factor_of_product(self, op, types):
         factor = []
@@ -135,11 +135,11 @@ class Divisors:
                 factor += input_type.factor or ()
             elif not isinstance(input_type, Free):
                 operation = op.type if is_divisor else "*"
-                factor.append(self._applied(operation, op, k))
+                factor.append(self._operand(operation, op, k))
         is_settled = any(getattr(t, "factor", ()) is None for t in types)
         return None if is_settled and not factor else tuple(sorted(factor))
 
-    def _applied(self, operation, op, k):
+    def _operand(self, operation, op, k):
         """Return what an input adds to a factor; it must be one number."""
         tensor = self._values.original(op.inputs[k])
         while has(tensor.op, ARRANGES | REPEATS):

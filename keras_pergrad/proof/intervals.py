@@ -309,7 +309,7 @@ def _reaches_owners(op, ids, owners, run_length, samples):
         samples: the sample of each entry.
     """
     ids = _number_source(op, ids)
-    for strip in (_strip_clip, _strip_wrap):
+    for strip in (_without_clip, _without_wrap):
         ids = _number_source(op, strip(op, ids))
     if not ids.shape.is_fully_defined():
         return False
@@ -393,7 +393,7 @@ def _keeps_integers(op, tensor, dtype):
     return least <= low <= high <= greatest
 
 
-def _strip_clip(op, ids):
+def _without_clip(op, ids):
     """Return indices without a clip at zero.
 
     The gradient of a segment reduction clips its indices. Places in a block
@@ -409,7 +409,7 @@ def _strip_clip(op, ids):
     return clipped if is_zero else ids
 
 
-def _strip_wrap(op, ids):
+def _without_wrap(op, ids):
     """Return indices without the wrap of negative ones.
 
     `keras.ops.take` counts negative indices from the end. Those that are

@@ -297,11 +297,11 @@ class SampleLoop:
         counters = {
             k
             for k, tensor in enumerate(call.inputs)
-            if body.is_counter(k) and typing.number_of(tensor) == 0
+            if body.is_counter(k) and typing.numbers.of(tensor) == 0
         }
         condition = _Body(typing.definitions.nodes(call.function("cond")))
         invariant_values = [
-            typing.number_of(t) if k in body.invariants else None
+            typing.numbers.of(t) if k in body.invariants else None
             for k, t in enumerate(call.inputs)
         ]
         iterations = condition.iteration_count(

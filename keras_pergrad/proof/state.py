@@ -105,7 +105,7 @@ def refuse_state_of_samples(op, types):
             raise Mixes("uses a state that the step has set from its samples")
 
 
-def keeps_unknown(op, types):
+def has_unknown_state(op, types):
     """Whether an op keeps or reads state in a way that no rule knows."""
     has_rule = rule_of(op.type) is not None or has(op, FORWARDS)
     if has_rule and not has(op, ADVANCES | TELLS):
@@ -141,7 +141,7 @@ def type_read(op, typing):
         typing.set_types(op, typing.failed(op, why, False))
         return True
     if flags | held.flags:
-        typing.set_type(handle, Free(flags | held.flags))
+        typing.values[handle].type = Free(flags | held.flags)
     return False
 
 

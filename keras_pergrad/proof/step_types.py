@@ -78,7 +78,8 @@ def type_step(
     candidates = lengths_that_may_fit(axes, primes)
     lengths = next(candidates)
     while True:
-        typing = Typing(
+        make_typing = functools.partial(
+            Typing,
             definitions,
             n,
             any_number=step.number is None,
@@ -89,7 +90,7 @@ def type_step(
             lengths_at=functools.partial(step.lengths_at, dependences),
         )
         try:
-            return _types_with(typing, step, nodes, has_known_shape)
+            return _types_with(make_typing, step, nodes, has_known_shape)
         except (ValueError, tf.errors.OpError) as failure:
             error = failure
         try:
@@ -114,6 +115,7 @@ class StepTypes:
     """
 
     _step: Any
+    _make_typing: Any
     _typing: Typing
     _tensors: dict
     by_name: dict
@@ -171,7 +173,7 @@ class StepTypes:
 
     def number_of(self, tensor):
         """Return what shapes alone determine of a tensor, or None."""
-        return self._typing.number_of(self._tensors[tensor.name])
+        return self._typing.numbers.of(self._tensors[tensor.name])
 
     def has_other_axis(self, tensor):
         """Whether it has an axis as long as the batch, but that of samples."""
@@ -190,7 +192,7 @@ class StepTypes:
         nodes = self._step.nodes([*inputs.values(), *sums.values()])
         nodes.only([t.op.name for t in tensors])
         graph, tensors_by_name = tf.Graph(), {}
-        typing = self._typing.fresh()
+        typing = self._make_typing()
         with graph.as_default():
             for name in {**inputs, **sums}:
                 original = self._tensors[name]
@@ -198,7 +200,7 @@ class StepTypes:
                     original.dtype, original.shape, original
                 )
         for name in sums:
-            typing.set_type(tensors_by_name[name], Total())
+            typing.values[tensors_by_name[name]].type = Total()
         typing.run(nodes, tensors_by_name, graph)
         return [typing.of(tensors_by_name[t.name]) for t in tensors]
 
@@ -304,8 +306,9 @@ class _StepGraph:
         return parts
 
 
-def _types_with(typing, step, nodes, has_known_shape):
-    """Return the `StepTypes` of a step by a `Typing`."""
+def _types_with(make_typing, step, nodes, has_known_shape):
+    """Return the `StepTypes` of a step by the `Typing` that is made."""
+    typing = make_typing()
     n, lengths = typing.n, typing.lengths
     graph, tensors = tf.Graph(), dict(step.inputs)
     # Where all shapes are known, a copy of the graph would show no more.
@@ -348,9 +351,10 @@ def _types_with(typing, step, nodes, has_known_shape):
         typing.run(nodes, tensors, graph)
     return StepTypes(
         step,
+        make_typing,
         typing,
         tensors,
-        by_name=typing.types_by_key(tensors),
+        by_name=dict(zip(tensors, typing.values.types_of(tensors.values()))),
         assigned=[
             (handles.get(key), assigned_type)
             for key, assigned_type in state.assigned.items()

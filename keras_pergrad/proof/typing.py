@@ -30,7 +30,7 @@ from keras_pergrad.proof.op_facts import FACTS
 from keras_pergrad.proof.state import (
     State,
     forward_handles,
-    keeps_unknown,
+    has_unknown_state,
     refuse_state_of_samples,
     type_assignment,
     type_read,
@@ -83,6 +83,7 @@ class Typing:
 
     Attributes:
         values: what is known of each tensor, a `Values`.
+        numbers: the values that shapes alone determine, a `StaticNumbers`.
         state: what variables hold, a `State`.
         lists: what is known of lists, a `ListShapes`.
         level: how many loops through the samples are being typed.
@@ -110,16 +111,6 @@ class Typing:
         self.any_number = any_number
         self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
         self._lengths_at, self._top = lengths_at or all_lengths, None
-        self._options = {
-            "definitions": definitions,
-            "n": n,
-            "any_number": any_number,
-            "is_vouched": is_vouched,
-            "has_known_shape": has_known_shape,
-            "backward": backward,
-            "lengths": lengths,
-            "lengths_at": lengths_at,
-        }
         self._backward, self._in_backward = backward, False
         self._in_own_gradient = False
         self.values = Values()
@@ -127,40 +118,23 @@ class Typing:
         self.state = State(self.values)
         self.failures, self.effects, self.vouched_ops = [], [], []
         self.without_axis, self.count = [], 0
-        self._numbers = StaticNumbers(self.values)
-        self._sizes = Sizes(n, any_number, self._numbers, self.values)
+        self.numbers = StaticNumbers(self.values)
+        self._sizes = Sizes(n, any_number, self.numbers, self.values)
         self._every_number = EveryNumber(
-            n, self._numbers, self.values, self._lengths_of
+            n, self.numbers, self.values, self._lengths_of
         )
-        self.lists = ListShapes(self.values, self._numbers)
+        self.lists = ListShapes(self.values, self.numbers)
         self._names, self._path = {}, ""
         self.level, self.assumes_same_for_all = 0, False
-
-    def fresh(self):
-        """Return a `Typing` of the same graph in which nothing is typed."""
-        return type(self)(**self._options)
 
     def of(self, tensor):
         """Return the type of a tensor."""
         return self.values.type_of(tensor)
 
-    def types_by_key(self, tensors):
-        """Return the types of a dict of tensors."""
-        return dict(zip(tensors, self.values.types_of(tensors.values())))
-
-    def number_of(self, tensor):
-        """Return a tensor's value where shapes alone determine it, or None."""
-        return self._numbers.of(tensor)
-
     def set_inputs(self, tensors, types):
         """Set the types of tensors of the batch, of which no value is known."""
-        for tensor, tensor_type in zip(tensors, types):
-            self.set_type(tensor, tensor_type)
-        self._numbers.forget(tensors)
-
-    def set_type(self, tensor, tensor_type):
-        """Set the type of a tensor."""
-        self.values[tensor].type = tensor_type
+        self.values.set_types(tensors, types)
+        self.numbers.forget(tensors)
 
     def run(self, nodes, tensors, graph):
         """Put nodes into a graph and type them; extend name → tensor."""
@@ -200,7 +174,7 @@ class Typing:
             zip(inputs, arguments, types)
         ):
             self.values.bind(inner, outer, input_type, not is_repeated)
-            value = self._numbers.of(outer)
+            value = self.numbers.of(outer)
             if k in constants and value is not None:
                 with graph.as_default():
                     inner = tf.constant(value, outer.dtype)
@@ -240,7 +214,7 @@ class Typing:
         self._in_backward, self._in_own_gradient = was_backward
         # Not inside of the graph: there nothing can be evaluated.
         values: Any = [
-            call.values.get(k) if call.is_control_flow else self._numbers.of(t)
+            call.values.get(k) if call.is_control_flow else self.numbers.of(t)
             for k, t in enumerate(outputs)
         ]
         with graph.as_default():
@@ -259,14 +233,14 @@ class Typing:
         operations = nodes.put(graph, [name], tensors)
         self._names.update(operations)
         (op,) = operations
-        set_computed_shape(op, self._numbers)
+        set_computed_shape(op, self.numbers)
         self._type_op(op)
         value = self.lists.value_of(op)
         if value is not None:
             # A constant, so that shapes that follow from it are known.
             with graph.as_default():
                 tensors[f"{name}:1"] = tf.constant(value, op.outputs[1].dtype)
-            self.set_type(tensors[f"{name}:1"], self.of(op.outputs[1]))
+            self.values[tensors[f"{name}:1"]].type = self.of(op.outputs[1])
         for k, tensor in enumerate(op.outputs):
             shape = self.lists.shape_of(op, k)
             shape = nodes.shape_of(f"{name}:{k}", shape)
@@ -326,7 +300,7 @@ class Typing:
             self.set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
             self._every_number.note_sizes(op)
-        elif self._keeps_unknown(op, facts, types):
+        elif self._has_unknown_state(op, facts, types):
             self.set_types(op, self.effects[-1])
         elif op.outputs:
             if facts.traits & op_facts.ADVANCES:
@@ -344,7 +318,7 @@ class Typing:
         if mark == gradients.SAME_FOR_ALL:
             self.assumes_same_for_all = True
         elif mark == gradients.WHOLE_LOSS:
-            self.set_type(op.outputs[0], settle_factor(types[0]))
+            self.values[op.outputs[0]].type = settle_factor(types[0])
         return mark in (gradients.SAME_FOR_ALL, gradients.WHOLE_LOSS)
 
     def _type_computation(self, op, facts, types):
@@ -402,7 +376,7 @@ class Typing:
             lengths=self._lengths_of(op),
             n=self.n,
             any_number=self.any_number,
-            numbers=self._numbers,
+            numbers=self.numbers,
             lists=self.lists,
         )
 
@@ -488,14 +462,14 @@ class Typing:
                 return self._vouched_or_mixed(op, types, why, True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
-    def _keeps_unknown(self, op, facts, types):
+    def _has_unknown_state(self, op, facts, types):
         """Whether an op keeps state, and neither a rule nor the user knows it.
 
         Queues, stages, files and the like, also without outputs.
         """
         if self.n <= 1 or not facts.may_keep_state:
             return False
-        if not keeps_unknown(op, types) or self._is_vouched(op):
+        if not has_unknown_state(op, types) or self._is_vouched(op):
             return False
         why = "has no type rule, and may keep state or read what is kept"
         self.effects.append(self.failed(op, why, True))

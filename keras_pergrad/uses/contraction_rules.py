@@ -78,16 +78,9 @@ class Axes:
         if any(sizes[c] is None for c in weight):
             return "the shape of the weight is not known"
         blocks = [c for c in weight if c in data and c in output]
-        for tensor, labels in ((x, data), (use.deltas[0], output)):
-            # A reshape to sizes of run time may have made the features' sizes
-            # unknown; those of the weight are known.
-            is_feature = [c in weight and c not in blocks for c in labels]
-            tensor.set_shape(
-                [
-                    sizes[c] if fixed else None
-                    for c, fixed in zip(labels, is_feature)
-                ]
-            )
+        features = {c: sizes[c] for c in weight if c not in blocks}
+        _set_sizes(x, data, features)
+        _set_sizes(use.deltas[0], output, features)
         data, output = layout.labels(data), output_layout.labels(output)
         return cls(
             data,
@@ -126,6 +119,11 @@ def contraction(use, input_index):
     factor_labels = [*axes.blocks, *axes.inputs, *axes.outputs]
     permutation = permutation_to(factor_labels, axes.weight, axes.sizes)
     return (Blocks if axes.blocks else Outer)(x, dz, shape, *permutation)
+
+
+def _set_sizes(tensor, labels, sizes):
+    """Set the sizes of axes that a reshape to sizes of run time has lost."""
+    tensor.set_shape([sizes.get(c) for c in labels])
 
 
 def _repeated_layout(use, weight, data, output, x):

@@ -79,7 +79,7 @@ class Use:
         delta = self.layout_of(k).first(self.deltas[k], self.n)
         return unscaled(delta, dtype, self.scale)
 
-    def unmoved_delta(self, dtype, k=0):
+    def delta_in_place(self, dtype, k=0):
         """Get the same gradient, with the samples where the output has them."""
         return unscaled(self.deltas[k], dtype, self.scale)
 
@@ -213,19 +213,19 @@ def broadcast(use, input_index):
     w, out = use.op.inputs[input_index], use.op.outputs[0]
     dtype = use.dtype(input_index)
     if use.type in _ADDS:
-        gradient = use.unmoved_delta(dtype)
+        gradient = use.delta_in_place(dtype)
         if _ADDS[use.type][input_index] < 0:
             gradient = -gradient
     elif use.type == "Mul":
         other = tf.cast(use.op.inputs[1 - input_index], dtype)
-        gradient = use.unmoved_delta(dtype) * other
+        gradient = use.delta_in_place(dtype) * other
     else:
         broadcast_weight = tf.broadcast_to(w, tf.shape(out))
         broadcast_weight.set_shape(out.shape)
         inputs = list(use.op.inputs)
         inputs[input_index] = broadcast_weight
         copy = _copy_op(use.op, inputs)
-        delta = tf.cast(use.unmoved_delta(dtype), out.dtype)
+        delta = tf.cast(use.delta_in_place(dtype), out.dtype)
         (gradient,) = tf.gradients(copy, [broadcast_weight], [delta])
         gradient = tf.cast(gradient, dtype)
     return spread_over(use, gradient, sizes_of(w))
@@ -313,7 +313,7 @@ def broadcast_to(use, input_index):
     """Return the factor: dz, summed over the broadcast axes."""
     if input_index != 0:
         return "its shape is of weights"
-    local = use.unmoved_delta(use.dtype(input_index))
+    local = use.delta_in_place(use.dtype(input_index))
     return spread_over(use, local, sizes_of(use.op.inputs[0]))
 
 

@@ -157,6 +157,6 @@ def _types(concrete, count, wanted):
                 shape = [TYPED_N, *shape[1:]]
             known[tensor.name] = placeholder(tensor.dtype, shape, tensor)
     for tensor in inputs[:count]:
-        typing.set_type(known[tensor.name], At(0))
+        typing.values[known[tensor.name]].type = At(0)
     typing.run(nodes, known, typed)
     return {name: typing.of(known[name]) for name in wanted}
