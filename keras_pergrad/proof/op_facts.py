@@ -31,6 +31,8 @@ MOVES = ARRANGES | TAKES_PARTS | REPEATS
 JOINS = next(_BITS)
 #: Linear in its source, if all other inputs are constants.
 LINEAR = next(_BITS)
+#: Each of its source as it is or negated, or sums or means of some.
+ADDS_UP = next(_BITS)
 #: Linear in all inputs together.
 SUMS = next(_BITS)
 #: Products of the inputs' entries, sums of such products, and quotients.
@@ -130,14 +132,15 @@ _TABLE = {
     # Arithmetic.
     "AccumulateNV2": SUMS,
     "Add AddN AddV2 Sub": SUMS | REGULAR | EVALUATED,
-    "Cast": LINEAR | EVALUATED | SIZE_PRODUCTS,
-    "Conj Imag PlaceholderWithDefault Real": LINEAR,
+    "Cast": LINEAR | ADDS_UP | EVALUATED | SIZE_PRODUCTS,
+    "Conj Imag PlaceholderWithDefault": LINEAR,
+    "Real": LINEAR | ADDS_UP,
     "Cumsum": LINEAR | REGULAR | EVALUATED | SHAPED_BY_INPUTS,
-    "Mean": LINEAR | TAKES_SIZES,
-    "Neg": LINEAR | REGULAR | EVALUATED,
+    "Mean": LINEAR | ADDS_UP | TAKES_SIZES,
+    "Neg": LINEAR | ADDS_UP | REGULAR | EVALUATED,
     "Pad": LINEAR | REGULAR | EVALUATED | TAKES_SIZES | PADS,
     "PadV2": REGULAR | EVALUATED | TAKES_SIZES | PADS,
-    "Sum": LINEAR | REGULAR | EVALUATED | TAKES_SIZES,
+    "Sum": LINEAR | ADDS_UP | REGULAR | EVALUATED | TAKES_SIZES,
     "Mul": SCALES | EVALUATED | SIZE_PRODUCTS,
     "MulNoNan": SCALES,
     "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul": CONTRACTS,

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.proof.op_facts import ARRANGES, DIVIDES, SCALES, SUMS, has
+from keras_pergrad.proof.op_facts import (
+    ADDS_UP,
+    ARRANGES,
+    DIVIDES,
+    SCALES,
+    SUMS,
+    has,
+)
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
@@ -21,8 +28,6 @@ from keras_pergrad.proof.tensor_types import (
     Total,
 )
 
-#: Ops that keep or add up the entries of their source, besides `ARRANGES`.
-_ADDS_UP = ("Cast", "Mean", "Neg", "Real", "Sum")
 _PRODUCTS = SCALES | DIVIDES
 
 
@@ -119,4 +124,4 @@ def _joins_terms(op):
 
 def _keeps_entries(op):
     """Whether an op keeps each entry of its source, or adds some up."""
-    return has(op, ARRANGES) or op.type in _ADDS_UP
+    return has(op, ARRANGES | ADDS_UP)

@@ -10,9 +10,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.gradients import has_own_gradient
 from keras_pergrad.keras_internals.graphs.nodes import called_function
-from keras_pergrad.proof.op_facts import CALLS_FUNCTION, has
-
-_REPEATABLE = {"ReadVariableOp", "ResourceGather", "Placeholder"}
+from keras_pergrad.proof.op_facts import CALLS_FUNCTION, READS, has
 
 
 @dataclasses.dataclass
@@ -98,7 +96,7 @@ def _is_pure(graph):
             if body is None or not _is_pure(body):
                 return False
             continue
-        if op.op_def.is_stateful and op.type not in _REPEATABLE:
+        if op.op_def.is_stateful and not has(op, READS):
             return False
         if any(a.HasField("func") for a in op.node_def.attr.values()):
             return False

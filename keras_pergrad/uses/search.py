@@ -28,6 +28,7 @@ from keras_pergrad.proof.op_facts import (
     CALLS_FUNCTION,
     FACTS,
     MEASURES,
+    READS,
 )
 from keras_pergrad.uses.inlining import InlinedCall, inline_call
 
@@ -94,7 +95,9 @@ class CandidateUses:
 
     Attributes:
         candidates: a list of `Candidate`, in order.
-        reads: for each variable the tensors that were read from it.
+        sources: for each variable the tensors at which the gradients of what is
+            made of it end: what was read from it, or its handle, where entries
+            that are the same for all samples were looked up.
         claimed: for each such tuple the variables that are read in it.
         before: how many ops the graph had before the backward pass.
     """
@@ -102,7 +105,7 @@ class CandidateUses:
     def __init__(self, operations, graph, data, variables, claimed=()):
         self._operations, self._graph = set(operations), graph
         self.candidates = []
-        self.reads = [[] for _ in variables]
+        self.sources = [[] for _ in variables]
         self.claimed = {ops: set() for ops in claimed}
         self.before = len(graph.get_operations())
         self._dependences = {}
@@ -226,7 +229,8 @@ class CandidateUses:
             claimed.update(handle.weights)
             return
         (index,) = value.weights = handle.weights
-        self.reads[index].append(value.tensor)
+        if not any(t.dtype == tf.resource for t in self.sources[index]):
+            self.sources[index].append(value.tensor)
 
     def _visit_use(self, op, inputs, outputs, by_value, parent):
         """Note what an op does with weights."""
@@ -236,6 +240,10 @@ class CandidateUses:
         # In this order, each once.
         makers = dict.fromkeys(c for d in inputs for c in d.candidates)
         differentiable = self._differentiable(op)
+        if not by_value and FACTS[op.type].traits & READS and weights:
+            (index,) = inputs[0].weights
+            # Gradients at what was read go on to the handle.
+            self.sources[index] = [op.inputs[0]]
         for maker in makers if by_value else ():
             maker.outputs += differentiable
         if weights:

@@ -20,7 +20,9 @@ class PulledBack(SampleGradients):
     Args:
         factor: `SampleGradients` of the tensor.
         tensor: the tensor.
-        sources: tensors that it depends on; their gradients are added.
+        sources: tensors that it depends on; their gradients are added. One may
+            be the handle of a variable.
+        shape: the shape of their gradients; default: that of the first one.
         keeps_norms: whether the norms are those of `factor`.
         move: where the tensor has entries of its only source, and no more: the
             function that moves a gradient's entries back, in any type. Norms
@@ -36,6 +38,7 @@ class PulledBack(SampleGradients):
         factor,
         tensor,
         sources,
+        shape=None,
         keeps_norms=False,
         move=None,
         group=None,
@@ -46,7 +49,7 @@ class PulledBack(SampleGradients):
         precise = tensor.dtype not in HALF
         self.move = move
         self.keeps_norms = move is not None or (keeps_norms and precise)
-        self.shape = list(sources[0].shape)
+        self.shape = list(sources[0].shape if shape is None else shape)
         self._gradients, self._cached_sum = None, {}
         self._group = [] if group is None else group
         self._group.append(self)
@@ -157,7 +160,7 @@ class PulledBack(SampleGradients):
             if g is not None
         ]
         if not parts:
-            return tf.zeros(self.sources[0].shape, dtype)
+            return tf.zeros(self.shape, dtype)
         return tf.add_n(parts)
 
     def _dtype_for(self, gradient):

@@ -29,7 +29,13 @@ def to_variable(factor, use, input_index, k, group=None):
     ops = _single_path(tensor, use.uses, k)
     if ops is None or any(op.outputs[j].dtype.is_complex for op, _, j in ops):
         # All ops between tensor and variable, for each sample.
-        return PulledBack(factor, tensor, use.uses.reads[k], group=group)
+        return PulledBack(
+            factor,
+            tensor,
+            use.uses.sources[k],
+            shape=use.variables[k].shape,
+            group=group,
+        )
     scales = []
     for op, source, target in ops:
         rule = _RULES.get(op.type, by_gradient)

@@ -232,7 +232,9 @@ def _true(right, *args):
     return True
 
 
-@_planted("state kept in their own way accepted", typing, "has_unknown_state", True)
+@_planted(
+    "state kept in their own way accepted", typing, "has_unknown_state", True
+)
 def _false(right, *args):
     return False
 

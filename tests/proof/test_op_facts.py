@@ -9,6 +9,7 @@ import pytest
 from keras_pergrad.keras_internals.graphs.nodes import op_definition
 from keras_pergrad.proof import op_facts
 from keras_pergrad.proof.op_facts import (
+    ADDS_UP,
     ARRANGES,
     FACTS,
     IS_CONSTANT,
@@ -57,6 +58,10 @@ def _faults(op_type):
         other = trial.run({place: given.other})
         if not np.array_equal(entries, _entries(other)):
             yield "is not constant"
+    if facts.has(ADDS_UP):
+        added = _entries(trial.run({place: np.ones_like(given.array)}))
+        if not added.all() or np.ptp(added):
+            yield "does not add entries up"
     if facts.has(JOINS | SUMS):
         trial = _trial(op_type, every=True)
     if facts.has(JOINS):
@@ -105,6 +110,7 @@ def test_entries_are_as_the_table_says(op_type):
         ("Cumsum", ARRANGES),
         ("Slice", REPEATS),
         ("Square", LINEAR),
+        ("Pad", ADDS_UP),
         ("Mul", SUMS),
         ("Select", JOINS),
         ("Exp", IS_CONSTANT),
