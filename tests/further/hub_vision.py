@@ -51,9 +51,61 @@ VITDET = {
     "image_shape": IMAGE,
 }
 
+D_FINE = {
+    "backbone": functools.partial(
+        hub_backbone,
+        "HGNetV2",
+        stem_channels=[3, 4, 4],
+        stackwise_stage_filters=[
+            [4, 4, 8, 1, 3, 3],
+            [8, 4, 16, 1, 3, 3],
+            [16, 8, 32, 1, 3, 5],
+            [32, 16, 64, 1, 3, 5],
+        ],
+        apply_downsample=[False, True, True, True],
+        use_lightweight_conv_block=[False, False, True, True],
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 16, 32, 64],
+        embedding_size=4,
+        use_learnable_affine_block=True,
+        hidden_act="relu",
+        image_shape=LARGE,
+        out_features=["stage3", "stage4"],
+    ),
+    "decoder_in_channels": [16, 16],
+    "encoder_hidden_dim": 16,
+    "num_denoising": 0,
+    "num_labels": 5,
+    "hidden_dim": 16,
+    "learn_initial_query": False,
+    "num_queries": 6,
+    "anchor_image_size": (64, 64),
+    "feat_strides": [16, 32],
+    "num_feature_levels": 2,
+    "encoder_in_channels": [32, 64],
+    "encode_proj_layers": [1],
+    "num_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "num_encoder_layers": 1,
+    "hidden_expansion": 0.34,
+    "depth_multiplier": 0.5,
+    "eval_idx": -1,
+    "num_decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 32,
+    "decoder_n_points": [2, 2],
+    "lqe_hidden_dim": 8,
+    "num_lqe_layers": 2,
+    "out_features": ["stage3", "stage4"],
+    "image_shape": LARGE,
+    "seed": 0,
+}
 
-def _hub(name, cls, about, dtype="float64", draws=False, **settings):
-    """A classifier by the last output of a backbone.
+
+def _hub(
+    name, cls, about, dtype="float64", draws=False, output=None, **settings
+):
+    """A classifier by an output of a backbone, by default the last one.
 
     In float32 are those with such parts; `draws` says of those with dropout
     that nothing switches off.
@@ -62,18 +114,18 @@ def _hub(name, cls, about, dtype="float64", draws=False, **settings):
     @added(name, about, __name__, dtype=dtype, draws=draws)
     def make():
         backbone = hub_backbone(cls, **settings)
-        output = backbone.output
-        if isinstance(output, dict):
-            output = list(output.values())[-1]
-        if isinstance(output, (list, tuple)):
-            output = output[0]
+        found = backbone.output
+        if isinstance(found, dict):
+            found = found[output or list(found)[-1]]
+        if isinstance(found, (list, tuple)):
+            found = found[0]
         x = tf.nest.map_structure(
             lambda t: tasks.normals(
                 *[size or SIDE for size in t.shape[1:]]
             ).batch(0),
             backbone.input,
         )
-        return classified(backbone.input, output, x)
+        return classified(backbone.input, found, x)
 
 
 _hub(
@@ -195,57 +247,15 @@ _hub(
     image_shape=LARGE,
 )
 _hub(
-    "d_fine",
+    "d_fine", "DFine", "detection by deformable attention", "float32", **D_FINE
+)
+_hub(
+    "d_fine_decoder",
     "DFine",
-    "detection by deformable attention",
+    "detection by deformable attention, with its decoder",
     "float32",
-    backbone=functools.partial(
-        hub_backbone,
-        "HGNetV2",
-        stem_channels=[3, 4, 4],
-        stackwise_stage_filters=[
-            [4, 4, 8, 1, 3, 3],
-            [8, 4, 16, 1, 3, 3],
-            [16, 8, 32, 1, 3, 5],
-            [32, 16, 64, 1, 3, 5],
-        ],
-        apply_downsample=[False, True, True, True],
-        use_lightweight_conv_block=[False, False, True, True],
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[8, 16, 32, 64],
-        embedding_size=4,
-        use_learnable_affine_block=True,
-        hidden_act="relu",
-        image_shape=LARGE,
-        out_features=["stage3", "stage4"],
-    ),
-    decoder_in_channels=[16, 16],
-    encoder_hidden_dim=16,
-    num_denoising=0,
-    num_labels=5,
-    hidden_dim=16,
-    learn_initial_query=False,
-    num_queries=6,
-    anchor_image_size=(64, 64),
-    feat_strides=[16, 32],
-    num_feature_levels=2,
-    encoder_in_channels=[32, 64],
-    encode_proj_layers=[1],
-    num_attention_heads=2,
-    encoder_ffn_dim=32,
-    num_encoder_layers=1,
-    hidden_expansion=0.34,
-    depth_multiplier=0.5,
-    eval_idx=-1,
-    num_decoder_layers=2,
-    decoder_attention_heads=2,
-    decoder_ffn_dim=32,
-    decoder_n_points=[2, 2],
-    lqe_hidden_dim=8,
-    num_lqe_layers=2,
-    out_features=["stage3", "stage4"],
-    image_shape=LARGE,
-    seed=0,
+    output="intermediate_logits",
+    **D_FINE,
 )
 _hub(
     "videoprism",
