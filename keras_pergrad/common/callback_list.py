@@ -258,7 +258,13 @@ _BATCH_SIZE = 32
 
 
 class RunningFit:
-    """Attributes: `data`, `callback_list`, `batch_size`; None if unknown."""
+    """A call of `fit` or `evaluate`; its attributes are None if unknown.
+
+    Attributes:
+        data: what it was given as `x`.
+        callback_list: Keras's list of its callbacks.
+        batch_size: that of its arrays.
+    """
 
     data = callback_list = batch_size = None
 

@@ -147,7 +147,7 @@ class Tied(Joined):
     Args:
         table: a `Rows`.
         matrix: an `Outer` of the same shape.
-        turned: whether its `dz`, not its `x`, has the rows of the table.
+        is_transposed: whether its `dz`, not its `x`, has the rows of the table.
     """
 
     def __init__(self, table, matrix, is_transposed):

@@ -41,7 +41,7 @@ def squares_by_chunks(gradients, tensors, shape):
 
 
 def sum_by_chunks(chunk_sum, tensors, numbers, shape):
-    """Return the sum of `of_some(*tensors)` of the samples, a few at a time.
+    """Return the sum of `chunk_sum(*tensors)` of all samples, a few at a time.
 
     It holds `numbers` numbers a sample, and what it returns has this shape;
     that of blank samples is zero.

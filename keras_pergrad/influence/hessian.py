@@ -110,7 +110,7 @@ class Hessian:
     Args:
         model: a compiled and built model.
         batches: the training data, from `batches_of`.
-        like: gradients of any samples: which variables are in use.
+        templates: gradients of any samples: which variables are in use.
         damping: a number.
         verbose: whether to show a progress bar.
     """

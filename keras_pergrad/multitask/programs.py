@@ -31,7 +31,8 @@ def solve(matrix, right_side, free):
 
     Args:
         matrix: (m, m), positive definite, with ones on the diagonal.
-        right: (r, m), a right-hand side b in each row, with numbers of about 1.
+        right_side: (r, m), a right-hand side b in each row, with numbers of
+            about 1.
         free: (r, m) booleans.
     """
     right_side = tf.where(free, right_side, tf.zeros_like(right_side))
