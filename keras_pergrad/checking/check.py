@@ -1,6 +1,7 @@
 """The check of one gradient, computed in every way, against single samples."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -308,33 +309,38 @@ class _Check:
         )
 
     def row(self, label, mode, device, setting):
-        head = label, device, setting
+        row = functools.partial(
+            CheckRow, mode=label, device=device, setting=setting
+        )
         try:
             self._require_comparable(mode, device, setting)
             step = self._step(label, mode)
             if device.startswith("CPU") and setting != "xla":
                 defect = kernels.defect(step.graph)
                 if defect:
-                    return CheckRow(*head, numerics.WRONG, reason=defect)
-            settings = device, setting, self.state, self.repeats
-            repeats, step_ms = step.run(*settings)
+                    return row(verdict=numerics.WRONG, reason=defect)
+            repeats, step_ms = step.run(
+                device=device,
+                setting=setting,
+                state=self.state,
+                repeats=self.repeats,
+            )
             self._require_numbers(label, repeats)
         except _CANNOT as error:
             text = reason(error)
             self._refused.setdefault(label, text)
-            return CheckRow(*head, REFUSED, reason=text)
+            return row(verdict=REFUSED, reason=text)
         dtype = numerics.on_device(self.dtype, device)
         verdicts = self._judge(mode, repeats, dtype)
         worst_verdict = {v.verdict for v in verdicts.values()}
         worst_verdict = next(
             v for v in _VERDICTS_WORST_FIRST if v in worst_verdict
         )
-        return CheckRow(
-            *head,
-            worst_verdict,
-            verdicts,
-            _spread(repeats),
-            step_ms,
+        return row(
+            verdict=worst_verdict,
+            verdicts=verdicts,
+            between_repeats=_spread(repeats),
+            step_ms=step_ms,
             dtype=dtype,
         )
 
@@ -416,8 +422,14 @@ class _Check:
                 np.zeros(v.shape) if g is None else g
                 for g, v in zip(gradients, variables)
             ]
-            settings = dtype, self.terms, scales
-            verdicts = numerics.judge_all(names, references, values, *settings)
+            verdicts = numerics.judge_all(
+                names,
+                references,
+                values,
+                dtype=dtype,
+                terms=self.terms,
+                scales=scales,
+            )
             for name, verdict in verdicts.items():
                 if (
                     verdict.relative

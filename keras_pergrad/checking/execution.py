@@ -64,9 +64,16 @@ class TracedMode:
     def run(self, device, setting, state, repeats):
         """Return each repeat's gradients, and their median milliseconds."""
         runs, times = [], []
-        settings = self._compute, self.data, self.traced, device, setting, state
         self._restart()
-        with _make_runner(*settings) as (make_ready, run_once):
+        runner = _make_runner(
+            step=self._compute,
+            data=self.data,
+            traced=self.traced,
+            device=device,
+            setting=setting,
+            state=state,
+        )
+        with runner as (make_ready, run_once):
             # The first run traces and warms up, and does not count.
             for _ in range(repeats + 1):
                 make_ready()

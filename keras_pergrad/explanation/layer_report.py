@@ -3,6 +3,7 @@
 The step is traced on symbolic inputs and not run.
 """
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -120,8 +121,6 @@ def explain(
             trace, autograph=False, jit_compile=bool(jit_compile)
         ).get_concrete_function(specs)
     rows, ops, vouched = inspections[-1]
-    request = model.name, batch_size, bool(jit_compile)
-    split = _batch_split(model, batch_size)
 
     def memory():
         own_jit = jit_compile if requested_jit is not None else None
@@ -137,9 +136,17 @@ def explain(
             counts = [saved.launches(m, batch_size) for m in (mode, Batch())]
         return step_memory.KernelLaunches(batch_size, repr(mode), *counts)
 
-    lost_precision = _lost_precision(model)
     return Explanation(
-        *request, rows, split, ops, vouched, lost_precision, memory, launches
+        model=model.name,
+        batch_size=batch_size,
+        jit_compile=bool(jit_compile),
+        rows=rows,
+        split=_batch_split(model, batch_size),
+        ops=ops,
+        vouched=vouched,
+        products=_lost_precision(model),
+        _memory=memory,
+        _launches=launches,
     )
 
 
@@ -229,28 +236,37 @@ def _layer_rows(model, uses, refused, vouched, n):
         weights = [v for v in _direct_weights(layer) if id(v) in uses]
         used = [(v, uses[id(v)]) for v in weights if uses[id(v)]]
         path = getattr(layer, "path", None) or layer.name
-        head = layer.name, path, type(layer).__name__
+        row = functools.partial(
+            LayerRow, layer=layer.name, path=path, type=type(layer).__name__
+        )
         if id(layer) in refused:
-            text = refused[id(layer)]
-            yield LayerRow(*head, "refused", text, 1, verdict="refused")
+            yield row(
+                served_by="refused",
+                reason=refused[id(layer)],
+                calls=1,
+                verdict="refused",
+            )
         elif used or (weights and not refused):  # else not all uses are known
             calls = max((len(each) for _, each in used), default=1)
-            service = _how_served(
+            served_by, reason = _how_served(
                 model,
                 [use for _, each in used for use in each],
             )
-            rows = tuple(_variable_row(*pair, n) for pair in used)
-            verdict = "open", ()
-            if not refused and service[0] != "unknown":
+            verdict, vouched_inside = "open", ()
+            if not refused and served_by != "unknown":
                 vouched_inside = [
                     vouched.get(id(part), ()) for part in _nested_layers(layer)
                 ]
                 vouched_inside = tuple(itertools.chain(*vouched_inside))
-                verdict = (
-                    "vouched" if vouched_inside else "proved",
-                    vouched_inside,
-                )
-            yield LayerRow(*head, *service, calls, rows, *verdict)
+                verdict = "vouched" if vouched_inside else "proved"
+            yield row(
+                served_by=served_by,
+                reason=reason,
+                calls=calls,
+                variables=tuple(_variable_row(*pair, n) for pair in used),
+                verdict=verdict,
+                vouched=vouched_inside,
+            )
 
 
 def _how_served(model, uses):

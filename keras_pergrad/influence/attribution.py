@@ -286,10 +286,9 @@ class Influence(NamedArguments):
         verbose: int | bool = 1,
     ):
         check_arguments(curvature, damping, checkpoints)
-        data = x, y, sample_weight
         if batch_size is None and not is_batched(x):
             batch_size = _DEFAULT_BATCH_SIZE
-        self._batches = batches_of(*data, batch_size)
+        self._batches = batches_of(x, y, sample_weight, batch_size)
         if is_batched(x):
             self._batches = FixedOrderBatches(self._batches, "x")
         require_mean_loss(model, next(iter(self._batches)))
@@ -297,7 +296,6 @@ class Influence(NamedArguments):
         self._curvature = curvature
         self._checkpoints = Checkpoints(model, checkpoints)
         size = positive_integer("projection_size", projection_size)
-        model_and_data = model, self._batches
         make_curvature = {
             "none": lambda: IdentityCurvature,
             "exact": lambda: exact_curvature(damping),
@@ -306,9 +304,21 @@ class Influence(NamedArguments):
             "projected": lambda: None,
         }[curvature]()
         self._estimators = [
-            ProjectedInfluence(*model_and_data, size, damping, seed, verbose)
+            ProjectedInfluence(
+                model,
+                self._batches,
+                size=size,
+                damping=damping,
+                seed=seed,
+                verbose=verbose,
+            )
             if make_curvature is None
-            else WeightSpaceInfluence(*model_and_data, make_curvature, verbose)
+            else WeightSpaceInfluence(
+                model,
+                self._batches,
+                make_curvature=make_curvature,
+                verbose=verbose,
+            )
             for _ in range(len(self._checkpoints))
         ]
 
@@ -558,15 +568,15 @@ class Influence(NamedArguments):
                 }
             )
             store.require_complete()
-            settings = store.metadata["projection_size"], damping
             self._estimators.append(
                 ProjectedInfluence(
                     model,
-                    None,
-                    *settings,
-                    store.metadata["seed"],
-                    verbose,
-                    store,
+                    batches=None,
+                    size=store.metadata["projection_size"],
+                    damping=damping,
+                    seed=store.metadata["seed"],
+                    verbose=verbose,
+                    rows=store,
                 )
             )
         return self

@@ -215,8 +215,9 @@ def _trace_product(model_reference):
             with tape, tf.GradientTape() as inner:
                 with twice_differentiable():
                     y_pred = call_model(model, x, training=False)
-                    data = x, y, y_pred, sample_weight
-                    loss = total_loss(model, *data, False)
+                    loss = total_loss(
+                        model, x, y, y_pred, sample_weight, training=False
+                    )
                 gradients = inner.gradient(loss, variables)
                 return [
                     tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)

@@ -201,9 +201,14 @@ class SampleValues(NamedArguments, PreparesFit):
                 "gradient_mode='vectorized', as PerGradModel.from_model(model) "
                 f"makes one. Received: a {type(self.model).__name__}."
             )
-        settings = self.order, self.every, self.projection, self.seed
         reader = ValueReader(
-            self._state, self.validation, *settings, self._has_row_numbers
+            self._state,
+            self.validation,
+            order=self.order,
+            every=self.every,
+            projection=self.projection,
+            seed=self.seed,
+            has_row_numbers=self._has_row_numbers,
         )
         self._fit.enter_context(self.model.read_steps(reader))
 

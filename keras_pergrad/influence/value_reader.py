@@ -93,8 +93,9 @@ class ValidationGradient:
         # Without Keras's running means of the losses of several outputs.
         with without_gradients(self.variables), no_running_means(compiled):
             y_pred = call_model(self.model, x, training=False)
-            arguments = x, y, y_pred, sample_weight
-            loss = total_loss(self.model, *arguments, training=False)
+            loss = total_loss(
+                self.model, x, y, y_pred, sample_weight, training=False
+            )
         for op in graph.get_operations()[op_count:]:
             if op.type.startswith(_ASSIGN_OPS):
                 raise ValueError(

@@ -109,9 +109,15 @@ def _operation_of(node, layer, runs_once, accelerator):
             accelerator.type,
             accelerator.platform,
         )
-    placement = node.device, kind, node.dtypes, layer
     return Operation(
-        node.op, node.name, *placement, 1 if runs_once else None, reason
+        op=node.op,
+        name=node.name,
+        device=node.device,
+        kind=kind,
+        dtypes=node.dtypes,
+        layer=layer,
+        runs=1 if runs_once else None,
+        reason=reason,
     )
 
 

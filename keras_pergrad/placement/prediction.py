@@ -202,9 +202,17 @@ def predict_placement(
             kind, where, reason = "cpu", "CPU:0", _cpu_reason(node, op, table)
         else:
             on_device.add(node)
-        placement = node.name, where, kind, node.dtypes, layer
-        runs = 1 if run_counts.runs_once(node) else None
-        report.operations.append(Operation(op, *placement, runs, reason))
+        operation = Operation(
+            op=op,
+            name=node.name,
+            device=where,
+            kind=kind,
+            dtypes=node.dtypes,
+            layer=layer,
+            runs=1 if run_counts.runs_once(node) else None,
+            reason=reason,
+        )
+        report.operations.append(operation)
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
     # that the user wrote counts, and compile() keeps that.
     xla = compile_arguments(model).get("jit_compile") is True

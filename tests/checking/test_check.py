@@ -283,7 +283,7 @@ def test_an_error_inside_leaves_the_model_as_it_was(monkeypatch):
     model, x, y = made(layers.Dropout(0.5), layers.BatchNormalization())
     before = numbers(model)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("inside")
 
     monkeypatch.setattr("keras_pergrad.checking.numerics.judge_all", fail)

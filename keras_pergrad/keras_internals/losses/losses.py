@@ -39,17 +39,15 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
     Its losses are marked, and hinge losses treat all samples alike, so that
     each sample has a part of its own in it.
     """
-    arguments = x, y, y_pred, sample_weight, training
     with consistent_hinge_labels(), _marked_losses(model):
-        return loss_of_batch(model, *arguments)
+        return loss_of_batch(model, x, y, y_pred, sample_weight, training)
 
 
 def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
     """Return the number that Keras minimises, exact to the bit."""
-    batch = x, y, y_pred, sample_weight
     if isinstance(y_pred, Views):
-        batch = rows_of_views(*batch)
-    loss: Any = compute_loss(model, *batch, training)
+        x, y, y_pred, sample_weight = rows_of_views(x, y, y_pred, sample_weight)
+    loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
     if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.
         loss = ops.sum(loss)

@@ -64,8 +64,8 @@ def make_twin(model, cls, base):
 
 def _initialize(twin, model, base):
     if isinstance(model, Functional):
-        tensors = symbolic_inputs(model), symbolic_outputs(model)
-        Functional.__init__(twin, *tensors, name=model.name)
+        inputs, outputs = symbolic_inputs(model), symbolic_outputs(model)
+        Functional.__init__(twin, inputs, outputs, name=model.name)
     elif isinstance(model, keras.Sequential):
         keras.Sequential.__init__(twin, list(model._layers), name=model.name)
     else:
