@@ -184,3 +184,16 @@ def test_arguments_are_not_packed():
         for line in _packed(function)
     }
     assert not packed, f"{packed}: give the arguments by name"
+
+
+def test_tuples_are_assigned_in_one_line():
+    """One that takes more is two statements."""
+    broken = {
+        f"{path}:{node.lineno}"
+        for path, tree in _finished_trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        for target in node.targets
+        if isinstance(target, ast.Tuple) and node.end_lineno > node.lineno
+    }
+    assert not broken, f"{broken}: one statement for each name"

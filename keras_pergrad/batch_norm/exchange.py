@@ -112,11 +112,8 @@ def groups_for(channels, positions, max_groups):
     """Get the largest fitting number of groups (see `replace_batch_norm`)."""
     least_channels, least_values = 1, 2
     if max_groups is None:
-        max_groups, least_channels, least_values = (
-            _MAX_GROUPS,
-            2,
-            _MIN_VALUES,
-        )
+        max_groups = _MAX_GROUPS
+        least_channels, least_values = 2, _MIN_VALUES
     min_channels = max(least_channels, least_values / (positions or 1))
     candidates = range(1, min(channels, max_groups) + 1)
     divisors = [

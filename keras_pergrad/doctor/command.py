@@ -260,10 +260,8 @@ def _training_findings(facts):
             verdict = numerics.judge(reference, losses, "float32", terms=32)
             message = f"the same loss on {device} (to {verdict.relative:.0e})"
             if not verdict.ok:
-                level, fix = (
-                    ERROR,
-                    "keras_pergrad.diagnose.compare_devices names the op",
-                )
+                level = ERROR
+                fix = "keras_pergrad.diagnose.compare_devices names the op"
                 message = (
                     f"the loss on {device} differs from the CPU's by "
                     f"{verdict.error:.3g}: not rounding"

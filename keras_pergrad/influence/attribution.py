@@ -433,10 +433,8 @@ class Influence(NamedArguments):
         k = positive_integer("k", k)
         make_batches = make_test_batches(self._model, x_test, y_test, None)
         scores = self._scores_of(make_batches)
-        best, worst = (
-            _top_samples(scores, k, True),
-            _top_samples(scores, k, False),
-        )
+        best = _top_samples(scores, k, True)
+        worst = _top_samples(scores, k, False)
         rows = np.union1d(best.samples, worst.samples)
         text = render_page(
             samples_by_row(make_batches(None), range(len(scores))),

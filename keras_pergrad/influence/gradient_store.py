@@ -36,10 +36,8 @@ class GradientStore:
             self._create_files({"format": _FORMAT, **metadata})
         self.metadata = self._read_metadata()
         self.require(metadata or {})
-        self.samples, self.size = (
-            self.metadata["samples"],
-            self.metadata["size"],
-        )
+        self.samples = self.metadata["samples"]
+        self.size = self.metadata["size"]
         self.chunks = -(-self.samples // self.metadata["rows"])
 
     def missing(self, shard=(0, 1)):

@@ -21,10 +21,8 @@ class Selection:
         flat_outputs = tf.nest.flatten(predicted)
         names = _names(model, predicted, len(flat_outputs))
         self._structure, self._keys = predicted, None
-        self.positions, choices = (
-            list(range(len(flat_outputs))),
-            [outputs] * len(flat_outputs),
-        )
+        self.positions = list(range(len(flat_outputs)))
+        choices = [outputs] * len(flat_outputs)
         if isinstance(outputs, dict):
             _require_known(model, outputs, names)
             self._keys = list(outputs)
@@ -102,10 +100,8 @@ class Targets:
         elif np.ndim(outputs) == 0:
             self.is_single, self.indices = True, [_index(outputs)]
         else:
-            self.is_per_sample, self.indices = (
-                True,
-                _sample_indices(outputs, samples),
-            )
+            self.is_per_sample = True
+            self.indices = _sample_indices(outputs, samples)
         low, high = int(np.min(self.indices)), int(np.max(self.indices))
         if output_count is not None and (low < 0 or high >= output_count):
             raise ValueError(

@@ -189,10 +189,8 @@ def eigh(matrix):
         for _ in range(2):
             values, vectors = _refined(matrix, values, vectors)
         order = tf.argsort(values)
-        values, vectors = (
-            tf.gather(values, order),
-            tf.gather(vectors, order, axis=1),
-        )
+        values = tf.gather(values, order)
+        vectors = tf.gather(vectors, order, axis=1)
     return values, vectors
 
 

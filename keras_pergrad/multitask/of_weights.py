@@ -103,10 +103,8 @@ class MGDA(GramianAggregation):
         def frank_wolfe_step(k, weights, _):
             products = tf.linalg.matvec(gramian, weights)
             target_row = tf.argmin(products + penalties, output_type=tf.int32)
-            target_product, target_length = (
-                tf.gather(products, target_row),
-                tf.gather(lengths, target_row),
-            )
+            target_product = tf.gather(products, target_row)
+            target_length = tf.gather(lengths, target_row)
             current_length = tf.tensordot(weights, products, 1)
             step_size = tf.math.divide_no_nan(
                 current_length - target_product,

@@ -226,10 +226,8 @@ def _solve_scaled(matrix, q, allowed):
         if allowed is not None:
             wrong &= tf.gather(allowed, rows)
         wrong_counts = tf.math.count_nonzero(wrong, 1, dtype=tf.int32)
-        previous_fewest, remaining = (
-            tf.gather(fewest, rows),
-            tf.gather(patience, rows),
-        )
+        previous_fewest = tf.gather(fewest, rows)
+        remaining = tf.gather(patience, rows)
         remaining = tf.where(
             wrong_counts < previous_fewest, PATIENCE, remaining - 1
         )

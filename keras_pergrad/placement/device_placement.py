@@ -191,14 +191,9 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
         ]
         report = PlacementReport(name, platform)
         report.variables = dict(collections.Counter(variable_devices))
-        report.operations, report.opaque = (
-            placed_step.operations,
-            placed_step.opaque,
-        )
-        report.copies, report.hazards = (
-            placed_step.copies,
-            self._setting_hazards(),
-        )
+        report.operations = placed_step.operations
+        report.opaque, report.copies = placed_step.opaque, placed_step.copies
+        report.hazards = self._setting_hazards()
         if device is not None and device.is_metal:
             platform = kernels.installed_platform()
             report.hazards += hazards_of_operations(

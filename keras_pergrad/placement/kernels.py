@@ -250,10 +250,8 @@ def _type_name(definition, key):
 def data_type(definition):
     """Return the type an op computes in, as the table lists it."""
     if "SrcT" in definition.attr:
-        source, target = (
-            _type_name(definition, "SrcT"),
-            _type_name(definition, "DstT"),
-        )
+        source = _type_name(definition, "SrcT")
+        target = _type_name(definition, "DstT")
         return f"{source}->{target}"
     # A random op's T is the type of its shape.
     random = definition.op.startswith(("Random", "Stateless", "Truncated"))

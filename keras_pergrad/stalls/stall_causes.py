@@ -314,10 +314,8 @@ def no_grain_workers(facts):
     """Whether Grain reads by few threads, or computes in them."""
     if worker_processes(facts.data):
         return None
-    threads, needed_threads = (
-        read_threads(facts.data),
-        max(facts.threads_to_hide, 16),
-    )
+    threads = read_threads(facts.data)
+    needed_threads = max(facts.threads_to_hide, 16)
     map_data = "map_dataset"
     first = ""
     if is_grain(facts.data, "DataLoader"):
