@@ -196,21 +196,21 @@ PLANTED = {
             "finite",
         ),
     },
-    "multitask/of_conflicts.py": {
+    "multitask/pcgrad.py": {
         "tests": ["multitask/test_units.py", "multitask/test_torchjd.py"],
         "wrong-sign": (
             "conflicts = tf.minimum(conflicts, 0)",
             "conflicts = tf.maximum(conflicts, 0)",
         ),
     },
-    "multitask/of_weights.py": {
+    "multitask/mgda.py": {
         "tests": ["multitask/test_units.py", "multitask/test_torchjd.py"],
         "length-of-a-step": (
             "current_length + target_length - 2 * target_product",
             "current_length + target_length - target_product",
         ),
     },
-    "multitask/robust.py": {
+    "multitask/krum.py": {
         "tests": ["multitask/test_units.py", "multitask/test_torchjd.py"],
         "number-of-neighbours": (
             "present_count - self.n_byzantine - 2",

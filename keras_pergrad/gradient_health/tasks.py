@@ -17,8 +17,8 @@ from keras_pergrad.keras_internals.state.model import (
     preserve_random_state,
     run_and_restore,
 )
-from keras_pergrad.multitask import by_task
-from keras_pergrad.multitask.by_task import gramians, shared_by_tasks
+from keras_pergrad.multitask import task_refusals
+from keras_pergrad.multitask.task_gradients import gramians, shared_by_tasks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,7 @@ class TaskMeter:
             build_symbolically(model, batch)
         self.tasks = tuple(loss_terms.term_names(model))
         if len(self.tasks) < 2:
-            raise ValueError(by_task.no_tasks_to_measure(self.tasks))
+            raise ValueError(task_refusals.no_tasks_to_measure(self.tasks))
         self._batch_tensors = [
             t for t in tf.nest.flatten(batch) if t is not None
         ]
@@ -177,14 +177,14 @@ class TaskMeter:
             terms = loss_terms.terms_of(self._model, y, y_pred, loss_values)
         missing = [name for name in self.tasks if name not in terms]
         if missing:
-            raise ValueError(by_task.no_tasks_to_measure(self.tasks))
+            raise ValueError(task_refusals.no_tasks_to_measure(self.tasks))
         task_gradients = [
             list(map(_dense, tape.gradient(terms[name], self._variables)))
             for name in self.tasks
         ]
         self._is_shared = shared_by_tasks(task_gradients)
         if not any(self._is_shared):
-            raise ValueError(by_task.nothing_shared(list(self.tasks)))
+            raise ValueError(task_refusals.nothing_shared(list(self.tasks)))
         shared_gradients = [
             c
             for c, is_shared in zip(zip(*task_gradients), self._is_shared)

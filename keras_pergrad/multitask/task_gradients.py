@@ -1,0 +1,160 @@
+"""The sums and gradients of several tasks: what they share, how they agree."""
+
+import tensorflow as tf
+
+from keras_pergrad.factors.base import norm_type
+from keras_pergrad.keras_internals.losses import terms as loss_terms
+from keras_pergrad.keras_internals.losses.losses import recording_losses
+from keras_pergrad.modes.sums import (
+    MicrobatchSums,
+    call_with_postponed,
+    divide_groups,
+)
+from keras_pergrad.multitask.task_refusals import not_minimised
+
+
+class TaskSums(MicrobatchSums):
+    """Sums in groups of their own for each task, and for what is in none."""
+
+    # `tasks` are the names of the losses of each task, by its name.
+
+    def __init__(self, tasks, model, *arguments):
+        super().__init__(model, *arguments)
+        self._tasks = tasks
+        self._prefixes = {
+            name: _task_prefix(k)
+            for k, group in enumerate(tasks.values())
+            for name in group
+        }
+        self._losses, self._loss_layers = loss_terms.term_names(model), []
+
+    def call(self, x):
+        added, self._loss_layers = [], []
+        with recording_losses(self.model, added, self._loss_layers):
+            y_pred, _ = call_with_postponed(self.model, x)
+        return y_pred, added
+
+    def targets(self, terms, added, rows):
+        loss_names = self._losses[: len(terms)]
+        loss_names = loss_names + [
+            loss_terms.added_term_name(layer) for layer in self._loss_layers
+        ]
+        require_minimised(self._tasks, loss_names)
+        return super().targets(terms, added, rows)
+
+    def loss_prefix(self, k):
+        return self._prefixes.get(self._losses[k], "")
+
+    def added_prefix(self, k):
+        return self._prefixes.get(
+            loss_terms.added_term_name(self._loss_layers[k]), ""
+        )
+
+
+def split_by_task(groups, mask_epsilons, task_count):
+    """Return the gradients of each task and those of no task, or None."""
+    task_gradients, other_groups = [], dict(groups)
+    for k in range(task_count):
+        task_groups = {
+            key: other_groups.pop(key) for key in groups if _is_of_task(key, k)
+        }
+        task_gradients.append(divide_groups(task_groups, mask_epsilons))
+    return task_gradients, divide_groups(other_groups, mask_epsilons)
+
+
+def require_minimised(tasks, loss_names):
+    """Refuse a task with a loss that is not among those of the batch."""
+    for name in (name for group in tasks.values() for name in group):
+        if name not in loss_names:
+            raise ValueError(not_minimised(name))
+
+
+def _task_prefix(task):
+    return f"task{task}_"
+
+
+def _is_of_task(key, task):
+    return key.startswith(_task_prefix(task))
+
+
+def shared_by_tasks(task_gradients):
+    """Say of each variable whether at least two tasks have a gradient of it.
+
+    `task_gradients` are lists of gradients, one a task, with None: not used.
+    """
+    return [
+        sum(g is not None for g in column) > 1
+        for column in zip(*task_gradients)
+    ]
+
+
+def gramian_of(task_gradients, shared):
+    """Return the inner products over the shared variables, (tasks, tasks)."""
+    columns = [
+        c for c, is_shared in zip(zip(*task_gradients), shared) if is_shared
+    ]
+    return tf.add_n(gramians(columns))
+
+
+def gramians(columns):
+    """Return the tasks' inner products at each variable, (tasks, tasks)."""
+    dtype = norm_type([g for column in columns for g in column])
+    return [_gramian(column, dtype) for column in columns]
+
+
+def _gramian(column, dtype):
+    count, zero = len(column), tf.zeros([], dtype)
+    flat = [g if g is None else tf.cast(g, dtype) for g in column]
+    products = {}
+    for i in range(count):
+        for j in range(i + 1):
+            a, b = flat[i], flat[j]
+            if a is None or b is None:
+                products[i, j] = zero
+            elif i == j:
+                products[i, j] = 2 * tf.nn.l2_loss(a)
+            else:
+                products[i, j] = tf.reduce_sum(a * b)
+    rows = range(count)
+    return tf.stack(
+        [tf.stack([products[max(i, j), min(i, j)] for j in rows]) for i in rows]
+    )
+
+
+def combine_tasks(task_gradients, shared, weights):
+    """Return the weighted sums at shared variables, the plain ones at others.
+
+    `weights` are (tasks,), or None: all are 1.
+    """
+    gradients = []
+    for column, is_shared in zip(zip(*task_gradients), shared):
+        total = None
+        for k, gradient in enumerate(column):
+            if gradient is None:
+                continue
+            if is_shared and weights is not None:
+                # What is not finite stays so: the optimizer must see it.
+                gradient *= tf.cast(weights[k], gradient.dtype)
+            total = gradient if total is None else total + gradient
+        gradients.append(total)
+    return gradients
+
+
+def cosines(tasks, gramian=None):
+    """Return the cosine of each pair of tasks by its name in the logs.
+
+    NaN where a gradient is zero. Without the Gramian the values are None.
+    """
+    cosines_by_name = {}
+    for i, first in enumerate(tasks):
+        for j in range(i + 1, len(tasks)):
+            name = f"task_cosine_{first}_{tasks[j]}"
+            cosines_by_name[name] = (
+                gramian if gramian is None else _cosine(gramian, i, j)
+            )
+    return cosines_by_name
+
+
+def _cosine(gramian, i, j):
+    norms = tf.sqrt(gramian[i, i]) * tf.sqrt(gramian[j, j])
+    return gramian[i, j] / norms
