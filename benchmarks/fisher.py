@@ -25,7 +25,7 @@ from benchmarks.models import make_batch
 from benchmarks.process import ROOT, interpreter
 from benchmarks.turns import in_turns, milliseconds
 from benchmarks.workers.keras_models import build_model, targets
-from keras_pergrad.influence.fisher_information import FisherStatistic
+from keras_pergrad.influence.fisher_sums import FisherStatistic
 from keras_pergrad.influence.likelihoods import Likelihood
 
 BATCH = 64

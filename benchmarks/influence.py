@@ -338,7 +338,7 @@ def _trained(model, x, y, flipped, epochs):
 
 def store(samples=1_000_000, size=1024, tests=10):
     """The time of a query over that of reading the store once."""
-    from keras_pergrad.influence.projected import RowsOnDisk
+    from keras_pergrad.influence.projected_rows import RowsOnDisk
 
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,8 @@ from benchmarks.models import make_batch
 from benchmarks.turns import in_turns, milliseconds
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.common.batch_marks import with_numbers
-from keras_pergrad.influence.value_reader import ValidationGradient, ValueReader
+from keras_pergrad.influence.validation_gradient import ValidationGradient
+from keras_pergrad.influence.value_reader import ValueReader
 
 BATCH, NUMBERS = 64, 4096
 MODELS = "mlp", "mnist", "cifar10", "transformer", "gpt2_causal"

@@ -114,7 +114,7 @@ PLANTED = {
             "Outer(factor.x, factor.dz)",
         ),
     },
-    "influence/projection.py": {
+    "influence/projection_sides.py": {
         "tests": ["influence/test_projection.py"],
         "missing-root": (
             "np.float32(1 / math.sqrt(self.size))",

@@ -108,9 +108,6 @@ def _dot_costs_less(t, i, o, projection, block=1):
     return dot < _cost_of_sides(t, i, o, projection, block) + WORTH
 
 
-# Sums of outer products.
-
-
 @_project.register
 def _(factor: Outer, projection):
     i, o = sizes = factor.x.shape[-1], factor.dz.shape[-1]
@@ -200,9 +197,6 @@ def _(factor: Blocks, projection):
     )
 
 
-# Tables and convolutions.
-
-
 @_project.register
 def _(factor: Rows, projection):
     *middle_sizes, last = factor.whole[1:] or [1]
@@ -249,9 +243,6 @@ def _sizes_of_windows(factor):
 
 def _block(factor):
     return 1 if factor.windows.are_pixels else BLOCK
-
-
-# Factors of other factors.
 
 
 @_project.register

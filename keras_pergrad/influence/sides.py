@@ -129,9 +129,6 @@ def rotated(
     return answer(_rotated, factor, inputs, outputs)
 
 
-# What every factor answers, from its gradients.
-
-
 def _no_axes(factor) -> tuple[int, ...]:
     return ()
 
@@ -172,9 +169,6 @@ def as_matrices(gradients: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
 _axes = functools.singledispatch(_no_axes)
 _kronecker = functools.singledispatch(_entries)
 _rotated = functools.singledispatch(_rotated_gradients)
-
-
-# Sums of outer products.
 
 
 def axes_of_sides(
@@ -262,9 +256,6 @@ def _reached_positions(dz):
     """
     is_reached = tf.reduce_any(dz != 0, -1) | (tf.shape(dz)[1] == 1)
     return tf.cast(is_reached, dz.dtype)
-
-
-# Tables and convolutions.
 
 
 @_axes.register
@@ -371,9 +362,6 @@ def map_windows(factor: Patches, matrix: tf.Tensor) -> tf.Tensor:
     return tf.add_n(
         [tf.matmul(pixels, kernel[None]) for pixels, kernel in tap_pairs]
     )
-
-
-# Factors of other factors.
 
 
 @_axes.register(Scaled)

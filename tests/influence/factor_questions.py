@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_pergrad import factors
 from keras_pergrad.influence import projected_factors
-from keras_pergrad.influence import projection as side
+from keras_pergrad.influence import projection_sides as side
 from keras_pergrad.influence import sides as asked
 from keras_pergrad.influence.projected_factors import project
 from keras_pergrad.influence.projection import Projection

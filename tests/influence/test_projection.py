@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.influence import projection as side
+from keras_pergrad.influence import projection_sides as side
 from keras_pergrad.influence.projected_factors import project
 from keras_pergrad.influence.projection import Projection, projections
 from tests.influence.factor_questions import matrix

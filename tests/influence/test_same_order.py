@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.influence.data import FixedOrderBatches
+from keras_pergrad.influence.fixed_order import FixedOrderBatches
 from tests.models.making import compiled, net, normal
 
 X = normal(40, 3)

@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.influence import gradient_store, projected
+from keras_pergrad.influence import gradient_store, projected_rows
 from keras_pergrad.influence.gradient_store import GradientStore
-from keras_pergrad.influence.projected import RowsOnDisk
+from keras_pergrad.influence.projected_rows import RowsOnDisk
 from tests.models.making import compiled, integers, net, normal, trained
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def test_rows_are_kept_to_half_precision_of_their_largest(tmp_path):
 def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
     # 23 rows of 5 numbers: blocks of 8, 8 and 7, in pieces of 3.
     monkeypatch.setattr(gradient_store, "_READ_BYTES", 2 * 8 * 5)
-    monkeypatch.setattr(projected, "_PIECE_SIZE", 3 * 5 + 2)
+    monkeypatch.setattr(projected_rows, "_PIECE_SIZE", 3 * 5 + 2)
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(23, 5)).astype("float32")
     store = RowsOnDisk(tmp_path, {"samples": 23, "size": 5, "rows": 23})

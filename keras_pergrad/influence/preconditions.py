@@ -1,0 +1,140 @@
+"""Preconditions of `Influence`: arguments, losses, test samples."""
+
+import os
+from typing import Literal
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common.batches import batches_of
+from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.numbers import number_at_least_zero
+from keras_pergrad.functions import batch_loss
+from keras_pergrad.functions.data_passes import build_for_gradients
+from keras_pergrad.influence.fixed_order import FixedOrderBatches
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    compiled_loss,
+    entries_of,
+)
+from keras_pergrad.modes.inspection import require_compiled, require_targets
+
+Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
+CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
+
+
+def is_batched(x):
+    """Whether data come in batches."""
+    return isinstance(x, (tf.data.Dataset, keras.utils.PyDataset))
+
+
+def parse_shard(shard):
+    """Return a shard as (i, of), after a look at it."""
+    try:
+        index, count = map(int, shard)
+    except (TypeError, ValueError):
+        index, count = 0, 0
+    if not 0 <= index < count:
+        raise ValueError(
+            "`shard` must be (i, of) with 0 <= i < of. Received: "
+            f"shard={shard!r}"
+        )
+    return index, count
+
+
+def check_arguments(curvature, damping, checkpoints):
+    """Refuse arguments of the wrong kind or out of range."""
+    require_one_of("curvature", curvature, CURVATURES)
+    if damping is not None:
+        number_at_least_zero("damping", damping, " or None")
+    if curvature == "none" and damping is not None:
+        raise ValueError(
+            "`damping` is added to a curvature, and curvature='none' has "
+            f"none. Expected damping=None. Received: damping={damping!r}"
+        )
+    if isinstance(checkpoints, (str, os.PathLike)) or (
+        checkpoints is not None and not len(checkpoints)
+    ):
+        raise ValueError(
+            "`checkpoints` must be None or a list of at least one weights "
+            f"file. Received: checkpoints={checkpoints!r}"
+        )
+
+
+# Refusals of losses that are no mean over the samples of their own.
+
+
+def require_built(model):
+    """Refuse a model without weights, or without a loss."""
+    require_compiled(model)
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, whose weights are those of the store. "
+            f"Received: {model.name!r}, which has none yet: call it on a "
+            "batch, or model.build(...)."
+        )
+
+
+def require_mean_loss(model, batch):
+    """Refuse a model whose loss is no mean over samples; build it."""
+    require_compiled(model)
+    require_targets(model, batch)
+    build_for_gradients(model, batch)
+    for entry in entries_of(compiled_loss(model)):
+        reduction = getattr(entry.loss, "reduction", None)
+        if isinstance(entry.loss, keras.losses.Loss) and reduction == "sum":
+            raise ValueError(
+                f"Loss {entry.loss.name!r} adds up over the batch "
+                "(reduction='sum'), so that a sample's gradient depends on "
+                "the size of its batch. Expected a mean over the samples: "
+                "compile with reduction='sum_over_batch_size'."
+            )
+    if batch_loss.batch_reduction(model, batch) != batch_loss.MEAN:
+        raise ValueError(
+            f"The loss of model {model.name!r} adds up over the batch: of a "
+            "batch with every sample twice it is another one, so that a "
+            "sample's gradient depends on the size of its batch. Expected a "
+            "mean over the samples: ops.mean in place of ops.sum where a loss "
+            "function or `add_loss` reduces the batch; or a loss function "
+            "that returns one value for each sample."
+        )
+
+
+def make_test_batches(model, x, y, sample_weight):
+    """Return a function from a batch size to the batches of test samples.
+
+    A data set keeps its own batches. Where a loss divides by what a batch
+    holds (its masks), each test sample is a batch of its own.
+    """
+    if is_batched(x):
+        dataset = FixedOrderBatches(batches_of(x, y, sample_weight), "x_test")
+        one_by_one = not _is_mean_over_samples(model, dataset)
+        return lambda size: (
+            _SingleSampleBatches(dataset) if one_by_one else dataset
+        )
+
+    def batches(size):
+        full_batches = batches_of(x, y, sample_weight, size)
+        if _is_mean_over_samples(model, full_batches):
+            return full_batches
+        return batches_of(x, y, sample_weight, 1)
+
+    return batches
+
+
+def _is_mean_over_samples(model, batches):
+    batch = next(iter(batches))
+    # A model that was just compiled has not built its losses.
+    build_symbolically(model, batch)
+    return batch_loss.is_mean_over_samples(model, batch)
+
+
+class _SingleSampleBatches:
+    """Batches of one sample each."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        for x, y, sample_weight in self._batches:
+            yield from batches_of(x, y, sample_weight, 1)

@@ -1,0 +1,102 @@
+"""The projections of all training samples, in memory or on disk."""
+
+import concurrent.futures
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.influence.gradient_store import GradientStore
+
+_THREADS = 2
+#: So many numbers are cast to float32 and multiplied at once: they fit in the
+#: cache of a core, and TensorFlow does not spread them over threads.
+_PIECE_SIZE = 2**17
+
+
+class RowsInMemory:
+    """Rows in memory, (n, size)."""
+
+    def __init__(self, rows):
+        self._rows, self.samples = rows, len(rows)
+
+    def blocks(self, count=4096):
+        """Yield (first row, rows)."""
+        for first in range(0, self.samples, count):
+            yield first, self._rows[first : first + count]
+
+    def times(self, others):
+        """Return the products with other rows, (m, n)."""
+        return others @ self._rows.T.astype("float64")
+
+    def gram(self):
+        """Return the sum of the rows' outer products, in float64."""
+        return _gram(rows for _, rows in self.blocks())
+
+
+class RowsOnDisk(GradientStore):
+    """Rows of a store, which are never held together."""
+
+    def blocks(self):
+        """Yield (first row, rows in float32)."""
+        for first, rows, scales in self.stored_blocks():
+            yield first, rows.astype("float32") * scales[:, None]
+
+    def times(self, others):
+        """Return the products with other rows, (m, n), in float32."""
+        others = tf.constant(others, tf.float32)
+        all_products = np.empty((len(others), self.samples), "float32")
+        multiply_block = _product_function(self.size, self.rows_per_block)
+
+        def multiply(number):
+            for first, rows, scales in self.stored_blocks(number, _THREADS):
+                # A tensor of the same memory: convert_to_tensor would copy.
+                tensor = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+                products = multiply_block(others, tensor).numpy()
+                part = all_products[:, first : first + len(rows)]
+                np.multiply(products, scales, out=part)
+
+        # While one waits for the disk, another one multiplies.
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(multiply, range(_THREADS)))
+        return all_products
+
+    def gram(self):
+        """Return the sum of the rows' outer products, kept in the store."""
+        return self.load_or_make(
+            "gram.npy", lambda: _gram(r for _, r in self.blocks())
+        )
+
+
+@functools.cache
+def _product_function(size, max_rows):
+    """Return a function that multiplies (others, rows) to (m, n).
+
+    Others are (m, size), rows (n, size) in half precision, at most `max_rows`.
+    """
+    step = max(1, _PIECE_SIZE // size)
+
+    def multiply(others, rows):
+        products = []
+        for first in range(0, max_rows, step):
+            # In turn: else TensorFlow casts all pieces before the first
+            # product, and they leave the cache.
+            with tf.control_dependencies(products[-1:]):
+                piece = tf.cast(rows[first : first + step], tf.float32)
+            products.append(tf.matmul(others, piece, transpose_b=True))
+        return tf.concat(products, 1)
+
+    signature = [
+        tf.TensorSpec([None, size], tf.float32),
+        tf.TensorSpec([None, size], tf.float16),
+    ]
+    return tf.function(multiply, signature, autograph=False)
+
+
+def _gram(blocks):
+    total = 0.0
+    for rows in blocks:
+        rows = tf.convert_to_tensor(rows)
+        product = tf.matmul(rows, rows, transpose_a=True)
+        total = total + product.numpy().astype("float64")
+    return np.asarray(total)

@@ -1,0 +1,117 @@
+"""Influence in weight space: gradients, and the inverse of the curvature.
+
+The whole gradient of each test sample, times the inverse curvature, times the
+gradients of all training samples.
+"""
+
+import numpy as np
+
+from keras_pergrad.common.batches import first_tensor
+from keras_pergrad.functions.data_passes import with_progress
+from keras_pergrad.influence.gradient_products import (
+    dots,
+    flatten_gradients,
+    gradients_of,
+)
+from keras_pergrad.influence.hessian import Hessian
+from keras_pergrad.influence.kronecker import KroneckerCurvature
+
+#: Entries of the test samples' gradients that are held at a time.
+_MAX_HELD_ENTRIES = 2**25
+#: At least this many test samples go through a model at once, if they fit.
+_MIN_TEST_BATCH_SIZE = 64
+
+
+class WeightSpaceInfluence:
+    """Scores of one checkpoint, with a curvature of the weights.
+
+    Args:
+        model: a model with the weights of the checkpoint, in each call.
+        batches: the training data, from `batches_of`.
+        make_curvature: `make(model, batches, verbose)`, which returns an
+            object with `solve(gradients)`.
+        verbose: whether to show progress bars.
+    """
+
+    def __init__(self, model, batches, make_curvature, verbose):
+        self._model, self._batches = model, batches
+        self._make_curvature, self._verbose = make_curvature, verbose
+        self._curvature = None
+
+    def scores(self, make_batches):
+        """Return tests · (H + damping)⁻¹ · training gradients, (m, n)."""
+        curvature = self._fit()
+        scores, first_row = [], 0
+        for batch in make_batches(self._test_batch_size()):
+            gradients = gradients_of(self._model, batch, first_row)
+            directions = curvature.solve(gradients)
+            scores.append(
+                dots(self._model, self._batches, directions, self._verbose)
+            )
+            first_row += len(scores[-1])
+        return np.concatenate(scores)
+
+    def self_influence(self):
+        """Return the same of each training sample with itself, (n,)."""
+        curvature = self._fit()
+        scores, first_row = [], 0
+        for batch in with_progress(
+            self._batches, self._verbose, "Self-influence"
+        ):
+            gradients = gradients_of(self._model, batch, first_row)
+            solved = curvature.solve(gradients)
+            rows = (
+                flatten_gradients(gradients),
+                flatten_gradients(solved),
+            )
+            scores.append(np.sum(rows[0] * rows[1], 1))
+            first_row += len(scores[-1])
+        return np.concatenate(scores)
+
+    def _fit(self):
+        if self._curvature is None:
+            self._curvature = self._make_curvature(
+                self._model, self._batches, self._verbose
+            )
+        return self._curvature
+
+    def _test_batch_size(self):
+        """Return the size of a training batch, or what can be held."""
+        variables = self._model.trainable_variables
+        size = sum(v.shape.num_elements() for v in variables)
+        x, _, _ = next(iter(self._batches))
+        batch_size = max(_MIN_TEST_BATCH_SIZE, int(first_tensor(x).shape[0]))
+        return max(1, min(batch_size, _MAX_HELD_ENTRIES // size))
+
+
+class IdentityCurvature:
+    """No curvature: the gradients as they are."""
+
+    def __init__(self, *arguments):
+        del arguments
+
+    def solve(self, gradients):
+        """Return the gradients."""
+        return gradients
+
+
+def exact_curvature(damping):
+    """Return a function that makes the exact Hessian."""
+
+    def make(model, batches, verbose):
+        first = gradients_of(model, next(iter(batches)))
+        templates = [g if g is None else g[:1] for g in first]
+        return Hessian(model, batches, templates, damping or 0.0, verbose)
+
+    return make
+
+
+def kronecker_curvature(damping, corrected, seed):
+    """Return a function that makes K-FAC, or EK-FAC (`corrected`)."""
+
+    def make(model, batches, verbose):
+        return KroneckerCurvature(
+            model, batches, damping, corrected, seed, verbose
+        )
+
+    return make
