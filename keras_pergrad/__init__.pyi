@@ -13,11 +13,11 @@ from keras_pergrad.batch_norm.replacement import (
 )
 from keras_pergrad.checking.check import check_gradients as check_gradients
 from keras_pergrad.explanation.layer_report import explain as explain
-from keras_pergrad.functions.per_sample import (
-    gradient_statistics as gradient_statistics,
+from keras_pergrad.functions.dot_products import (
+    per_sample_dots as per_sample_dots,
 )
 from keras_pergrad.functions.per_sample import (
-    per_sample_dots as per_sample_dots,
+    gradient_statistics as gradient_statistics,
 )
 from keras_pergrad.functions.per_sample import (
     per_sample_gradients as per_sample_gradients,

@@ -39,10 +39,10 @@ from keras_pergrad.keras_internals.models.overwritten import (
     require_none_overwritten,
 )
 from keras_pergrad.keras_internals.models.parts import build_symbolically
-from keras_pergrad.keras_internals.replicas.hooks import advising
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import ModelState
-from keras_pergrad.keras_internals.tensorflow import kernels
+from keras_pergrad.keras_internals.tensorflow import onednn
 from keras_pergrad.modes import Accumulated, PerSample
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.modes.inspection import (
@@ -316,7 +316,7 @@ class _Check:
             self._require_comparable(mode, device, setting)
             step = self._step(label, mode)
             if device.startswith("CPU") and setting != "xla":
-                defect = kernels.defect(step.graph)
+                defect = onednn.defect(step.graph)
                 if defect:
                     return row(verdict=numerics.WRONG, reason=defect)
             repeats, step_ms = step.run(

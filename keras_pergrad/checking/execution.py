@@ -18,7 +18,7 @@ from keras_pergrad.keras_internals.graphs.runs import (
 )
 from keras_pergrad.keras_internals.models.parts import call_model, loss_scale
 from keras_pergrad.keras_internals.state.saved import AggregationState
-from keras_pergrad.keras_internals.tensorflow import kernels
+from keras_pergrad.keras_internals.tensorflow import onednn
 
 SETTINGS = ("eager", "graph", "xla")
 NO_BATCH_GRADIENT = (
@@ -133,7 +133,7 @@ def record_draws(model, x):
     concrete, _ = trace_step(forward, x)
     if not recorded:
         return []
-    defect = kernels.defect(concrete.graph)
+    defect = onednn.defect(concrete.graph)
     if defect:
         raise ValueError(f"The model cannot be checked here: {defect}.")
     with tf.device("/device:CPU:0"):

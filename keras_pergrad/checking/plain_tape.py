@@ -26,7 +26,7 @@ from keras_pergrad.keras_internals.models.parts import (
     set_logits,
     set_mask,
 )
-from keras_pergrad.keras_internals.tensorflow.kernels import loops_instead
+from keras_pergrad.keras_internals.tensorflow.cudnn import loops_instead
 from keras_pergrad.uses import TracedStep, refusals
 
 

@@ -31,7 +31,7 @@ from keras_pergrad.keras_internals.models.parts import (
     direct_sublayers,
     own_weights,
 )
-from keras_pergrad.keras_internals.replicas.hooks import advising
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes.accumulated import Accumulated

@@ -112,9 +112,6 @@ def _first_rows(batch, count):
     return tf.nest.map_structure(first, batch)
 
 
-# The loss whose gradients are measured.
-
-
 class MissingLoss(ValueError):
     """There is no loss to take a gradient of."""
 

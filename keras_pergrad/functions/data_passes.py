@@ -20,7 +20,7 @@ from keras_pergrad.keras_internals.models.parts import (
     inner_layers,
     require_inputs,
 )
-from keras_pergrad.keras_internals.replicas.hooks import advising
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     preserve_random_state,

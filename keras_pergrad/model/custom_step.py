@@ -29,10 +29,8 @@ from keras_pergrad.keras_internals.models.parts import (
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.replicas.hooks import (
-    TEXT_ERRORS,
-    not_converted,
-)
+from keras_pergrad.keras_internals.replicas.advice import TEXT_ERRORS
+from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.model.logs import prefixed
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch

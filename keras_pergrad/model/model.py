@@ -12,10 +12,7 @@ import tensorflow as tf
 from keras_pergrad import modes
 from keras_pergrad.common import batches
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
-from keras_pergrad.common.callback_list import (
-    prepare_fit,
-    restored_order,
-)
+from keras_pergrad.common.callback_list import prepare_fit, restored_order
 from keras_pergrad.common.names import did_you_mean, named_arguments
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
@@ -38,9 +35,9 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.replicas import replicas as strategies
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.replicas.hooks import (
     FitHooks,
-    advising,
     bounded_samples,
     converted,
     not_converted,

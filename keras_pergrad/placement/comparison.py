@@ -20,7 +20,7 @@ from keras_pergrad.keras_internals.graphs.runs import (
     GraphCopy,
     as_in_fit,
 )
-from keras_pergrad.keras_internals.replicas.hooks import advising
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.placement import graph

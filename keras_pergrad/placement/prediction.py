@@ -23,7 +23,7 @@ from keras_pergrad.keras_internals.models.parts import (
     compile_arguments,
     inner_layers,
 )
-from keras_pergrad.keras_internals.replicas.hooks import advising
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.modes.inspection import require_compiled, require_one_batch
 from keras_pergrad.placement import graph, kernels
 from keras_pergrad.placement.operations import Operation

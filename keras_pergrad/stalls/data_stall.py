@@ -11,17 +11,15 @@ import keras
 import numpy as np
 
 from keras_pergrad.common import callback_list
-from keras_pergrad.common.callback_list import (
-    at_end_of_fit,
-    running_fit,
-)
+from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
 from keras_pergrad.common.names import NamedArguments, require_one_of
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
-from keras_pergrad.stalls import accounting
+from keras_pergrad.stalls import verdicts
 from keras_pergrad.stalls.accounting import EpochTimer, StallReport
 from keras_pergrad.stalls.advice import Advice
 from keras_pergrad.stalls.diagnosis import diagnose, verdict, verdict_label
+from keras_pergrad.stalls.drawing import plot_epochs, plot_timeline
 from keras_pergrad.stalls.facts import facts_of
 from keras_pergrad.stalls.running import PipelineSamples
 from keras_pergrad.stalls.stages import (
@@ -246,7 +244,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         by = by or ("batch" if self.per_batch else "epoch")
         require_one_of("by", by, ("epoch", "batch"))
         if by == "epoch" and self.reports:
-            return _plot_epochs(self.reports, ax)
+            return plot_epochs(self.reports, ax)
         if by == "epoch" or self._timeline is None:
             raise ValueError(
                 "`plot` expected a callback that a `fit` or `evaluate` has "
@@ -254,7 +252,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
                 f"Received: by={by!r}, per_batch={self.per_batch}, "
                 f"epochs measured={len(self.reports)}"
             )
-        return _plot_timeline(self._timeline, ax)
+        return plot_timeline(self._timeline, ax)
 
     # Inner workings.
 
@@ -348,7 +346,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
             facts.kind,
             facts.stages,
             facts.running,
-            verdict_label(report, facts) == accounting.BOTTLENECK,
+            verdict_label(report, facts) == verdicts.BOTTLENECK,
         )
         shares = work_shares(self.stages)
         if shares is not None and report.data_stall_fraction is not None:
@@ -382,68 +380,3 @@ def _log_values(report):
 
 def _no_callbacks():
     return None
-
-
-# Drawings of wait and compute, over batches or over epochs.
-
-
-def _plot_timeline(timeline, ax=None):
-    """Stack mean compute and wait; return the matplotlib axes."""
-    ax = _axes(ax)
-    first, wait, compute = timeline.arrays()
-    labels = ["compute", "wait for data"]
-    ax.stackplot(first, 1e3 * compute, 1e3 * wait, labels=labels, step="post")
-    if timeline.group_size > 1:
-        ax.set_title(f"means of {timeline.group_size} batches")
-    ax.set_xlabel("batch")
-    ax.set_ylabel("ms")
-    ax.legend()
-    return ax
-
-
-def _plot_epochs(reports, ax=None):
-    """Stack the shares of the time of each epoch with figures."""
-    ax = _axes(ax)
-    measured = [
-        (epoch, report)
-        for epoch, report in enumerate(reports, 1)
-        if report.data_stall_fraction is not None
-    ]
-    epochs = [epoch for epoch, _ in measured]
-    bottom = [0.0] * len(measured)
-    for label, share_of in (
-        ("step", lambda r: r.step_fraction),
-        ("copy to device", lambda r: r.copy_fraction),
-        ("load", lambda r: r.stall_load_fraction),
-        ("transform", lambda r: r.stall_transform_fraction),
-        ("wait for data", _unexplained_share),
-    ):
-        shares = [share_of(report) or 0.0 for _, report in measured]
-        if any(shares):
-            ax.bar(epochs, shares, bottom=bottom, label=label)
-        bottom = [low + share for low, share in zip(bottom, shares)]
-    ax.set_xlabel("epoch")
-    ax.locator_params("x", integer=True)
-    ax.set_ylabel("share of the time")
-    ax.set_ylim(0, 1)
-    ax.legend()
-    return ax
-
-
-def _unexplained_share(report):
-    if report.stall_load_fraction is None:
-        return report.data_stall_fraction
-    return 0.0
-
-
-def _axes(ax):
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError(
-            "Drawing needs matplotlib, which is not installed. Install it "
-            "with: pip install 'keras-pergrad[plot]'"
-        ) from error
-    if ax is None:
-        _, ax = pyplot.subplots(figsize=(8, 3), layout="constrained")
-    return ax

@@ -3,7 +3,7 @@
 import textwrap
 
 from keras_pergrad.common.text import WIDTH
-from keras_pergrad.stalls import accounting
+from keras_pergrad.stalls import verdicts
 from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
 from keras_pergrad.stalls.advice import advise
 from keras_pergrad.stalls.stages import slowest, stage_rows
@@ -31,7 +31,7 @@ def verdict_label(report, facts):
     """Return the words of `label_of` for an epoch; None: not known."""
     if report.data_stall_fraction is None or not report.step_ms:
         return None
-    return accounting.label_of(
+    return verdicts.label_of(
         report.stalls(),
         report.data_stall_fraction,
         facts.wait_ms,
@@ -48,10 +48,10 @@ def verdict(report, facts):
         return "unknown: it takes two batches, and a step that is not traced"
     stall_share, wait = report.data_stall_fraction, facts.wait_ms
     waits = f"{stall_share:.0%} of the time goes by waiting for data"
-    if label == accounting.FAST_ENOUGH:
+    if label == verdicts.FAST_ENOUGH:
         if (
-            stall_share > accounting.SMALL_SHARE
-            and wait >= accounting.SMALL_WAIT_MS
+            stall_share > verdicts.SMALL_SHARE
+            and wait >= verdicts.SMALL_WAIT_MS
         ):
             return (
                 f"{label}, but for one wait of "
@@ -63,13 +63,13 @@ def verdict(report, facts):
             f"{label}: {stall_share:.1%} of the time goes by waiting for "
             f"data, {wait:.2g} ms a batch"
         )
-    if label == accounting.NEARLY_FAST_ENOUGH:
+    if label == verdicts.NEARLY_FAST_ENOUGH:
         return f"{label}: {waits}"
     needed = (
         f"the pipeline must give {short_number(1e3 / report.step_ms)} "
         f"batches/s, it gives {short_number(1e3 / facts.pipeline_ms)}"
     )
-    if label == accounting.BOTTLENECK:
+    if label == verdicts.BOTTLENECK:
         return f"{label}: {needed}"
     if facts.overlaps:
         return f"{label}: {waits}; {needed} while the model computes"

@@ -16,9 +16,9 @@ from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.text import as_text, bullets
 from keras_pergrad.functions.data_passes import make_ready
-from keras_pergrad.keras_internals.replicas.hooks import advising
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.modes.inspection import require_compiled, require_targets
-from keras_pergrad.stalls import accounting
+from keras_pergrad.stalls import verdicts
 from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
 from keras_pergrad.stalls.diagnosis import short_number
 from keras_pergrad.stalls.facts import kind_of
@@ -268,7 +268,7 @@ def profile_pipeline(
         fraction_without_longest=together.report.fraction_without_longest,
         spread=max(_difference(*map(_rate, pair)) for pair in repeats),
     )
-    is_bottleneck = _label(profile) == accounting.BOTTLENECK
+    is_bottleneck = _label(profile) == verdicts.BOTTLENECK
     profile.stages = stage_rows(data, kind, written, running, is_bottleneck)
     profile.slowest_stage = slowest(profile.stages)
     return profile
@@ -363,8 +363,8 @@ def _label(profile):
     without_longest = profile.fraction_without_longest
     if without_longest is None:
         without_longest = stall_share
-    return accounting.label_of(
-        accounting.stalls(stall_share, wait, without_longest),
+    return verdicts.label_of(
+        verdicts.stalls(stall_share, wait, without_longest),
         stall_share,
         1e3 / pipeline if pipeline else math.inf,
         1e3 / model,
@@ -382,11 +382,11 @@ def _verdict(profile):
             f"batches/s{_best_change(profile)}"
         )
     ratio = _ratio_text(pipeline / profile.model_batches_per_s)
-    if label == accounting.FAST_ENOUGH:
+    if label == verdicts.FAST_ENOUGH:
         return f"{label}: the pipeline gives {ratio} what the model takes"
     waits = f"{label}: the model waits {profile.stall_fraction:.0%} of the time"
     best = _best_change(profile)
-    if label == accounting.BOTTLENECK:
+    if label == verdicts.BOTTLENECK:
         return waits + (best or f", the pipeline gives {ratio} what it takes")
     return f"{waits}; alone the pipeline gives {ratio} what it takes{best}"
 
@@ -403,7 +403,7 @@ def _best_change(profile):
     rates = {name: rate for name, (rate, _) in profile.what_if.items()}
     best = max(rates, key=lambda name: rates[name], default=None)
     noise = max(
-        accounting.NOISE,
+        verdicts.NOISE,
         profile.spread,
         *(_difference(rate, limit) for *_, rate, limit in _excesses(profile)),
     )
@@ -433,5 +433,5 @@ def _excesses(profile):
     }
     for part, (limit, faster) in limits.items():
         name = max(faster, key=lambda name: faster[name])
-        if limit and faster[name] > (1 + accounting.NOISE) * limit:
+        if limit and faster[name] > (1 + verdicts.NOISE) * limit:
             yield name, part, faster[name], limit

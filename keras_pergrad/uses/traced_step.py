@@ -26,7 +26,7 @@ from keras_pergrad.keras_internals.models.parts import (
     layers_of,
     recording_scopes,
 )
-from keras_pergrad.keras_internals.tensorflow.kernels import loops_instead
+from keras_pergrad.keras_internals.tensorflow.cudnn import loops_instead
 from keras_pergrad.keras_internals.tensorflow.settings import (
     in_xla,
     inline_functions,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.replicas.hooks import advising
+from keras_pergrad.keras_internals.replicas.advice import advising
 from tests.models.making import compiled, net
 
 layers = keras.layers

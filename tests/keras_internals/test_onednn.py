@@ -6,7 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.tensorflow import kernels
+from keras_pergrad.keras_internals.tensorflow import onednn
 
 # In a process of its own: should it be run after all, it may end there.
 CODE = """
@@ -61,12 +61,12 @@ def test_only_that_shape_is_tried(product, monkeypatch):
         tried.append(shape)
         return "crashes"
 
-    monkeypatch.setattr(kernels, "_harm", harm)
-    assert kernels.defect(product([8, 3, 4], [4, 5])) is None
-    assert kernels.defect(product([8, 2, 3, 4], [4, 5])) is None
-    assert kernels.defect(product([8, 1, 3, 4], [4, 5], "float64")) is None
+    monkeypatch.setattr(onednn, "_harm", harm)
+    assert onednn.defect(product([8, 3, 4], [4, 5])) is None
+    assert onednn.defect(product([8, 2, 3, 4], [4, 5])) is None
+    assert onednn.defect(product([8, 1, 3, 4], [4, 5], "float64")) is None
     assert tried == []
-    found = kernels.defect(product([8, 1, 3, 4], [4, 5]))
+    found = onednn.defect(product([8, 1, 3, 4], [4, 5]))
     assert tried == [(8, 3, 4, 5)]
     assert "[8, 1, 3, 4] and [4, 5]" in found
     assert "TF_ENABLE_ONEDNN_OPTS=0" in found
@@ -75,7 +75,7 @@ def test_only_that_shape_is_tried(product, monkeypatch):
 @pytest.mark.slow
 def test_the_trap_is_caught_and_the_process_lives():
     # Where the build has no such defect, the step is run, and right.
-    expected = "wrong" if kernels._harm(8, 16, 32, 32) else "rounding"
+    expected = "wrong" if onednn._harm(8, 16, 32, 32) else "rounding"
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         capture_output=True,

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import ConvLSTMCell
-from keras_pergrad.keras_internals.tensorflow.kernels import (
+from keras_pergrad.keras_internals.tensorflow.cudnn import (
     cudnn_steps,
     runs_on_cudnn,
 )

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.tensorflow import kernels
+from keras_pergrad.keras_internals.tensorflow import cudnn
 from keras_pergrad.uses import TracedStep, refusals
 from tests.marks import few
 from tests.models.making import compiled, net
@@ -31,7 +31,7 @@ def traced_gpu(monkeypatch):
     """Keras and the rule find an NVIDIA card; a list of calls of its op."""
     rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
     monkeypatch.setattr(rnn, "_is_gpu_available", lambda: True)
-    monkeypatch.setattr(kernels, "has_cuda_card", lambda: True)
+    monkeypatch.setattr(cudnn, "has_cuda_card", lambda: True)
     calls, op = [], tf.raw_ops.CudnnRNNV3
 
     def noting(**arguments):

@@ -1,20 +1,22 @@
-"""The kernels that oneDNN and cuDNN give to layers.
+"""Recurrent layers, by cuDNN where their masks allow it.
 
-On the CPU some builds of TensorFlow compute a product of shapes [b, 1, t, k]
-and [k, n] wrong or corrupt the heap (tensorflow#117700), which crashes this
-process. So the traced step is searched for this shape, and such a product is
-tried in a separate process.
+With a mask, cuDNN and Keras's own loop differ. At masked steps the loop
+repeats the last output, or gives zeros where the layer has
+`zero_output_for_mask`; by cuDNN Keras gives zeros in sequences and the last
+state at their ends, whatever the layer asks for. And cuDNN takes right-padded
+sequences alone, which only an assertion checks: op by op, Keras catches it and
+runs the loop for the whole batch, so that a sample's outputs depend on the
+masks of the others. So masked layers run their loop, here and on every device.
 
-Private names in use: `FuncGraph._functions`;
-`keras.src.backend.tensorflow.rnn.cudnn_ok`,
+In a rule that projects the inputs of LSTM and GRU, Keras's own functions call
+the op: they know in which order cuDNN has the gates, weights and biases.
+
+Private names in use: `keras.src.backend.tensorflow.rnn.cudnn_ok`,
 `keras.src.backend.tensorflow.rnn.gru`, `keras.src.backend.tensorflow.rnn.lstm`.
 """
 
 import contextlib
 import functools
-import os
-import subprocess
-import sys
 from typing import Any
 
 import keras
@@ -28,78 +30,6 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
     has_cuda_card,
     in_xla,
 )
-
-_PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-
-
-def defect(graph):
-    """Describe the error that a traced step would cause on the CPU, or None."""
-    for op in _all_operations(graph):
-        shape = _product_shape(op)
-        if shape is not None:
-            error = _harm(*shape)
-            if error:
-                b, t, k, n = shape
-                return (
-                    f"a product of shapes [{b}, 1, {t}, {k}] and [{k}, {n}] "
-                    f"({op.name}) {error}: a defect of oneDNN in TensorFlow. "
-                    "It was tried apart and is not run here. Set "
-                    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, "
-                    "or leave out the axis of size 1"
-                )
-    return None
-
-
-def _all_operations(graph):
-    yield from graph.get_operations()
-    for function in graph._functions.values():
-        inner = getattr(function, "graph", None)
-        if inner is not None:
-            yield from _all_operations(inner)
-
-
-def _product_shape(op):
-    """Return (b, t, k, n) of an affected product, or None for other ops."""
-    if op.type not in _PRODUCTS or op.inputs[0].dtype.size > 4:
-        return None
-    left, right = (tensor.shape for tensor in op.inputs)
-    if (left.rank, right.rank) != (4, 2) or left[1] != 1:
-        return None
-    t, k = (left[3], left[2]) if op.get_attr("adj_x") else (left[2], left[3])
-    n = right[0] if op.get_attr("adj_y") else right[1]
-    # An axis of unknown size has the samples, or the like: 8 stands for it.
-    return tuple(8 if d is None else int(d) for d in (left[0], t, k, n))
-
-
-@functools.cache
-def _harm(*shape):
-    """Return what such a product does wrong here, or "" if nothing."""
-    # In another process, since it may crash; once for each shape.
-    process = subprocess.run(
-        [sys.executable, "-m", "keras_pergrad.doctor.probe", "matmul"]
-        + [str(size) for size in shape],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
-    if process.returncode == 0 and process.stdout.strip().endswith("right"):
-        return ""
-    if "wrong" in process.stdout:
-        return "gives wrong numbers"
-    return "crashes the process"
-
-
-# Recurrent layers that Keras hands to cuDNN where there is a GPU.
-#
-# With a mask, cuDNN and Keras's own loop differ. At masked steps the loop
-# repeats the last output, or gives zeros where the layer has
-# `zero_output_for_mask`; by cuDNN Keras gives zeros in sequences and the last
-# state at their ends, whatever the layer asks for. And cuDNN takes
-# right-padded sequences alone, which only an assertion checks: op by op,
-# Keras catches it and runs the loop for the whole batch, so that a sample's
-# outputs depend on the masks of the others. So masked layers run their loop,
-# here and on every device.
 
 
 @contextlib.contextmanager
@@ -159,12 +89,6 @@ def _uses_cudnn(layer):
     if isinstance(layer, keras.layers.GRU):
         arguments["reset_after"] = layer.reset_after
     return cudnn_ok(**arguments)
-
-
-# The steps of LSTM and GRU by cuDNN, in a rule that projects their inputs.
-#
-# Keras's own functions call the op: they know in which order cuDNN has the
-# gates and where their weights and biases lie.
 
 
 def runs_on_cudnn(layer):
