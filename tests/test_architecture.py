@@ -38,7 +38,7 @@ EXTRAS = {
 }
 #: All that factors know of Keras and TensorFlow: how products are computed.
 FACTORS_IMPORT = {"keras_internals.tensorflow"}
-#: Rooms whose packed tuples are still to be written out.
+#: Rooms in which tuples are still packed or broken, and headings stand.
 _ROOMS_TO_COME = {
     *("proof", "uses", "modes", "model", "factors", "aggregations"),
     *("gradient_health", "runs", "privacy"),
@@ -197,3 +197,22 @@ def test_tuples_are_assigned_in_one_line():
         if isinstance(target, ast.Tuple) and node.end_lineno > node.lineno
     }
     assert not broken, f"{broken}: one statement for each name"
+
+
+def _headings(text):
+    """Yield the lines where a comment stands alone between definitions."""
+    lines = [*text.splitlines(), ""]
+    for number, line in enumerate(lines[1:], 2):
+        above = lines[number - 2]
+        if above.startswith("#") and not line and not above.startswith("#!"):
+            yield number - 1
+
+
+def test_no_heading_stands_between_definitions():
+    """A file has one job, which its docstring names; else it is several."""
+    headings = {
+        f"{path}:{line}"
+        for path, _ in _finished_trees()
+        for line in _headings((ROOT / path).read_text())
+    }
+    assert not headings, f"{headings}: split the file, or leave it out"

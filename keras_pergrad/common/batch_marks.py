@@ -29,8 +29,6 @@ def without_numbers(batch):
     return split_numbers(batch)[0]
 
 
-# Data sets whose stages are the package's own.
-
 _SOURCE = "keras_pergrad_source"
 
 
@@ -43,9 +41,6 @@ def drawn_from(dataset, source):
 def source_of_draws(data):
     """Return the name of the source that data is drawn from, or None."""
     return getattr(data, _SOURCE, None)
-
-
-# The first batches of a data stream, looked at without losing them.
 
 
 def peek_batches(iterator, steps):

@@ -43,9 +43,6 @@ def _is_text(array):
     return all(isinstance(entry, (str, bytes)) for entry in array.flat)
 
 
-# Batches as steps need them: tensors of one length, at least one sample.
-
-
 def as_tensors(batch):
     """Return a batch with tensors in place of the arrays of eager steps."""
     return tf.nest.map_structure(
@@ -181,9 +178,6 @@ def has_composite(parts):
 def is_composite(tensor):
     """Whether a tensor is sparse or ragged."""
     return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))
-
-
-# The batches of arrays or a dataset, with targets and weights.
 
 
 def batches_of(x, y=None, sample_weight=None, batch_size=None):

@@ -176,16 +176,6 @@ class _PrintsLast(InternalCallback):
 _FOR_ONE_HOOK = CalledLast, _PrintsLast
 
 
-# The end of a `fit`, however it ends, and what is undone then.
-#
-# Keras calls no hook of a callback when a `fit` fails or is interrupted. The
-# `fit` of a `PerGradModel` undoes it all before it returns or raises. In that
-# of another model it is undone when a callback raises, or else as soon as
-# Keras's list of callbacks is freed; a traceback may hold that (an
-# interactive session keeps the last one), so what is undone must not harm a
-# later `fit`.
-
-
 # A model in its `fit` → the stack of what is undone at the end of it.
 _FIT_STACKS = weakref.WeakKeyDictionary()
 # Keras's list of callbacks → what is undone when a hook of it raises.
@@ -214,7 +204,15 @@ def undo_at_end(model):
 
 
 def at_end_of_fit(model, callback_list, undo):
-    """Have `undo()` called, perhaps again, when the running `fit` ends."""
+    """Have `undo()` called, perhaps again, when the running `fit` ends.
+
+    Keras calls no hook of a callback when a `fit` fails or is interrupted. The
+    `fit` of a `PerGradModel` undoes it all before it returns or raises. In that
+    of another model it is undone when a callback raises, or else as soon as
+    Keras's list of callbacks is freed; a traceback may hold that (an
+    interactive session keeps the last one), so what is undone must not harm a
+    later `fit`.
+    """
     if model in _FIT_STACKS:
         _FIT_STACKS[model].callback(undo)
     elif callback_list is not None:
@@ -243,16 +241,6 @@ def _undoing_hook(callback_list, name):
     return hook
 
 
-# The running `fit` and its data, which Keras does not give to callbacks.
-#
-# Keras gives callbacks neither the data nor the list that holds them, and
-# nothing that it gives them (`model`, `params`) leads there: only the `fit`
-# of a model of this package could note them, but a callback serves any model.
-# So both are looked up in the frames of the running `fit` or `evaluate`, by
-# names of Keras's public interface: the arguments `x` and `batch_size`, and
-# the class `CallbackList`.
-
-
 # Keras's default batch size for arrays.
 _BATCH_SIZE = 32
 
@@ -270,7 +258,15 @@ class RunningFit:
 
 
 def running_fit(model):
-    """Find the call of `fit` or `evaluate` around this code."""
+    """Find the call of `fit` or `evaluate` around this code.
+
+    Keras gives callbacks neither the data nor the list that holds them, and
+    nothing that it gives them (`model`, `params`) leads there: only the `fit`
+    of a model of this package could note them, but a callback serves any
+    model. So both are looked up in the frames of the running call, by names of
+    Keras's public interface: the arguments `x` and `batch_size`, and the class
+    `CallbackList`.
+    """
     running = RunningFit()
     frame = inspect.currentframe()
     try:

@@ -91,9 +91,6 @@ def library_versions():
     return {package.__name__: package.__version__ for package in packages}
 
 
-# The memory of this machine that is free.
-
-
 # (limit, usage) of the memory of a container, in version 2 and 1 of cgroups.
 _CGROUP_FILES = (
     ("memory.max", "memory.current"),

@@ -70,9 +70,6 @@ def number_at_least_zero(name, value, alternative=""):
     )
 
 
-# Amounts of memory, as users write them.
-
-
 _UNITS = {
     "b": 1,
     "kb": 10**3,
@@ -106,9 +103,6 @@ def parse_bytes(name, value):
     return size
 
 
-# Squared norms in double precision, of arrays of any type.
-
-
 #: Numbers that are widened at a time. They fit into the processor's cache,
 #: which costs less than new memory.
 _CHUNK = 2**14
@@ -126,9 +120,6 @@ def squared_norm(array, other=None):
         # Not by BLAS, whose threads go on spinning and slow TensorFlow down.
         total += np.square(chunk, out=chunk).sum()
     return float(total)
-
-
-# A checksum of a model's weights: whether they were changed since.
 
 
 def weights_checksum(model):

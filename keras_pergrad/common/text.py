@@ -78,9 +78,6 @@ def bullets(sentences, mark="-", width=WIDTH):
     return lines
 
 
-# The text of an error, without what TensorFlow and Keras wrap around it.
-
-
 _MAX_LENGTH = 500
 _WRAPPER_LINES = (
     "Exception encountered when calling",

@@ -61,9 +61,6 @@ def check_arguments(curvature, damping, checkpoints):
         )
 
 
-# Refusals of losses that are no mean over the samples of their own.
-
-
 def require_built(model):
     """Refuse a model without weights, or without a loss."""
     require_compiled(model)

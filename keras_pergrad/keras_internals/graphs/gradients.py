@@ -206,9 +206,6 @@ def is_made_gradient(name):
     return scope is not None and not _OWN_GRADIENT.search(name, scope.end() - 1)
 
 
-# Marks on ops, read by TensorFlow's optimisation or by the types of a step.
-
-
 #: What the mark of an op of this package is called. No name of a layer or
 #: scope can be mistaken for it.
 _MARK = "_keras_pergrad_mark"

@@ -15,8 +15,6 @@ import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph, op_def_registry
 from tensorflow.python.ops import handle_data_util
 
-# The graphs of functions: what they capture, and whom they call.
-
 
 def captures_of(graph):
     """List (tensor outside, tensor inside) of a function's graph."""
@@ -57,11 +55,6 @@ def resource_key(handle):
         return id(handle)
     # The text has the name and the container, by which TensorFlow finds it.
     return repr(handle).partition(", type=")[0]
-
-
-# The nodes of graphs and of functions, put into a graph with other shapes.
-#
-# TensorFlow infers all shapes anew there. Nothing runs.
 
 
 class Nodes:

@@ -178,14 +178,15 @@ _LABELS = (
     "on the batch. Give all targets in one form, and leave samples out by a "
     "sample weight of 0."
 )
-# The tensors through which a loss may depend on a layer's output.
-#
-# If Keras's crossentropies find the logits behind a softmax or sigmoid
-# output, they take these, so the loss may not depend on the output itself.
 
 
 def loss_tensors(outputs):
-    """Return all tensors of the outputs, flat, then the logits behind them."""
+    """Return all tensors of the outputs, flat, then the logits behind them.
+
+    Through these a loss may depend on a layer's output. If Keras's
+    crossentropies find the logits behind a softmax or sigmoid output, they take
+    these, so the loss may not depend on the output itself.
+    """
     flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
     logits = [_logits_of(t) for t in flat]
     return flat + [t for t in logits if t is not None]

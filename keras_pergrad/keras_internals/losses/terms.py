@@ -109,16 +109,14 @@ def is_one_output(y, y_pred):
     return not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred)
 
 
-# The part of the weight regularisers in a loss, and their gradients.
-#
-# A regulariser belongs to no sample: its gradient is added after aggregation.
-# Keras adds every regulariser to the loss once, but an own `compute_loss` may
-# leave them out or weigh them. So the loss is differentiated with respect to
-# each penalty.
-
-
 class Penalties:
-    """What the loss of a model does with the penalties on its weights."""
+    """What the loss of a model does with the penalties on its weights.
+
+    A regulariser belongs to no sample: its gradient is added after aggregation.
+    Keras adds every regulariser to the loss once, but an own `compute_loss` may
+    leave them out or weigh them. So the loss is differentiated with respect to
+    each penalty.
+    """
 
     def __init__(self, model):
         self.variables = list(model.trainable_variables)

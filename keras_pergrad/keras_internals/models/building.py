@@ -131,9 +131,6 @@ def _spec(tensor):
     return keras.KerasTensor(tensor.shape, tensor.dtype.name)
 
 
-# The names by which a user vouches for layers and ops.
-
-
 def vouched_names(model, names):
     """Return `compile(vouched=...)` as a tuple; refuse what names nothing."""
     if isinstance(names, str):
@@ -151,9 +148,6 @@ def vouched_names(model, names):
                 f"{name!r}. The layers are: {', '.join(sorted(layers))}"
             )
     return names
-
-
-# Layers that hand a state from each batch to the next.
 
 
 def states_of(model):

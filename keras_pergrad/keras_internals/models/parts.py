@@ -42,8 +42,6 @@ from keras_pergrad.common.batches import (
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.common.refusal_messages import no_loss
 
-# Models made of inputs and outputs, and the classes that become such.
-
 
 def has_inputs_and_outputs(args, kwargs):
     """Whether a model's arguments are symbolic inputs and outputs."""
@@ -81,9 +79,6 @@ def producer_of(tensor):
     return tensor._keras_history.operation
 
 
-# Private attributes that only some objects have, and what goes with them.
-
-
 _MISSING = object()
 _SEEN = set()
 
@@ -107,9 +102,6 @@ def optional(target, name, example, effect, default=None) -> Any:
                 stacklevel=2,
             )
     return default
-
-
-# The parts of models, layers, losses and tensors that Keras keeps to itself.
 
 
 def layers_of(model):
@@ -370,9 +362,6 @@ def set_logits(tensor, logits):
     tensor._keras_logits = logits
 
 
-# The parts of layers and variables that Keras keeps to itself.
-
-
 def direct_sublayers(layer):
     """List the layers that are attributes of a layer, in order of creation."""
     return layer._layers
@@ -457,9 +446,6 @@ def has_fixed_vocabulary(lookup):
     return lookup._has_input_vocabulary
 
 
-# The seed of layers without a seed of their own.
-
-
 def shared_seed_state():
     """Return the seed's variable, or None if no layer has asked for it yet."""
     # Keras's own getter would create it.
@@ -467,14 +453,12 @@ def shared_seed_state():
     return None if seeds is None else seeds.state
 
 
-# The optimizers inside of an optimizer.
-#
-# A `LossScaleOptimizer` has one, a `MultiOptimizer` (Keras 3.13 and later)
-# one for each part of the variables; these apply the gradients.
-
-
 def nested_optimizers(optimizer):
-    """List an optimizer and all inside of it, from the outside in."""
+    """List an optimizer and all inside of it, from the outside in.
+
+    A `LossScaleOptimizer` has one, a `MultiOptimizer` (Keras 3.13 and later)
+    one for each part of the variables; these apply the gradients.
+    """
     # A `MultiOptimizer` whose parts a function chooses has them once built.
     optimizers: list = []
     pending = [optimizer]
@@ -515,9 +499,6 @@ def accumulating_optimizer(optimizer):
         if getattr(nested, "gradient_accumulation_steps", None):
             return nested
     return None
-
-
-# What Keras's Adam keeps for each variable.
 
 
 def adam_moments(optimizer, variable):

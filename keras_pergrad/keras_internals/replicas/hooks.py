@@ -1,4 +1,4 @@
-"""The places where Keras's `fit` lets a model take part, and errors there.
+"""The places where Keras's `fit` lets a model take part.
 
 Private names in use: `Model._maybe_symbolic_build`,
 `_get_metrics_result_or_logs`, `_distribute_strategy`,
@@ -17,8 +17,6 @@ from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.tensorflow.cudnn import LoopsWhereMasked
 from keras_pergrad.keras_internals.tensorflow.settings import switched_off
-
-# The places where Keras's `fit` lets a model take part.
 
 
 def require_compiled(model, name):
@@ -74,17 +72,16 @@ class FitHooks(LoopsWhereMasked):
         return model._logs_of_epoch(logs, following._get_metrics_result_or_logs)
 
 
-# AutoGraph in a user's `tf.function`, which must not convert this package.
-#
-# It would convert every function that is called while the step is traced,
-# which takes many times as long as the trace itself.
-
-
 not_converted = tf.autograph.experimental.do_not_convert
 
 
 def converted(function):
-    """Return a user's function as AutoGraph calls it where it is on."""
+    """Return a user's function as AutoGraph calls it where it is on.
+
+    In a user's `tf.function` AutoGraph must not convert this package: it would
+    convert every function that is called while the step is traced, which takes
+    many times as long as the trace itself.
+    """
     autograph = tf.__internal__.autograph
     context = autograph.control_status_ctx()
     if context.status.name != "ENABLED" or not callable(function):

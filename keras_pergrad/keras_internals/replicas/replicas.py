@@ -1,5 +1,10 @@
 """The replicas of a `tf.distribute` strategy, each with a part of the batch.
 
+Every replica computes the sums over its own samples. Here they are added up
+once, before the optimizer sees them. Each replica then has the result of a
+single device for the whole batch. Without several replicas there is nothing to
+add up.
+
 Private names in use: `Model._distribute_strategy`,
 `TFOptimizer._distribution_strategy`, `StrategyExtended._in_multi_worker_mode`,
 `PerReplicaSpec._value_specs`, `TFEpochIterator._distributed_dataset`,
@@ -207,13 +212,6 @@ _OUTSIDE_SCOPE = (
     "there, too."
 )
 
-# The replicas of a `tf.distribute` strategy, each with a part of the batch.
-#
-# Every replica computes the sums over its own samples. Here they are added up
-# once, before the optimizer sees them. Each replica then has the result of a
-# single device for the whole batch. Without several replicas there is nothing
-# to add up.
-
 
 def has_several_replicas():
     """Whether this code is traced or run for one of several replicas."""
@@ -377,18 +375,16 @@ class _IdentityReduce:
         return list(gradients_and_variables)
 
 
-# The counts of metrics, added up over the replicas of a strategy.
-#
-# The variables of a metric live in one of two ways. In recent versions of
-# Keras each replica has its own value, and reading outside of the replicas
-# adds them up. In older versions all replicas share one value, and their
-# assignments are added up. Keras lets each replica assign the old value plus
-# its part, so the old value is counted once per replica. Here it is counted
-# once.
-
-
 def additions(variables, update):
-    """Return what `update()` would add to each variable, which is a sum."""
+    """Return what `update()` would add to each variable, which is a sum.
+
+    The variables of a metric live in one of two ways. In recent versions of
+    Keras each replica has its own value, and reading outside of the replicas
+    adds them up. In older versions all replicas share one value, and their
+    assignments are added up. Keras lets each replica assign the old value plus
+    its part, so the old value is counted once per replica. Here it is counted
+    once.
+    """
     zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
     with keras.StatelessScope(zeros) as scope:
         update()

@@ -304,19 +304,16 @@ def bodies(op):
     return [] if None in graphs else graphs
 
 
-# Means and variances with right second derivatives.
-#
-# `tf.nn.moments` stops the gradient of the mean within the variance, Σ (x −
-# stop(mean))²: right for the first derivative, wrong for the second. Keras's
-# normalisation layers call it.
-
-
 _MOMENTS_SCOPE = "moments"
 
 
 @contextlib.contextmanager
 def twice_differentiable():
     """Trace moments that can be differentiated twice; refuse all others.
+
+    `tf.nn.moments`, which Keras's normalisation layers call, stops the gradient
+    of the mean within the variance, Σ (x − stop(mean))²: right for the first
+    derivative, wrong for the second.
 
     Raises:
         ValueError: what was traced inside calls a function that was traced

@@ -24,9 +24,6 @@ class SavedState(KerasSaveable):
         return "Loss"
 
 
-# The noise of an aggregation, whose state is saved with the model.
-
-
 STATE = "noise_state"
 
 
@@ -121,17 +118,15 @@ class AggregationState(SavedState):
             self.generator.state.assign(state)
 
 
-# The values of samples that a model has trained on, saved with its weights.
-#
-# Weights and the values of the samples are in one file, so that no update is
-# lost or counted twice, wherever training was stopped.
-
-
 _NAMES = _SUMS, _COUNTS = "sample_values", "sample_steps"
 
 
 class ValueState(SavedState):
-    """The sum of each sample's values, and the number of steps with one."""
+    """The sum of each sample's values, and the number of steps with one.
+
+    Weights and the values of the samples are in one file, so that no update is
+    lost or counted twice, wherever training was stopped.
+    """
 
     def __init__(self):
         self.sums = self.counts = self._arrays = None
@@ -188,17 +183,13 @@ def _require_length(stored, samples):
         )
 
 
-# The settings by which a run repeats: the global seed, deterministic ops.
-#
-# Only the record of a run asks for them, so they are imported then.
-
-
 # The seed that TensorFlow returns where no global seed was set.
 _UNSET_SEED = 87654321
 
 
 def is_deterministic():
     """Whether ops are to give equal results in every run."""
+    # Only the record of a run asks, so it is imported here.
     from tensorflow.python.framework import config
 
     return bool(config.is_op_determinism_enabled())

@@ -86,9 +86,6 @@ def traced_once(function, *arguments):
         return traced.get_concrete_function(*arguments)(*arguments)
 
 
-# TensorFlow's eager context: its device, and the graphs that it places.
-
-
 _TIMEOUT_MS = 300_000
 
 
@@ -145,14 +142,6 @@ def placed_graphs(place_anew):
         context.function_call_options = options
 
 
-# A check whether XLA compiles the traced graph, and a gradient that it lacks.
-#
-# The fastest methods under XLA are not those of plain graphs. Without the
-# private names the latter are used, which are correct under XLA, but slow.
-# XLA's own op for the update of a slice is the gradient of a slice there; Keras
-# uses it on all devices.
-
-
 try:
     from tensorflow.python.ops import control_flow_util
 except ImportError:
@@ -164,7 +153,11 @@ except ImportError:
 
 
 def in_xla():
-    """Tell whether a function with `jit_compile=True` is traced."""
+    """Tell whether a function with `jit_compile=True` is traced.
+
+    The fastest methods under XLA are not those of plain graphs. Without the
+    private names the latter are used, which are correct under XLA, but slow.
+    """
     if tf.executing_eagerly() or control_flow_util is None:
         return False
     graph = tf.compat.v1.get_default_graph()
@@ -172,7 +165,10 @@ def in_xla():
 
 
 def _updated_slice_gradient(op, gradient):
-    """Return the gradients of `XlaDynamicUpdateSlice`; TensorFlow has none."""
+    """Return the gradients of `XlaDynamicUpdateSlice`; TensorFlow has none.
+
+    It is the gradient of a slice under XLA; Keras uses it on all devices.
+    """
     target, update, begins = op.inputs
     # XLA moves a part that would reach beyond the end back into the tensor.
     room = tf.cast(tf.shape(target) - tf.shape(update), begins.dtype)
@@ -189,19 +185,18 @@ if dynamic_update_slice is not None:
     with contextlib.suppress(KeyError):  # TensorFlow has one.
         tf.RegisterGradient("XlaDynamicUpdateSlice")(_updated_slice_gradient)
 
-# TensorFloat-32, in which a GPU multiplies float32 by default.
-#
-# Each operand of a matrix product or convolution keeps ten bits behind the
-# first; sums are float32. Half precision is not affected: its numbers have no
-# more bits, and they are widened before they are squared or weighted.
-
-
 #: The compute capability of the first NVIDIA cards that have it.
 _FIRST_CAPABILITY = (8, 0)
 
 
 def may_use_tf32():
-    """Whether products of float32 may lose digits on a GPU that is visible."""
+    """Whether products of float32 may lose digits on a GPU that is visible.
+
+    By TensorFloat-32 each operand of a matrix product or convolution keeps ten
+    bits behind the first; sums are float32. Half precision is not affected: its
+    numbers have no more bits, and they are widened before they are squared or
+    weighted.
+    """
     if not tf.config.experimental.tensor_float_32_execution_enabled():
         return False
     return any(map(_has_tf32, tf.config.get_visible_devices("GPU")))
