@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.assertions import only_if
 from keras_pergrad.common.numbers import positive_integer
 
 TEXTS_TO_NUMBERS = (
@@ -121,14 +122,9 @@ def _check_lengths_in_graph(batch, static_lengths, dynamic_tensors):
         [f"{name} with", length] for name, length in static_lengths[:1]
     ]
     lengths = [length for _, length in labelled_lengths]
-    check = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(lengths, lengths[0])),
-        [
-            f"{_EQUAL_LENGTHS} Received:",
-            *(entry for pair in labelled_lengths for entry in pair),
-        ],
-    )
-    with tf.control_dependencies([] if check is None else [check]):
+    are_equal = tf.reduce_all(tf.equal(lengths, lengths[0]))
+    received = [entry for pair in labelled_lengths for entry in pair]
+    with only_if(are_equal, [f"{_EQUAL_LENGTHS} Received:", *received]):
         # XLA drops assertions, but cannot stack rows of different lengths.
         # The error shows the name of the op.
         zero = tf.constant(0.0)

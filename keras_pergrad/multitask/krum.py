@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
+from keras_pergrad.common.assertions import only_if
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.multitask.gramian import GramianAggregation
 
@@ -72,8 +73,7 @@ class Krum(GramianAggregation):
             distances = tf.where(both_present, distances, infinite)
         enough = present_count >= self.fewest
         text = _TOO_FEW.format(self, self.fewest)
-        check = tf.debugging.Assert(enough, [text, present_count])
-        with tf.control_dependencies([check] if check is not None else []):
+        with only_if(enough, [text, present_count]):
             # The first is that of the row to itself.
             nearest = tf.sort(distances, axis=1)
         neighbour_count = present_count - self.n_byzantine - 2

@@ -15,6 +15,7 @@ for every positive definite M (Murty, Math. Programming 7, 1974). Gramians of
 
 import tensorflow as tf
 
+from keras_pergrad.common.assertions import only_if
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.multitask.linear_systems import solve
 
@@ -163,9 +164,7 @@ def _solve_scaled(matrix, q, allowed):
 
 def require_solved(aggregation, solved, weights):
     """Return weights; fail where they are none, which under XLA are zero."""
-    text = _NOT_SOLVED.format(aggregation)
-    check = tf.debugging.Assert(solved, [text])
-    with tf.control_dependencies([check] if check is not None else []):
+    with only_if(solved, [_NOT_SOLVED.format(aggregation)]):
         # XLA leaves assertions out.
         return tf.where(solved, weights, tf.zeros_like(weights))
 

@@ -15,6 +15,7 @@ from keras import ops
 from keras.src.losses import losses as keras_losses
 from keras.src.losses.loss import unscale_loss_for_distribution
 
+from keras_pergrad.common.assertions import only_if
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
@@ -86,8 +87,7 @@ def consistent_hinge_labels():
         others = ops.logical_not(ops.logical_or(zero, ops.equal(y_true, 1)))
         is_ambiguous = ops.logical_and(ops.any(zero), ops.any(others))
         is_consistent = mark_same_for_all(ops.logical_not(is_ambiguous))
-        check = tf.debugging.Assert(is_consistent, [_LABELS])
-        with tf.control_dependencies([check] if check is not None else []):
+        with only_if(is_consistent, [_LABELS]):
             # XLA drops assertions, but not NaN.
             negative = tf.where(is_consistent, -1.0, float("nan"))
             return ops.where(zero, ops.cast(negative, y_true.dtype), y_true)
