@@ -2,8 +2,9 @@
 
 What TensorFlow's own definition of an op says (whether it has state, calls
 functions, or takes a shape) is read there; all else stands in `_TABLE`, as
-traits. A trait is a bit, so that an op has several of them: `has(op, LINEAR |
-SUMS)` tells whether it has one of these.
+traits: what the entries of an output are, then what happens to sizes, then
+what happens to state. A trait is a bit, so that an op has several of them:
+`has(op, LINEAR | SUMS)` tells whether it has one of these.
 
 The source of an op is the input whose entries it moves, see `source_of`.
 """
@@ -15,9 +16,6 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.graphs.nodes import op_definition
 
 _BITS = iter(1 << k for k in range(40))
-
-
-# What the entries of an output are.
 
 #: Those of its source, each once, in another order or shape.
 ARRANGES = next(_BITS)
@@ -42,8 +40,6 @@ SELECTS = next(_BITS)
 #: The same, whatever the entries of its inputs are; where these allow it.
 IS_CONSTANT, MAY_BE_CONSTANT = (next(_BITS) for _ in range(2))
 
-# What happens to sizes.
-
 #: Gives sizes of what it is given; measures a tensor.
 GIVES_SIZES, MEASURES = (next(_BITS) for _ in range(2))
 #: Of sizes it gives sizes, or products of some.
@@ -61,8 +57,6 @@ SHAPED_BY_TYPE = next(_BITS)
 EVALUATED = next(_BITS)
 PADS = next(_BITS)
 
-# What happens to state.
-
 #: Reads what is behind its first input, or changes it by the others.
 READS, ASSIGNS = (next(_BITS) for _ in range(2))
 #: Passes on each handle that it is given.
@@ -78,8 +72,6 @@ FROM_INPUTS = next(_BITS)
 READS_FILES = next(_BITS)
 #: It is known what it does with state.
 KNOWN_STATE = ASSIGNS | READS | DRAWS | TELLS | FROM_INPUTS
-
-# What else it is.
 
 #: Calls a function, one of several, or one again and again.
 CALLS_FUNCTION, IS_CONDITION, IS_LOOP = (next(_BITS) for _ in range(3))

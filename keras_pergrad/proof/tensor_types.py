@@ -311,11 +311,6 @@ def join_or_mixed(op, a, b):
         return Mixed(op.type, op.name, str(error))
 
 
-# A rule is `rule(op, types)`: it takes a `TypedOp` and the types of its
-# inputs, of which at least one is not `Free`, and returns one type for all
-# outputs or a list of them. It raises `Mixes` with a reason, or `Untyped`.
-# A rule is asked only if all inputs that it does not look at are `Free`.
-
 RULES = {}
 #: Rules of the user, by type of op; they go before those of the package.
 USER_RULES = {}
@@ -325,7 +320,12 @@ ALL = "all"
 
 
 def type_rule(*names, inputs):
-    """Decorate a function as the rule of ops.
+    """Decorate a function as the rule of ops, which gives outputs their types.
+
+    A rule is `rule(op, types)`: it takes a `TypedOp` and the types of its
+    inputs, of which at least one is not `Free`, and returns one type for all
+    outputs or a list of them. It raises `Mixes` with a reason, or `Untyped`.
+    It is asked only if all inputs that it does not look at are `Free`.
 
     Args:
         *names: the types of ops, each of one or several.
