@@ -239,6 +239,6 @@ def _false(right, *args):
     return False
 
 
-@_planted("factors of a loss's terms not compared", Divisors, "_applied")
+@_planted("factors of a loss's terms not compared", Divisors, "_operand")
 def _no_factor(right, *args):
     return "*", 0
