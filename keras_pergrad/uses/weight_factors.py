@@ -38,6 +38,7 @@ class PulledBack(SampleGradients):
         factor,
         tensor,
         sources,
+        *,
         shape=None,
         keeps_norms=False,
         move=None,

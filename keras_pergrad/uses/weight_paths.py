@@ -283,7 +283,7 @@ class Part(PulledBack):
 
     def __init__(self, factor, op, source, target):
         full_tensor, part = op.inputs[source], op.outputs[target]
-        super().__init__(factor, part, [full_tensor], True)
+        super().__init__(factor, part, [full_tensor], keeps_norms=True)
         parameters = [
             tf.get_static_value(t)
             for k, t in enumerate(op.inputs)
