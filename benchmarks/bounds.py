@@ -142,7 +142,7 @@ def plain(factors):
 
 def clipped(factors):
     """Return the clipped sums, as `Vectorized` makes them."""
-    joined, _ = together(factors)
+    joined, _ = together([f.held() for f in factors])
     norms = tf.sqrt(tf.add_n([f.squared_norms() for f in joined]))
     weights = tf.minimum(1.0, CLIP_NORM / norms)
     return [_dense(f.weighted_sum(weights)) for f in joined]

@@ -35,9 +35,10 @@ def clipped(model, loss, x, y, direction, question=None):
     with step:
         value = loss(y, step.forward(x))
     factors = step.sample_gradients(value)
+    factors = [factor.held() for factor in factors]
     squares = tf.add_n([factor.squared_norms() for factor in factors])
     weights = tf.minimum(1.0, NORM / (BATCH * tf.sqrt(squares)))
-    select(factors, tf.math.is_finite(squares))
+    factors = select(factors, tf.math.is_finite(squares))
     _apply(model, [factor.weighted_sum(weights) for factor in factors])
     if question == "dot":
         dots = [f.dot(d) for f, d in zip(factors, direction)]

@@ -130,7 +130,7 @@ def time_methods(inputs, make, methods, batch, xla, rounds):
 
     def clipped(method):
         def compute(*inputs):
-            factor = make(*inputs, method)
+            factor = make(*inputs, method).held()
             norms = factor.squared_norms()
             return factor.weighted_sum(tf.math.rsqrt(norms))
 

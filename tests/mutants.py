@@ -44,13 +44,16 @@ class Mutant(NamedTuple):
 #: File of the package → its tests, and for each mutant the text that stands
 #: in it once, and what replaces it.
 PLANTED = {
+    "factors/base.py": {
+        "tests": ["factors/test_every_factor.py"],
+        "wrong-axis": (
+            "tf.square(tf.reduce_sum(self.gradients, 0))",
+            "tf.square(tf.reduce_sum(self.gradients, 1))",
+        ),
+    },
     "factors/outer.py": {
         "tests": ["factors/test_every_factor.py"],
         "forgotten-weight": ("x *= expand(weights, x)", "x *= 1"),
-        "wrong-axis": (
-            "tf.square(tf.reduce_sum(self._gradients, 0))",
-            "tf.square(tf.reduce_sum(self._gradients, 1))",
-        ),
         "last-chunk-alone": (
             "return k + 1, total + chunk_sum(*parts)",
             "return k + 1, chunk_sum(*parts)",

@@ -1,6 +1,6 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
-from keras_pergrad.factors.base import Full, SampleGradients, wide
+from keras_pergrad.factors.base import Full, Held, SampleGradients, wide
 from keras_pergrad.factors.blocks import Blocks
 from keras_pergrad.factors.joined import Joined, join
 from keras_pergrad.factors.outer import Outer
@@ -22,6 +22,7 @@ __all__ = [
     "Blocks",
     "Columns",
     "Full",
+    "Held",
     "Joined",
     "Outer",
     "Patches",

@@ -1,10 +1,11 @@
 """The contract of factors: a weight's gradient for each sample, not held."""
 
 import abc
-import contextlib
+import copy
+import inspect
 import math
 import weakref
-from typing import Any, Self
+from typing import Any
 
 import tensorflow as tf
 
@@ -64,46 +65,38 @@ _SMALL_SIZE = 4000
 
 
 def select(factors, keep):
-    """Call `select` for many factors at once, with a single condition."""
-    entries = [
-        (part, name)
-        for factor in factors
-        for part in factor.holders()
-        for name in _read_names(part)
-    ]
-    entries = [
-        (slot, tensor)
-        for slot in entries
-        if (tensor := getattr(*slot)) is not None and tensor.dtype.is_floating
-    ]
-    small = [entry for entry in entries if _is_small(entry[1])]
-    large = [entry for entry in entries if not _is_small(entry[1])]
-    _set_tensors(small, blank(keep, [tensor for _, tensor in small]))
+    """Return factors that are blank for the samples that are not kept.
+
+    A weight of zero is not enough: zero times NaN is NaN. Large tensors are
+    not touched if every sample is kept.
+
+    Args:
+        factors: `SampleGradients`; None stays None.
+        keep: (n,) booleans.
+    """
+    tensors = {}
+    map_factors(factors, lambda t: tensors.setdefault(id(t), t))
+    tensors = [t for t in tensors.values() if t.dtype.is_floating]
+    small = [t for t in tensors if _is_small(t)]
+    large = [t for t in tensors if not _is_small(t)]
+    blanked = blank(keep, small)
     if large:
-        tensors = [tensor for _, tensor in large]
         # A called function would spare ops, but would hide where they run, and
         # each could not run on the device that has its kernel.
-        selected = tf.cond(
-            tf.reduce_all(keep), lambda: tensors, lambda: blank(keep, tensors)
+        blanked += tf.cond(
+            tf.reduce_all(keep), lambda: large, lambda: blank(keep, large)
         )
-        _set_tensors(large, selected)
+    by_id = {}
+    for tensor, chosen in zip(small + large, blanked):
+        chosen.set_shape(tensor.shape)
+        by_id[id(tensor)] = chosen
+    return map_factors(factors, lambda t: by_id.get(id(t), t))
 
 
 def _is_small(tensor):
     """Whether blanking costs less than the ops of a condition."""
     size = tensor.shape[1:].num_elements()
     return size is not None and size <= _SMALL_SIZE
-
-
-def _set_tensors(entries, selected):
-    for (slot, tensor), chosen in zip(entries, selected):
-        chosen.set_shape(tensor.shape)
-        setattr(slot[0], slot[1], chosen)
-
-
-def _read_names(part):
-    """Return the names of the tensors that the weighted sum reads."""
-    return ("_gradients",) if part.is_held else part.rows
 
 
 def blank(keep, tensors):
@@ -121,13 +114,81 @@ def blank(keep, tensors):
 # The n per-sample gradients of one variable, kept factored.
 
 
-#: What follows from the gradients, if a class has no better answer.
-_DERIVED_METHODS = "dot", "gram", "sum_of_squares"
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
 
-class SampleGradients(abc.ABC):
+class Sampled:
+    """What holds tensors whose first axis is the sample.
+
+    Nothing changes it after its constructor.
+
+    Attributes:
+        sampled: the names of the attributes that follow the samples: tensors
+            with the samples on the first axis, `Sampled` objects, lists of
+            either, or None.
+    """
+
+    sampled: tuple[str, ...] = ()
+
+
+class Shared(Sampled):
+    """What several factors ask for: each answer is made once in a graph."""
+
+    def __init__(self):
+        self._answers = {}
+
+    def __getstate__(self):
+        # What a copy, with other tensors, answers is something else.
+        return {**vars(self), "_answers": {}}
+
+    def once(self, question, make, weights=None):
+        """Return `make()`, made once for a question and a weights tensor."""
+        # The tensors of a branch cannot be used outside of it.
+        graph = tf.compat.v1.get_default_graph()
+        key = graph, question, id(weights)
+        if key not in self._answers:
+            # The weights are kept, so that nothing else gets their id.
+            self._answers[key] = weights, make()
+        return self._answers[key][1]
+
+
+def map_factors(factors, change):
+    """Return factors with each of their tensors changed, None as None.
+
+    A tensor that several factors hold is changed once, and they share it.
+
+    Args:
+        factors: `SampleGradients`, or None.
+        change: a function of a tensor, (n, ...), of floats or integers; only
+            n and the type may be others afterwards.
+    """
+    done = {}
+    return [_mapped(factor, change, done) for factor in factors]
+
+
+def _mapped(part, change, done):
+    if part is None:
+        return None
+    if isinstance(part, list):
+        return [_mapped(one, change, done) for one in part]
+    if id(part) not in done:
+        if isinstance(part, Sampled):
+            if not part.sampled:
+                raise NotImplementedError(
+                    f"{type(part).__name__} must name in `sampled` the "
+                    "attributes that follow the samples, tensors or factors."
+                )
+            done[id(part)] = mapped = copy.copy(part)
+            for name in part.sampled:
+                value = _mapped(getattr(part, name), change, done)
+                setattr(mapped, name, value)
+        else:
+            done[id(part)] = change(part)
+    return done[id(part)]
+
+
+class SampleGradients(Sampled, abc.ABC):
     """The n per-sample gradients of one variable, not yet computed.
 
     Subclasses hold tensors whose first axis is the sample and answer
@@ -135,11 +196,21 @@ class SampleGradients(abc.ABC):
     answer here. They represent *contributions*, which add up to the batch
     gradient.
 
-    `rows` names the attributes that hold such tensors, so that `select` can
-    blank a sample in all of them.
+    Nothing changes a factor, and no answer depends on what was asked before.
+    Who needs more than one answer asks what `held()` returns.
+
+    `sampled` names the attributes that hold such tensors, or factors, so that
+    `map` can change them.
+
+    A class of other gradients derives from this one or from `Adapted`: a class
+    that has gradients answers in its own ways what follows from them.
 
     Units are those of the gradient; its square for norms. In a step half
     precision is widened before it is squared (`widened`).
+
+    Raises:
+        TypeError: a subclass defines `materialize` though its base does.
+        NotImplementedError: `map` is asked of a class without `sampled`.
 
     Example:
 
@@ -152,16 +223,58 @@ class SampleGradients(abc.ABC):
     array([3., 6.], dtype=float32)
     """
 
-    rows: tuple[str, ...] = ()
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A class that materialises other gradients than its base must not
-        # inherit what its base answers about them.
-        gradients = _defining_depth(cls, "materialize")
-        for name in _DERIVED_METHODS:
-            if _defining_depth(cls, name) > gradients:
-                setattr(cls, name, vars(SampleGradients)[name])
+        for base in cls.__mro__[1:]:
+            if (
+                issubclass(base, SampleGradients)
+                and not inspect.isabstract(base)
+                and base.materialize is not cls.materialize
+            ):
+                raise TypeError(
+                    "A factor of other gradients expected as its base "
+                    "SampleGradients or Adapted, whose answers all follow "
+                    f"from `materialize`. Received: {cls.__name__}, which "
+                    f"derives from {base.__name__} and defines materialize()."
+                )
+
+    def map(self, change: Any) -> Any:
+        """Return a factor with each of its tensors changed.
+
+        Args:
+            change: a function of a tensor, (n, ...), of floats or integers;
+                only n and the type may be others afterwards.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> two = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> two.map(lambda tensor: tensor[1:]).squared_norms().numpy()
+        array([1.], dtype=float32)
+        """
+        return map_factors([self], change)[0]
+
+    def held(self, pairs: bool = False) -> "SampleGradients":
+        """Return the factor in the form that several answers share.
+
+        Where the norms take the gradients themselves, these are written out
+        here, once, and the sum and products read them. For one answer alone
+        this may cost more.
+
+        Args:
+            pairs: whether `gram` is asked, not the norms.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> x, dz = tf.ones((2, 50, 3)), tf.ones((2, 50, 4))
+        >>> factors.Outer(x, dz).held().gradients.shape.as_list()
+        [2, 3, 4]
+        """
+        del pairs
+        return self
 
     @abc.abstractmethod
     def squared_norms(self) -> tf.Tensor:
@@ -185,8 +298,7 @@ class SampleGradients(abc.ABC):
     def dot(self, direction: Any) -> tf.Tensor:
         """Return the inner product of each contribution with a gradient, (n,).
 
-        Call it after `squared_norms`, if you need both: it reuses what they
-        hold. In a step half precision is widened first (`widened`).
+        In a step half precision is widened first (`widened`).
 
         Args:
             direction: a tensor of the variable's shape, or `tf.IndexedSlices`,
@@ -206,9 +318,8 @@ class SampleGradients(abc.ABC):
         """Return Σ g², over the samples, of each entry by itself.
 
         With one position at a kernel it is one matrix product, as BackPACK's
-        sum of squares (Dangel et al., arXiv 1912.10985). Call it after
-        `squared_norms`, if you need both. In a step half precision is widened
-        first (`widened`).
+        sum of squares (Dangel et al., arXiv 1912.10985). In a step half
+        precision is widened first (`widened`).
 
         Returns:
             A tensor of the variable's shape (or `tf.IndexedSlices`, where
@@ -227,8 +338,7 @@ class SampleGradients(abc.ABC):
     def gram(self, other: "SampleGradients | None" = None) -> tf.Tensor:
         """Return the inner products of all pairs of contributions, (n, m).
 
-        Call it after `squared_norms`, if you need both. In a step half
-        precision is widened first (`widened`).
+        In a step half precision is widened first (`widened`).
 
         Args:
             other: the `SampleGradients` of this variable for m other samples;
@@ -252,10 +362,7 @@ class SampleGradients(abc.ABC):
         )
 
     def squared_norm_of_sum(self) -> tf.Tensor:
-        """Return the squared norm of the sum of all contributions, a scalar.
-
-        Call it after `squared_norms`, whose held tensors it reuses.
-        """
+        """Return the squared norm of the sum of all contributions, a scalar."""
         total = tf.convert_to_tensor(self.weighted_sum(None))
         return tf.reduce_sum(tf.square(total))
 
@@ -264,9 +371,9 @@ class SampleGradients(abc.ABC):
         return "full"
 
     def sum_method(self) -> str:
-        """How the weighted sum is computed after the norms, in a word.
+        """How the weighted sum is computed along with the norms, in a word.
 
-        "held": from gradients that the norms have materialised.
+        "held": from gradients that the norms have materialised (`held`).
         """
         return "held"
 
@@ -276,31 +383,6 @@ class SampleGradients(abc.ABC):
         None if the shapes are not known.
         """
         return None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether all gradients are written out, by the norms for example."""
-        if "_gradients" not in self.rows:
-            return False
-        return getattr(self, "_gradients", None) is not None
-
-    def holders(self) -> "list[SampleGradients]":
-        """Return the factors in it that hold tensors, itself first."""
-        return [self]
-
-    def select(self, keep: tf.Tensor) -> Self:
-        """Blank the samples for which `keep`, (n,) booleans, is false.
-
-        A weight of zero is not enough: zero times NaN is NaN. Large tensors
-        are not touched if every sample is kept.
-        """
-        select([self], keep)
-        return self
-
-
-def _defining_depth(cls, name):
-    """Return how far up in the order of bases a name is defined."""
-    return next(k for k, base in enumerate(cls.__mro__) if name in vars(base))
 
 
 def wide(tensor):
@@ -328,7 +410,8 @@ def expand(weights, tensor):
 def in_shape(tensor, shape):
     """Return a tensor in another shape, without an op if it has that."""
     static_shape = tensor.shape.rank is not None and tensor.shape.as_list()
-    if static_shape == list(shape):
+    is_known = not any(tf.is_tensor(size) for size in shape)
+    if is_known and static_shape == list(shape):
         return tensor
     return tf.reshape(tensor, integers(*shape))
 
@@ -444,7 +527,8 @@ class Full(SampleGradients):
     array([9., 9.], dtype=float32)
     """
 
-    rows: tuple[str, ...] = ("gradients",)
+    sampled: tuple[str, ...] = ("gradients",)
+    gradients: Any
 
     def __init__(self, gradients: tf.Tensor):
         self.gradients = gradients
@@ -464,30 +548,94 @@ class Full(SampleGradients):
         return held_bytes(self.gradients, n)
 
 
+class Permuted(SampleGradients):
+    """Contributions that are matrices whose axes are those of the variable.
+
+    Attributes:
+        shape: the variable's shape; None: that of the matrix.
+        perm: how axes must be transposed to give `shape`, applied to a matrix
+            reshaped to `unpermuted`; None: not.
+        unpermuted: the shape before `perm`.
+    """
+
+    shape: Any
+    perm: Any
+    unpermuted: Any
+
+    def _restore_shape(self, matrix, batch=()):
+        """Return a matrix (*batch, ...) in the shape of the variable."""
+        if self.perm is not None:
+            matrix = in_shape(matrix, [*batch, *self.unpermuted])
+            rank = len(batch)
+            perm = [*range(rank), *(p + rank for p in self.perm)]
+            matrix = tf.transpose(matrix, perm)
+        shape = self.shape
+        return matrix if shape is None else in_shape(matrix, [*batch, *shape])
+
+    def _as_matrix(self, direction, shape):
+        """Return a gradient of the variable as a matrix of this shape."""
+        if self.perm is not None:
+            sizes = [self.unpermuted[p] for p in self.perm]
+            inverse = [list(self.perm).index(k) for k in range(len(self.perm))]
+            direction = tf.transpose(tf.reshape(direction, sizes), inverse)
+        return in_shape(direction, shape)
+
+
+class Held(Permuted):
+    """Gradients written out for several answers, in the layout of a factor.
+
+    Args:
+        gradients: (n, ...), with as many entries as the variable.
+        shape, perm, unpermuted: as of `Outer`; default: a sample's gradient
+            has the variable's shape.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> gradients = tf.ones((2, 3, 4))
+    >>> kernel = factors.Held(gradients, [4, 3], perm=[1, 0], unpermuted=[3, 4])
+    >>> kernel.weighted_sum(None).shape.as_list()
+    [4, 3]
+    """
+
+    sampled = ("gradients",)
+
+    def __init__(self, gradients, shape=None, perm=None, unpermuted=None):
+        self.gradients = gradients
+        self.shape = shape
+        self.perm, self.unpermuted = perm, unpermuted
+
+    def squared_norms(self):
+        return squares_by_sample(self.gradients)
+
+    def weighted_sum(self, weights):
+        shape = self.shape if self.perm is None else self.unpermuted
+        return self._restore_shape(
+            weighted_total(self.gradients, weights, shape)
+        )
+
+    def materialize(self):
+        return self._restore_shape(self.gradients, [-1])
+
+    def dot(self, direction):
+        matrix = self._as_matrix(tf.convert_to_tensor(direction), [-1])
+        return inner_products(self.gradients, matrix)
+
+    def sum_of_squares(self):
+        return self._restore_shape(squares(self.gradients))
+
+    def squared_norm_of_sum(self):
+        return tf.reduce_sum(tf.square(tf.reduce_sum(self.gradients, 0)))
+
+    def norm_bytes(self, n):
+        return held_bytes(self.gradients, n)
+
+
 def held_bytes(tensor, n):
     """Return the bytes of `tensor` for n samples; None for unknown shapes."""
     size = tensor.shape[1:].num_elements()
     return None if size is None else n * size * tensor.dtype.size
-
-
-# Factors that are asked something, and then are as they were.
-
-
-@contextlib.contextmanager
-def unchanged_factors(factors):
-    """Restore what factors hold when this ends."""
-    saved = [
-        (part, dict(vars(part)))
-        for factor in factors
-        if factor is not None
-        for part in factor.holders()
-    ]
-    try:
-        yield
-    finally:
-        for part, attributes in saved:
-            vars(part).clear()
-            vars(part).update(attributes)
 
 
 # The floating type in which several tensors meet.

@@ -3,18 +3,14 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.base import (
-    SampleGradients,
+    Permuted,
     expand,
     in_type,
 )
-from keras_pergrad.factors.outer import (
-    Outer,
-    squares_by_chunks,
-    unpermuted,
-)
+from keras_pergrad.factors.outer import Outer, squares_by_chunks
 
 
-class Blocks(SampleGradients):
+class Blocks(Permuted):
     """Contributions Σ_t x_bt ⊗ dz_bt of each block b.
 
     n samples, B blocks, T positions, i inputs, o outputs.
@@ -36,7 +32,7 @@ class Blocks(SampleGradients):
     [2, 4, 3, 6]
     """
 
-    rows = ("x", "dz")
+    sampled = ("x", "dz")
 
     def __init__(self, x, dz, shape=None, perm=None, unpermuted=None):
         self.x, self.dz = x, dz
@@ -89,7 +85,7 @@ class Blocks(SampleGradients):
 
     def dot(self, direction):
         direction = in_type(direction, self.x.dtype)
-        blocks = unpermuted(direction, self.perm, self.unpermuted, self._blocks)
+        blocks = self._as_matrix(direction, self._blocks)
         products = tf.einsum("nbti,bio->nbto", self.x, blocks)
         return tf.reduce_sum(products * self.dz, [1, 2, 3])
 
@@ -101,15 +97,6 @@ class Blocks(SampleGradients):
             sides = self.x, self.dz
             total = squares_by_chunks(_products, sides, self._blocks)
         return self._restore_shape(total)
-
-    def _restore_shape(self, blocks, batch=()):
-        """Return the blocks in the shape of the variable."""
-        if self.perm is not None:
-            batch_rank = len(batch)
-            blocks = tf.reshape(blocks, [*batch, *(self.unpermuted or ())])
-            perm = [*range(batch_rank), *(p + batch_rank for p in self.perm)]
-            blocks = tf.transpose(blocks, perm)
-        return tf.reshape(blocks, [*batch, *self.shape])
 
 
 def _products(x, dz):

@@ -6,14 +6,16 @@ is also a matrix (tied embeddings), its cross terms are added. In these cases
 no array of the variable's size is held. Others are materialised and added.
 """
 
+import copy
+
 import tensorflow as tf
 
 from keras_pergrad.factors.base import (
+    Held,
     SampleGradients,
     held_bytes,
     rounded_up,
     squares_by_sample,
-    weighted_total,
     wide,
 )
 from keras_pergrad.factors.outer import Outer
@@ -100,36 +102,26 @@ class Joined(SampleGradients):
     array([4., 4.], dtype=float32)
     """
 
-    rows = ("_gradients",)
+    sampled: tuple[str, ...] = ("parts",)
 
     def __init__(self, parts):
         self.parts = parts
-        self._gradients = None
+
+    def held(self, pairs=False):
+        return Held(self.materialize())
 
     def squared_norms(self):
         return squares_by_sample(self.materialize())
 
     def weighted_sum(self, weights):
-        if self._gradients is not None:
-            return weighted_total(self._gradients, weights)
         sums = [part.weighted_sum(weights) for part in self.parts]
         return tf.add_n([wide(tf.convert_to_tensor(s)) for s in sums])
 
     def materialize(self):
-        if self._gradients is None:
-            gradients = [wide(part.materialize()) for part in self.parts]
-            self._gradients = tf.add_n(gradients)
-        return self._gradients
+        return tf.add_n([wide(part.materialize()) for part in self.parts])
 
     def dot(self, direction):
-        if self._gradients is not None:
-            return super().dot(direction)
         return tf.add_n([wide(part.dot(direction)) for part in self.parts])
-
-    def holders(self):
-        if self._gradients is not None:
-            return [self]
-        return [self, *(h for part in self.parts for h in part.holders())]
 
     def chosen_method(self):
         return "joined"
@@ -147,43 +139,50 @@ class Tied(Joined):
     Args:
         table: a `Rows`.
         matrix: an `Outer` of the same shape.
-        is_transposed: whether its `dz`, not its `x`, has the rows of the table.
+        is_transposed: whether its `dz`, not its `x`, has the table's rows.
     """
+
+    sampled = ("parts", "_table", "_matrix")
 
     def __init__(self, table, matrix, is_transposed):
         super().__init__([table, matrix])
+        # For the cross terms, also where the parts are held.
+        self._table, self._matrix = table, matrix
         self._is_transposed = is_transposed
+
+    def held(self, pairs=False):
+        held = copy.copy(self)
+        held.parts = [part.held(pairs) for part in self.parts]
+        return held
 
     def _gathered_sides(self):
         """Return a at the looked-up rows, (n, t, s), and b, (n, t, d)."""
         a, b = self._sides()
         copies = tf.stack([1, tf.shape(a)[1], 1])
-        ids = tf.tile(self.parts[0].ids[:, None], copies)
+        ids = tf.tile(self._table.ids[:, None], copies)
         return tf.gather(a, ids, axis=2, batch_dims=2), b
 
     def _sides(self):
         """Return a and b, (n, t, rows) and (n, t, d)."""
-        sides = self.parts[1].x, self.parts[1].dz
+        sides = self._matrix.x, self._matrix.dz
         return sides[::-1] if self._is_transposed else sides
 
     def squared_norms(self):
-        table, matrix = self.parts
         gathered, b = self._gathered_sides()
-        products = tf.matmul(b, table.dz, transpose_b=True)
+        products = tf.matmul(b, self._table.dz, transpose_b=True)
         cross = tf.reduce_sum(gathered * products, [1, 2])
+        table, matrix = self.parts
         squares = table.squared_norms() + matrix.squared_norms()
         return rounded_up(squares + 2 * cross, 2 * squares, b)
 
     def sum_of_squares(self):
-        if self._gradients is not None:
-            return super().sum_of_squares()
-        table, matrix = self.parts
+        table = self._table
         gathered, b = self._gathered_sides()
         # The matrix's gradients in the rows of the table, (n, s, d).
         cross = table.dz * tf.matmul(gathered, b, transpose_a=True)
         cross = table.slices(2 * cross, tf.reshape(table.ids, [-1]))
-        parts = matrix.sum_of_squares(), table.sum_of_squares(), cross
-        total = tf.add_n([tf.convert_to_tensor(part) for part in parts])
+        squares = [part.sum_of_squares() for part in self.parts[::-1]]
+        total = tf.add_n([tf.convert_to_tensor(s) for s in (*squares, cross)])
         return tf.maximum(total, 0)
 
     def gram(self, other=None):
@@ -192,8 +191,6 @@ class Tied(Joined):
             type(other) is not Tied
             or self._is_transposed != other._is_transposed
         ):
-            return super().gram(other)
-        if self._gradients is not None or other._gradients is not None:
             return super().gram(other)
         (table, matrix), (table_2, matrix_2) = self.parts, other.parts
         products = table.gram(table_2) + matrix.gram(matrix_2)
@@ -208,7 +205,7 @@ class Tied(Joined):
             products = tf.matmul(b, dz, transpose_b=True)
             return tf.reduce_sum(tf.gather(a, ids, axis=2) * products, [1, 2])
 
-        table = self.parts[0]
+        table = self._table
         return tf.map_fn(
             of_sample,
             (table.ids, table.dz),
@@ -222,7 +219,7 @@ class Tied(Joined):
         return self.parts[1].sum_method()
 
     def norm_bytes(self, n):
-        table, matrix = self.parts
+        table, matrix = self._table, self._matrix
         bytes_of_parts = [part.norm_bytes(n) for part in self.parts]
         if None in (*bytes_of_parts, table.ids.shape[1], matrix.positions):
             return None

@@ -6,15 +6,15 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.factors.base import (
+    Held,
+    Permuted,
     SampleGradients,
     expand,
     in_shape,
     in_type,
-    inner_products,
     squares,
     squares_by_sample,
     squares_of_products,
-    weighted_total,
     wide,
 )
 from keras_pergrad.factors.rates import CPU, rates
@@ -41,7 +41,7 @@ def squares_by_chunks(gradients, tensors, shape):
 
 
 def sum_by_chunks(chunk_sum, tensors, numbers, shape):
-    """Return the sum of `chunk_sum(*tensors)` of all samples, a few at a time.
+    """Return the sum of `chunk_sum(*tensors)` of the samples, a few at a time.
 
     It holds `numbers` numbers a sample, and what it returns has this shape;
     that of blank samples is zero.
@@ -82,7 +82,7 @@ def _split_chunks(tensor, count, size):
 HELD = 2**17
 
 
-class Outer(SampleGradients):
+class Outer(Permuted):
     """Contributions Σ_t x_t ⊗ dz_t, t running over the positions.
 
     n samples, T positions, i inputs, o outputs.
@@ -110,7 +110,7 @@ class Outer(SampleGradients):
     [3, 4]
     """
 
-    rows: tuple[str, ...] = ("x", "dz", "_gradients")
+    sampled: tuple[str, ...] = ("x", "dz")
     x: tf.Tensor
     dz: tf.Tensor
     #: How many positions a sample has; None where the shapes do not tell.
@@ -131,7 +131,6 @@ class Outer(SampleGradients):
         self.perm: Sequence[int] | None = perm
         self.unpermuted: Sequence[int] | None = unpermuted
         self.method: str | None = method
-        self._gradients = None
 
     def chosen_method(self) -> str:
         """How the norms are computed: "product", "gram" or "full"."""
@@ -164,17 +163,24 @@ class Outer(SampleGradients):
         if method == "product":
             return squares_by_sample(self.x) * squares_by_sample(self.dz)
         if method == "full":
-            return squares_by_sample(self._matrices())
+            return squares_by_sample(_products(self.x, self.dz))
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
         return squares_of_products(inputs * outputs, self.x, self.dz)
 
+    def held(self, pairs: bool = False) -> SampleGradients:
+        """Return it with gradients written out, if the answers take them."""
+        if pairs:
+            is_written = not self._pairs_cost_less(self)
+        else:
+            is_written = self.chosen_method() == "full"
+        if not is_written:
+            return self
+        return Held(
+            _products(self.x, self.dz), self.shape, self.perm, self.unpermuted
+        )
+
     def weighted_sum(self, weights: tf.Tensor | None) -> tf.Tensor:
-        if self._gradients is not None:
-            matrix_shape = self.shape if self.perm is None else self.unpermuted
-            return self._restore_shape(
-                weighted_total(self._gradients, weights, matrix_shape)
-            )
         x, dz = self.x, self.dz
         if weights is not None:
             # The narrower one costs less.
@@ -188,9 +194,8 @@ class Outer(SampleGradients):
         return self._restore_shape(tf.matmul(x, dz, transpose_a=True))
 
     def dot(self, direction: Any) -> tf.Tensor:
-        matrix = self._as_matrix(in_type(direction, self.x.dtype))
-        if self._gradients is not None:
-            return inner_products(self._gradients, matrix)
+        direction = in_type(direction, self.x.dtype)
+        matrix = self._as_matrix(direction, self._features)
         i, o = self._features
         # Of both sides the narrower one is written.
         if o < i:
@@ -200,9 +205,7 @@ class Outer(SampleGradients):
         return tf.reduce_sum(products, [1, 2])
 
     def sum_of_squares(self) -> tf.Tensor:
-        if self._gradients is not None:
-            total = squares(self._gradients)
-        elif self.positions == 1:
+        if self.positions == 1:
             x, dz = (tf.square(t[:, 0]) for t in (self.x, self.dz))
             total = tf.matmul(x, dz, transpose_a=True)
         else:
@@ -240,10 +243,6 @@ class Outer(SampleGradients):
         """Whether pairs of positions cost less than gradients do."""
         if not isinstance(other, Outer) or self.layout() != other.layout():
             return False
-        if type(self).materialize is not type(other).materialize:
-            return False
-        if self._gradients is not None or other._gradients is not None:
-            return False
         positions, other_positions = self.positions, other.positions
         if positions is None or other_positions is None:
             return False
@@ -261,8 +260,6 @@ class Outer(SampleGradients):
         return tuple(self.shape), *self._features, *axes, self.x.dtype
 
     def squared_norm_of_sum(self) -> tf.Tensor:
-        if self._gradients is not None:
-            return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
         # The whole batch as the positions of one sample: for a wide kernel
         # their Gram matrices are cheaper than the sum itself.
         x = tf.reshape(self.x, [1, -1, self.x.shape[-1]])
@@ -270,41 +267,12 @@ class Outer(SampleGradients):
         return Outer(x, dz).squared_norms()[0]
 
     def materialize(self) -> tf.Tensor:
-        matrices = self._matrices()
-        if self.perm is None:
-            return tf.reshape(matrices, [-1, *self.shape])
-        perm = [0, *(p + 1 for p in self.perm)]
-        matrices = tf.reshape(matrices, [-1, *(self.unpermuted or [])])
-        return tf.reshape(tf.transpose(matrices, perm), [-1, *self.shape])
-
-    def _matrices(self):
-        if self._gradients is None:
-            # Also for one position, where it is three times as fast as a
-            # product by broadcasting.
-            self._gradients = _products(self.x, self.dz)
-        return self._gradients
-
-    def _restore_shape(self, matrix):
-        if self.perm is None:
-            return in_shape(matrix, self.shape)
-        matrix = in_shape(matrix, self.unpermuted or [])
-        return in_shape(tf.transpose(matrix, self.perm), self.shape)
-
-    def _as_matrix(self, direction):
-        """Return a gradient of the variable as a matrix, (i, o)."""
-        return unpermuted(direction, self.perm, self.unpermuted, self._features)
-
-
-def unpermuted(direction, perm, matrix_shape, shape):
-    """Return a variable's direction as the matrix before `perm`."""
-    if perm is not None:
-        direction = tf.reshape(direction, [matrix_shape[p] for p in perm])
-        inverse = [list(perm).index(k) for k in range(len(perm))]
-        direction = tf.transpose(direction, inverse)
-    return in_shape(direction, shape)
+        return self._restore_shape(_products(self.x, self.dz), [-1])
 
 
 def _products(x, dz):
+    # Also for one position, where it is three times as fast as a product by
+    # broadcasting.
     return tf.matmul(x, dz, transpose_a=True)
 
 

@@ -2,21 +2,19 @@
 
 import contextlib
 import contextvars
+import copy
 import math
 
 import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
 from keras_pergrad.factors.base import (
+    Held,
     SampleGradients,
     expand,
     in_shape,
     in_type,
-    inner_products,
     integers,
-    squares,
-    squares_by_sample,
-    weighted_total,
 )
 from keras_pergrad.factors.outer import squares_by_chunks
 from keras_pergrad.factors.rates import rates
@@ -99,7 +97,7 @@ class Patches(SampleGradients):
     array([432., 432.], dtype=float32)
     """
 
-    rows = ("big", "small", "_gradients", "_unfolded")
+    sampled = ("big", "small", "_unfolded")
 
     def __init__(self, big, small, windows, shape, groups=1, method=None):
         self.big = big
@@ -108,7 +106,7 @@ class Patches(SampleGradients):
         self.windows = windows
         self.shape = list(shape)
         self.groups = groups
-        self._gradients = None
+        #: The windows written out, where several answers take them.
         self._unfolded = None
         self._costs = convolution_costs.costs(
             windows,
@@ -155,18 +153,32 @@ class Patches(SampleGradients):
 
     def squared_norms(self):
         method = self.chosen_method()
-        if self._gradients is None and method in _NORMS:
+        if method in _NORMS:
             big, *others = self._method_arguments()
             if method == "patch_gram":
-                big = convolution_methods.unfold(big, self.windows)
-                if self.groups == 1 and not self.windows.are_pixels:
-                    self._unfolded = big
+                big = self._unfolded
+                if big is None:
+                    big = convolution_methods.unfold(self.big, self.windows)
             return _NORMS[method](big, *others)
-        return squares_by_sample(self._matrices())
+        return self._written(self.big, self.small).squared_norms()
+
+    def held(self, pairs=False):
+        """Return it with gradients or windows written out for the answers."""
+        method = self.chosen_method()
+        if pairs or method in _GRADIENTS:
+            return self._written(self.big, self.small)
+        if (
+            method == "patch_gram"
+            and self.groups == 1
+            and not self.windows.are_pixels
+            and self._unfolded is None
+        ):
+            held = copy.copy(self)
+            held._unfolded = convolution_methods.unfold(self.big, self.windows)
+            return held
+        return self
 
     def weighted_sum(self, weights):
-        if self._gradients is not None:
-            return self._restore_shape(weighted_total(self._gradients, weights))
         big, small, windows, groups = self._method_arguments()
         if weights is not None:
             small *= expand(weights, small)
@@ -179,55 +191,33 @@ class Patches(SampleGradients):
     def dot(self, direction):
         matrix = in_type(direction, self.big.dtype)
         matrix = tf.reshape(matrix, [-1, self.small.shape[-1]])
-        if self._gradients is not None:
-            if self._is_transposed(self._gradients):
-                matrix = tf.transpose(matrix)
-            return inner_products(self._gradients, matrix)
         if self._unfolded is not None:
             products = tf.matmul(self._unfolded, matrix) * self.small
             return tf.reduce_sum(products, [1, 2])
         return convolution_methods.dots(*self._method_arguments(), matrix)
 
     def sum_of_squares(self):
-        if self._gradients is not None:
-            return self._restore_shape(squares(self._gradients))
-        method = _GRADIENTS[self._gradient_method()]
-
-        def gradients(big, small):
-            matrices = method(big, small, self.windows, self.groups)
-            return self._restore_shape(matrices, [-1])
-
-        sides = self.big, self.small
-        return squares_by_chunks(gradients, sides, self.shape)
-
-    def squared_norm_of_sum(self):
-        if self._gradients is None:
-            return super().squared_norm_of_sum()
-        return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
+        return squares_by_chunks(
+            lambda *sides: self._written(*sides).materialize(),
+            (self.big, self.small),
+            self.shape,
+        )
 
     def materialize(self):
-        return self._restore_shape(self._matrices(), [-1])
+        return self._written(self.big, self.small).materialize()
 
-    def _restore_shape(self, gradients, batch=()):
-        """Reshape gradients (K·i, g·o), or transposed ones (o, K·i)."""
-        if self._is_transposed(gradients):
-            gradients = tf.linalg.matrix_transpose(gradients)
-        return in_shape(gradients, [*batch, *self.shape])
-
-    def _is_transposed(self, gradients):
-        return gradients.shape[-1] != self.small.shape[-1]
-
-    def _gradient_method(self):
+    def _written(self, big, small):
+        """Return the factor of written-out gradients, of some samples."""
         method = self.chosen_method()
-        if method in _GRADIENTS:
-            return method
-        return min(_GRADIENTS, key=self._rank)
-
-    def _matrices(self):
-        if self._gradients is None:
-            method = _GRADIENTS[self._gradient_method()]
-            self._gradients = method(*self._method_arguments())
-        return self._gradients
+        if method not in _GRADIENTS:
+            method = min(_GRADIENTS, key=self._rank)
+        gradients = _GRADIENTS[method](big, small, self.windows, self.groups)
+        outputs = small.shape[-1]
+        if gradients.shape[-1] == outputs:  # (n, K·i, g·o)
+            return Held(gradients, self.shape)
+        # (n, o, K·i)
+        window_size = self.windows.taps * big.shape[-1]
+        return Held(gradients, self.shape, [1, 0], [outputs, window_size])
 
     def _rank(self, method):
         """Return what orders methods: those that hold too much come last."""

@@ -1,6 +1,7 @@
 """Factors that are sums, small, of columns, or other factors changed."""
 
 import abc
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class Sum(Full):
     array([5., 5., 5.], dtype=float32)
     """
 
+    sampled: tuple[str, ...] = ("dz",)
+
     def __init__(
         self,
         dz: tf.Tensor,
@@ -41,20 +44,14 @@ class Sum(Full):
         self.dz: tf.Tensor = dz
         self.shape: list[int] = [dz.shape[-1]] if shape is None else list(shape)
         self.rank: int | None = rank
-        self._gradients = None
+
+    def held(self, pairs: bool = False) -> SampleGradients:
+        """Return the sums, written out."""
+        return Full(self.gradients)
 
     @property
     def gradients(self) -> tf.Tensor:
-        """(n, *shape), computed on first use."""
-        if self._gradients is None:
-            self._gradients = self._reduce()
-        return self._gradients
-
-    @gradients.setter
-    def gradients(self, value: tf.Tensor) -> None:
-        self._gradients = value
-
-    def _reduce(self):
+        """(n, *shape)."""
         rank = len(self.shape) if self.rank is None else self.rank
         total, positions = self.dz, range(1, self.dz.shape.rank - rank)
         if positions:
@@ -118,7 +115,8 @@ def together(factors):
     """Put small factors side by side; None stays None.
 
     Args:
-        factors: one `SampleGradients` (or None) a variable.
+        factors: one `SampleGradients` (or None) a variable, as `held` gives
+            it: the small ones are `Full`.
 
     Returns:
         (factors, apart): fewer of them, and a function that takes one tensor
@@ -156,7 +154,7 @@ def together(factors):
 
 
 def _is_small(factor):
-    if type(factor) not in (Full, Sum, Product):
+    if type(factor) is not Full:
         return False
     size = factor.gradients.shape[1:].num_elements()
     return size is not None and size <= _SMALL_SIZE
@@ -186,8 +184,13 @@ class Columns(SampleGradients):
     [2, 3, 5]
     """
 
+    sampled = ("parts",)
+
     def __init__(self, parts):
         self.parts = parts
+
+    def held(self, pairs=False):
+        return Columns([part.held(pairs) for part in self.parts])
 
     def squared_norms(self):
         return tf.add_n([part.squared_norms() for part in self.parts])
@@ -217,9 +220,6 @@ class Columns(SampleGradients):
     def widths(self):
         """Return how many columns each part has."""
         return [_width(part) for part in self.parts]
-
-    def holders(self):
-        return [holder for part in self.parts for holder in part.holders()]
 
     def chosen_method(self):
         return self.parts[0].chosen_method()
@@ -262,6 +262,7 @@ class Adapted(SampleGradients):
     array([8., 8., 8.], dtype=float32)
     """
 
+    sampled: tuple[str, ...] = ("factor",)
     #: Whether `change` treats each entry by itself: of the sum of a table it
     #: is given only the rows that were looked up then.
     entrywise = False
@@ -275,6 +276,15 @@ class Adapted(SampleGradients):
 
         Count axes from the last: gradients have the samples in front.
         """
+
+    def of(self, factor):
+        """Return another factor, changed in the same way."""
+        changed = copy.copy(self)
+        changed.factor = factor
+        return changed
+
+    def held(self, pairs=False):
+        return self.of(self.factor.held(pairs))
 
     def weighted_sum(self, weights):
         return self._changed(self.factor.weighted_sum(weights))
@@ -298,9 +308,6 @@ class Adapted(SampleGradients):
 
     def materialize(self):
         return self.change(self.factor.materialize())
-
-    def holders(self):
-        return self.factor.holders()
 
     def chosen_method(self):
         return self.factor.chosen_method()
@@ -353,7 +360,7 @@ class Widened(Adapted):
     What is squared, multiplied or added stays in float32.
 
     Args:
-        factor: `SampleGradients` of half precision; its tensors are widened.
+        factor: `SampleGradients` of half precision.
         dtype: the type of the variable.
 
     Example:
@@ -369,15 +376,8 @@ class Widened(Adapted):
     entrywise = True
 
     def __init__(self, factor, dtype):
-        super().__init__(factor)
+        super().__init__(factor.map(wide))
         self.dtype = dtype
-        for part in factor.holders():
-            # Widen a bias before it is summed.
-            names = ("dz",) if isinstance(part, Sum) else part.rows
-            for name in names:
-                tensor = getattr(part, name)
-                if tensor is not None:
-                    setattr(part, name, wide(tensor))
 
     def squared_norms(self):
         return self.factor.squared_norms()

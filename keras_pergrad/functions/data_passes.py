@@ -219,6 +219,7 @@ def _compute_vectorized(
 
 def _squared_norms(factor, n, with_mean):
     """Return ‖g_i‖², (n,), ‖ḡ‖² and ḡ or None, of one variable."""
+    factor = factor.held()
     squares = factor.squared_norms()
     squares *= tf.square(tf.cast(n, squares.dtype))
     total = factor.weighted_sum(None) if with_mean else None

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_pergrad.common.batches import first_tensor
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.common.text import reason
-from keras_pergrad.factors.base import norm_type, unchanged_factors
+from keras_pergrad.factors.base import norm_type
 from keras_pergrad.functions.batch_loss import MissingLoss, measured_loss
 from keras_pergrad.gradient_health.batch_gradient import (
     BatchGradient,
@@ -39,17 +39,15 @@ from keras_pergrad.modes.step_readers import StepReader
 from keras_pergrad.uses import TracedStep
 
 
-def compute_if(condition, factors, compute):
+def compute_if(condition, compute):
     """Return `compute()` if `condition` holds, else zeros of the same shapes.
 
-    The shapes must be known. What factors cache inside the branch is dropped:
-    its tensors cannot be used outside.
+    The shapes must be known.
     """
     results = []
 
     def compute_branch():
-        with unchanged_factors(factors):
-            results.append(tf.nest.map_structure(tf.identity, compute()))
+        results.append(tf.nest.map_structure(tf.identity, compute()))
         return results[0]
 
     def zero_branch():  # traced after the other branch
@@ -235,8 +233,7 @@ class GradientMeter:
         loss, _, factors, losses = self._trace_samples(
             x, y, sample_weight, outer_context
         )
-        with unchanged_factors(factors):
-            sums = self._dense([f and f.weighted_sum(None) for f in factors])
+        sums = self._dense([f and f.weighted_sum(None) for f in factors])
         return self._observe(loss, factors, sums, losses, request, direction)
 
     def _trace_samples(self, x, y, sample_weight, outer_context):
@@ -291,10 +288,11 @@ class GradientMeter:
         n, dtype = self.samples, self._dtype
 
         def observe_all():
-            squares = [self._squared_sample_norms(factor) for factor in factors]
+            held = [f and f.held() for f in factors]
+            squares = [self._squared_sample_norms(factor) for factor in held]
             quantities = {}
             if self._quantities is not None:
-                quantities = self._quantities(n, factors, gradients, dtype)
+                quantities = self._quantities(n, held, gradients, dtype)
             return {"squared_norms": tf.stack(squares), **quantities}
 
         def observe_slopes():
@@ -303,12 +301,10 @@ class GradientMeter:
                 "losses": tf.reshape(n * tf.cast(losses, dtype), [n]),
             }
 
-        observed = compute_if(
-            tf.equal(request, _ALL_SAMPLES), factors, observe_all
-        )
+        observed = compute_if(tf.equal(request, _ALL_SAMPLES), observe_all)
         if losses is not None:
             needs_any = tf.not_equal(request, _NO_SAMPLES)
-            observed |= compute_if(needs_any, factors, observe_slopes)
+            observed |= compute_if(needs_any, observe_slopes)
         return {**observed, "loss": self._loss_of_data(loss)}
 
     def _squared_sample_norms(self, factor):
@@ -390,7 +386,7 @@ class TrainingReader(StepReader):
         return self.is_wanted
 
     def read(self, samples):
-        dtype, results = samples.dtype, {}
+        samples, dtype, results = samples.held(), samples.dtype, {}
         results["squared_norms"] = samples.squared_norms()
         results["mean"] = samples.mean()
         arguments = samples.n, samples.factors, results["mean"], dtype

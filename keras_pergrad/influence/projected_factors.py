@@ -19,7 +19,6 @@ from keras_pergrad.factors import (
 from keras_pergrad.factors.base import integers
 from keras_pergrad.factors.outer import HELD
 from keras_pergrad.factors.rates import CPU
-from keras_pergrad.influence.by_class import answer
 from keras_pergrad.influence.projection import BLOCK, Projection
 from keras_pergrad.influence.sides import (
     axes_of_sides,
@@ -41,7 +40,8 @@ def project(factor: SampleGradients, projection: Projection) -> tf.Tensor:
     Inner products of projections are those of contributions in the mean. All
     factors of a variable give the same linear map, exactly. Outer products
     need no gradient: each side is projected (LoGra, Choe et al., arXiv
-    2405.13954). Gradients that are held already are projected themselves.
+    2405.13954). Gradients that are written out (`held`) are projected
+    themselves.
 
     Args:
         factor: the `SampleGradients` of a variable.
@@ -57,14 +57,12 @@ def project(factor: SampleGradients, projection: Projection) -> tf.Tensor:
     >>> project(kernel, Projection((20, 30), 16, seed=0)).shape
     TensorShape([5, 16])
     """
-    if factor.is_held:
-        return _of_gradients(factor, projection)
-    return answer(_project, factor, projection)
+    return _project(factor, projection)
 
 
 def dot_is_less(factor: SampleGradients, projection: Projection) -> bool:
     """Whether `dot` costs no more than `project`, or hardly more."""
-    return factor.is_held or answer(_dot_is_less, factor, projection)
+    return _dot_is_less(factor, projection)
 
 
 def _of_gradients(factor, projection):

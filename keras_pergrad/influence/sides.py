@@ -22,7 +22,6 @@ from keras_pergrad.factors import (
 )
 from keras_pergrad.factors.base import flat_samples, in_shape
 from keras_pergrad.factors.outer import sum_by_chunks
-from keras_pergrad.influence.by_class import answer
 from keras_pergrad.uses.weight_factors import Reshaped
 from keras_pergrad.uses.weight_paths import Scaled
 
@@ -74,7 +73,7 @@ class Kronecker(NamedTuple):
 
 def axes(factor: SampleGradients) -> tuple[int, ...]:
     """Return the variable's axes on the left of `kronecker`."""
-    return answer(_axes, factor)
+    return _axes(factor)
 
 
 def kronecker(factor: SampleGradients) -> Kronecker:
@@ -97,7 +96,7 @@ def kronecker(factor: SampleGradients) -> Kronecker:
     (array([[5., 5.],
            [5., 5.]], dtype=float32), 5, (0,))
     """
-    return answer(_kronecker, factor)
+    return _kronecker(factor)
 
 
 def rotated(
@@ -126,7 +125,7 @@ def rotated(
     >>> rotated(bias, outputs=turned).sum_of_squares().numpy().round(2)
     array([[25.64,  0.36]], dtype=float32)
     """
-    return answer(_rotated, factor, inputs, outputs)
+    return _rotated(factor, inputs, outputs)
 
 
 def _no_axes(factor) -> tuple[int, ...]:

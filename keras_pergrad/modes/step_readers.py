@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import norm_type, unchanged_factors
+from keras_pergrad.factors.base import norm_type
 from keras_pergrad.keras_internals.data.views import without_mark
 from keras_pergrad.keras_internals.fit.train_function import (
     InnermostFunction,
@@ -42,6 +42,7 @@ class StepSamples:
             contributions, unscaled, not clipped, without regularisers; None:
             the loss does not depend on it. `n` times a contribution is the
             gradient of a sample. A sample that is not finite is not blank.
+            They may be `held`.
         sums: those of the contributions, where they are known; see `mean`.
     """
 
@@ -61,6 +62,14 @@ class StepSamples:
         """float64 if a variable is, else float32."""
         return norm_type(self.variables)
 
+    def held(self) -> "StepSamples":
+        """Return the samples with `held` factors.
+
+        Norms, mean and products share what these hold.
+        """
+        held = [f and f.held() for f in self.factors]
+        return dataclasses.replace(self, factors=held)
+
     def mean(self) -> list[tf.Tensor]:
         """Return the mean gradient, one dense tensor a variable."""
         if self.sums is None:
@@ -71,10 +80,7 @@ class StepSamples:
         ]
 
     def squared_norms(self) -> tf.Tensor:
-        """Return ‖g_i‖² for each variable, (V, n).
-
-        Call it first: `mean` and `dots` reuse what it holds.
-        """
+        """Return ‖g_i‖² for each variable, (V, n)."""
         zeros, squares = tf.zeros([self.n], self.dtype), []
         for factor in self.factors:
             if factor is None:
@@ -166,19 +172,15 @@ class StepReader:
 
 
 def readings(readers, model, part, y_pred, factors, sums=None):
-    """Return what readers make of a whole batch's factors, for each a dict.
-
-    The factors hold no more afterwards than they did before.
-    """
+    """Return what readers make of a whole batch's factors, for each a dict."""
     variables = list(model.trainable_variables)
     batch = without_mark(part.x), part.y, part.sample_weight
     y_pred = without_mark(y_pred)
     results = []
-    with unchanged_factors(factors):
-        for reader in readers:
-            arguments = model, *batch, y_pred, part.loss, part.n, variables
-            values = reader.read(StepSamples(*arguments, factors, sums))
-            results.append({k: _as_tuple(v) for k, v in values.items()})
+    for reader in readers:
+        arguments = model, *batch, y_pred, part.loss, part.n, variables
+        values = reader.read(StepSamples(*arguments, factors, sums))
+        results.append({k: _as_tuple(v) for k, v in values.items()})
     return tuple(results)
 
 

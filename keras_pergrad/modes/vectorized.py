@@ -79,12 +79,13 @@ class Vectorized(GradientMode):
     def partial_sums(self, model: Any, part: Any) -> PartialSums:
         y_pred, factors = sample_gradients(model, part)
         if not weighs(part.aggregation):
-            sums, norms = self._plain_sums(factors, part.n)
+            sums, norms, factors = self._plain_sums(factors, part.n)
             step_readings = self._readings(model, part, y_pred, factors, sums)
             return PartialSums(y_pred, sums, norms, readings=step_readings)
         if part.aggregation.needs == "gramian":
             return self._gramian_sums(model, y_pred, factors, part)
         groups = part.aggregation.groups(model.trainable_variables)
+        factors = _held(factors)
         # Small factors lie side by side where one norm is over all of them.
         split_sums, single_factors = list, factors
         if groups is None:
@@ -95,15 +96,16 @@ class Vectorized(GradientMode):
             warn_of_tf32()
         # Before samples that are not finite are blanked.
         step_readings = self._readings(model, part, y_pred, single_factors)
-        sums = _weighted(factors, norms, part, groups)
+        weights, factors = _weighted(factors, norms, part)
+        sums = [
+            f and f.weighted_sum(variable_weights(weights, groups, k))
+            for k, f in enumerate(factors)
+        ]
         sums = PartialSums(
             y_pred, split_sums(sums), norms, readings=step_readings
         )
         if self.gives_statistics and part.is_whole:
-            present_factors = [f for f in factors if f is not None]
-            sums.squared_sums = [
-                f.squared_norm_of_sum() for f in present_factors
-            ]
+            sums.squared_sums = [f.squared_norm_of_sum() for f in factors if f]
         elif self.gives_statistics:
             sums.plain = split_sums(_unweighted_sums(factors))
         return sums
@@ -126,35 +128,37 @@ class Vectorized(GradientMode):
 
     def _gramian_sums(self, model, y_pred, factors, part):
         """Return the sums with weights by the inner products of all samples."""
-        single_factors = factors
-        factors, split_sums = together(factors)
-        present_factors = [f for f in factors if f is not None]
-        products = [f.gram() for f in present_factors]
+        single_factors = _held(factors, pairs=True)
+        factors, split_sums = together(single_factors)
+        products = [f.gram() for f in factors if f is not None]
         gramian = sample_gramian(products, part.n)
         weights, finite = part.aggregation.mean_weights(gramian)
         # Before samples that are not finite are blanked.
         step_readings = self._readings(model, part, y_pred, single_factors)
-        select(present_factors, finite)
+        factors = select(factors, finite)
         sums = split_sums([f and f.weighted_sum(weights) for f in factors])
         norms = tf.sqrt(tf.linalg.diag_part(gramian))
         statistics = part.aggregation.gramian_statistics(gramian)
         squares = None
         if self.gives_statistics:
-            squares = [f.squared_norm_of_sum() for f in present_factors]
+            squares = [f.squared_norm_of_sum() for f in factors if f]
         extras = {"squared_sums": squares, "statistics": statistics}
         return PartialSums(
             y_pred, sums, norms, readings=step_readings, **extras
         )
 
     def _plain_sums(self, factors, n):
-        """Return the plain sums, and the norms where statistics need them."""
-        # If the user wants them, the sums reuse what the norms hold, which is
+        """Return the plain sums, norms where statistics need them, factors."""
+        # If the user wants them, the sums read what the norms hold, which is
         # cheaper. If a callback does, the sums stay the same to the bit.
-        norms = sample_norms(factors, n) if self.with_statistics else None
+        norms = None
+        if self.with_statistics:
+            factors = _held(factors)
         sums = _unweighted_sums(factors)
-        if self.is_watched and norms is None:
+        if self.with_statistics or self.is_watched:
+            factors = _held(factors)
             norms = sample_norms(factors, n)
-        return sums, norms
+        return sums, norms, factors
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -228,18 +232,18 @@ def sample_gradients(
     return y_pred, factors
 
 
-def _weighted(factors, norms, part, groups):
-    """Return the weighted sums of the contributions."""
+def _held(factors, pairs=False):
+    return [f and f.held(pairs) for f in factors]
+
+
+def _weighted(factors, norms, part):
+    """Return the weights, and factors in which samples left out are blank."""
     weights = part.aggregation.weights(norms)
     finite = is_finite(of_samples(norms))
     if part.padded is not None:
         weights = part.padded.weights(weights)
         finite = tf.logical_and(finite, part.padded.present)
-    select([f for f in factors if f is not None], finite)
-    return [
-        f and f.weighted_sum(variable_weights(weights, groups, k))
-        for k, f in enumerate(factors)
-    ]
+    return weights, select(factors, finite)
 
 
 def _unweighted_sums(factors):

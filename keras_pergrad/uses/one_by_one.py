@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.base import (
     HALF,
+    Shared,
     inner_products,
     squares,
     squares_by_sample,
@@ -52,6 +53,8 @@ class OneByOne(SampleGradients):
     The norms hold one sample's gradient at a time, and the weighted sum is a
     single pass. Only `materialize` holds all gradients.
     """
+
+    sampled = ("loop",)
 
     def __init__(self, loop, input_index):
         self.loop, self.input_index = loop, input_index
@@ -92,24 +95,20 @@ class OneByOne(SampleGradients):
     def weighted_sum(self, weights):
         return self.loop.weighted_sums(weights)[self.input_index]
 
-    def holders(self):
-        return [self.loop]
 
-
-class _Loop:
+class _Loop(Shared):
     """The gradients of all weight inputs of an op.
 
     The gradient of one sample is that of outputs whose gradients are zero for
     all others.
     """
 
-    rows = ("keep",)
-    is_held = False
+    sampled = ("keep",)
 
     def __init__(self, use):
+        super().__init__()
         self.use = use
         self.input_indices = list(use.candidate.weights)
-        self._results = {}
         outputs = [
             (t, d)
             for t, d in zip(use.candidate.outputs, use.deltas)
@@ -120,7 +119,7 @@ class _Loop:
         specs = [tf.TensorSpec(d.shape, d.dtype) for _, d in outputs]
         function = tf.function(self._gradients, autograph=False)
         self._function = function.get_concrete_function(*specs)
-        # A factor for each sample, which `select` may blank.
+        # A number for each sample, which `select` may blank.
         self.keep = self._all_kept = tf.ones(
             [use.n], use.dtype(self.input_indices[0]).real_dtype
         )
@@ -141,7 +140,7 @@ class _Loop:
         return self._cached("all", lambda gradients: gradients, self._shape)
 
     def _cached(self, name, of_sample, shape):
-        if name not in self._results:
+        def compute():
             specs = []
             for k in self.input_indices:
                 dtype = self.use.dtype(k)
@@ -149,8 +148,9 @@ class _Loop:
                     dtype = self._wide_type(k)
                 specs.append(tf.TensorSpec(shape(k), dtype))
             results = self._map_samples(of_sample, specs)
-            self._results[name] = dict(zip(self.input_indices, results))
-        return self._results[name]
+            return dict(zip(self.input_indices, results))
+
+        return self.once(name, compute)
 
     def map_input(self, input_index, of_sample, shape):
         """Return what a function makes of each gradient of an input."""

@@ -4,174 +4,182 @@ import functools
 
 import tensorflow as tf
 
-from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import (
-    HALF,
-    squares_by_sample,
-    weighted_total,
-)
+from keras_pergrad.factors import Adapted, Held, SampleGradients
+from keras_pergrad.factors.base import Shared, squares_by_sample
 from keras_pergrad.keras_internals.graphs.gradients import op_gradients
 from keras_pergrad.proof.layout import sizes_of
 
 
 class PulledBack(SampleGradients):
-    """A factor of a tensor, pulled back to the sources of the tensor.
+    """A factor of a tensor, pulled back to some of the tensor's sources.
+
+    Args:
+        backward: the `Backward` of the tensor.
+        sources: tensors that it depends on; their gradients are added.
+    """
+
+    sampled = ("_backward",)
+
+    def __init__(self, backward, sources):
+        self._backward, self._index = backward, backward.add(sources)
+        self.shape = list(sources[0].shape)
+
+    def held(self, pairs=False):
+        return Held(self.materialize())
+
+    def sum_method(self):
+        return self._backward.factor.sum_method()
+
+    def squared_norms(self):
+        return squares_by_sample(self.materialize())
+
+    def weighted_sum(self, weights):
+        return self._backward.weighted_sums(weights)[self._index]
+
+    def materialize(self):
+        return self._backward.materialize()[self._index]
+
+
+class Backward(Shared):
+    """The backward pass from a tensor to the sources of several variables.
+
+    What one of their factors needs is computed for all.
 
     Args:
         factor: `SampleGradients` of the tensor.
         tensor: the tensor.
-        sources: tensors that it depends on; their gradients are added. One may
-            be the handle of a variable.
-        shape: the shape of their gradients; default: that of the first one.
-        keeps_norms: whether the norms are those of `factor`.
-        move: where the tensor has entries of its only source, and no more: the
-            function that moves a gradient's entries back, in any type. Norms
-            are those of `factor` then.
-        group: a list of others with this factor and tensor, to which it is
-            added: what one of them needs is computed for all.
     """
 
-    rows = ("_gradients",)
+    sampled = ("factor",)
 
-    def __init__(
-        self,
-        factor,
-        tensor,
-        sources,
-        *,
-        shape=None,
-        keeps_norms=False,
-        move=None,
-        group=None,
-    ):
-        self.factor, self.tensor, self.sources = factor, tensor, sources
-        # The ops' own gradients have the type of the tensor: of half precision
-        # they would round a sum, and not the norms.
-        precise = tensor.dtype not in HALF
-        self.move = move
-        self.keeps_norms = move is not None or (keeps_norms and precise)
-        self.shape = list(sources[0].shape if shape is None else shape)
-        self._gradients, self._cached_sum = None, {}
-        self._group = [] if group is None else group
-        self._group.append(self)
+    def __init__(self, factor, tensor):
+        super().__init__()
+        self.factor, self.tensor = factor, tensor
+        self._sources = []
 
-    def holders(self):
-        if self._gradients is not None:
-            return [self]
-        return [self, *self.factor.holders()]
+    def add(self, sources):
+        """Return the index of what is pulled back to these sources."""
+        self._sources.append(sources)
+        return len(self._sources) - 1
 
-    def chosen_method(self):
-        return self.factor.chosen_method() if self.keeps_norms else "full"
+    def weighted_sums(self, weights):
+        """Return the weighted sums of all variables."""
 
-    def sum_method(self):
-        return self.factor.sum_method()
+        def compute():
+            total = tf.convert_to_tensor(self.factor.weighted_sum(weights))
+            return self._pull_back(tf.reshape(total, sizes_of(self.tensor)))
 
-    def norm_bytes(self, n):
-        return self.factor.norm_bytes(n) if self.keeps_norms else None
-
-    def squared_norms(self):
-        if self.keeps_norms and self._gradients is None:
-            return self.factor.squared_norms()
-        return squares_by_sample(self.materialize())
-
-    def weighted_sum(self, weights):
-        if self._gradients is not None:
-            return weighted_total(self._gradients, weights)
-        if weights is not self._cached_sum.get("weights", self):
-            tensor_sum = tf.convert_to_tensor(self.factor.weighted_sum(weights))
-            tensor_sum = tf.reshape(tensor_sum, sizes_of(self.tensor))
-            for member, total in zip(self._group, self._pull_back(tensor_sum)):
-                member._cached_sum = {"weights": weights, "total": total}
-        return self._cached_sum["total"]
+        return self.once("weighted_sums", compute, weights)
 
     def materialize(self):
-        if self._gradients is None:
-            self._hold()
-        return self._gradients
+        """Return the gradients of all variables, written out."""
 
-    def _hold(self):
-        """Write the gradients of all in the group out."""
-        materialized = self.factor.materialize()
-        by_member = tf.map_fn(
-            self._pull_back,
-            tf.reshape(
-                materialized,
-                [tf.shape(materialized)[0], *sizes_of(self.tensor)],
-            ),
-            fn_output_signature=[
-                tf.TensorSpec(member.shape, member._dtype_for(materialized))
-                for member in self._group
-            ],
-        )
-        for member, gradients in zip(self._group, by_member):
-            member._gradients = gradients
+        def compute():
+            gradients = self.factor.materialize()
+            shape = [tf.shape(gradients)[0], *sizes_of(self.tensor)]
+            specs = [
+                tf.TensorSpec(sources[0].shape, _dtype(sources, gradients))
+                for sources in self._sources
+            ]
+            return tf.map_fn(
+                self._pull_back,
+                tf.reshape(gradients, shape),
+                fn_output_signature=specs,
+            )
 
-    def dot(self, direction):
-        if not self._moves_entries():
-            return super().dot(direction)
-        # The other way, from the sources to the tensor. `_pull_back` is linear:
-        # the gradient of its result is the transposed map, at any point.
-        direction = tf.convert_to_tensor(direction)
-        zeros = tf.zeros(sizes_of(self.tensor), direction.dtype)
-        (source_gradient,) = self._pull_back(zeros)
-        (direction,) = tf.gradients(source_gradient, zeros, direction)
-        return self.factor.dot(direction)
-
-    def sum_of_squares(self):
-        if not self._moves_entries():
-            return super().sum_of_squares()
-        total = tf.convert_to_tensor(self.factor.sum_of_squares())
-        (total,) = self._pull_back(tf.reshape(total, sizes_of(self.tensor)))
-        return total
-
-    def gram(self, other=None):
-        if other is None and self._moves_entries():
-            return self.factor.gram()
-        return super().gram(other)
-
-    def _moves_entries(self):
-        """Whether each entry is one of `factor`'s, which holds the tensors."""
-        return self.keeps_norms and self._gradients is None
+        return self.once("materialize", compute)
 
     def _pull_back(self, gradient):
-        """Return the gradients at the sources of all in the group."""
-        if self.move is not None:
-            return [self.move(gradient)]
-        tensor, group = self.tensor, self._group
+        """Return the gradients at the sources of all variables."""
         gradients = iter(
             op_gradients(
-                [tensor],
-                [source for member in group for source in member.sources],
-                [tf.cast(gradient, tensor.dtype)],
-                tensor.graph,
+                [self.tensor],
+                [source for sources in self._sources for source in sources],
+                [tf.cast(gradient, self.tensor.dtype)],
+                self.tensor.graph,
             )
         )
         return [
-            member._add_sources(
-                [next(gradients) for _ in member.sources], gradient
-            )
-            for member in group
+            _total(sources, [next(gradients) for _ in sources], gradient)
+            for sources in self._sources
         ]
 
-    def _add_sources(self, parts, gradient):
-        dtype = self._dtype_for(gradient)
-        parts = [
-            tf.cast(tf.convert_to_tensor(g), dtype)
-            for g in parts
-            if g is not None
-        ]
-        if not parts:
-            return tf.zeros(self.shape, dtype)
-        return tf.add_n(parts)
 
-    def _dtype_for(self, gradient):
-        """Return the type of the pulled-back gradient."""
-        if self.sources[0].dtype.is_complex:
-            return gradient.dtype
-        return gradient.dtype.real_dtype
+def _total(sources, parts, gradient):
+    dtype = _dtype(sources, gradient)
+    parts = [
+        tf.cast(tf.convert_to_tensor(g), dtype) for g in parts if g is not None
+    ]
+    if not parts:
+        return tf.zeros(sources[0].shape, dtype)
+    return tf.add_n(parts)
 
 
-class Reshaped(PulledBack):
+def _dtype(sources, gradient):
+    """Return the type of a pulled-back gradient."""
+    if sources[0].dtype.is_complex:
+        return gradient.dtype
+    return gradient.dtype.real_dtype
+
+
+class Moved(Adapted):
+    """A factor of a tensor whose entries are some of a source's, moved there.
+
+    All other entries are zero, so that norms stay.
+
+    Args:
+        factor: `SampleGradients` of the tensor.
+        tensor, source: the tensors.
+        move: a function that moves a gradient's entries back, in any type;
+            default: the op's own gradient, in the type of the tensor.
+        move_all: the same for gradients (n, ...); default: one by one.
+    """
+
+    def __init__(self, factor, tensor, source, move=None, move_all=None):
+        super().__init__(factor)
+        self.tensor, self.source = tensor, source
+        self.shape = list(source.shape)
+        self._move, self._move_all = move, move_all
+
+    def change(self, tensor):
+        tensor = tf.reshape(tensor, sizes_of(self.tensor))
+        if self._move is not None:
+            return self._move(tensor)
+        (gradient,) = op_gradients(
+            [self.tensor],
+            [self.source],
+            [tf.cast(tensor, self.tensor.dtype)],
+            self.tensor.graph,
+        )
+        return _total([self.source], [gradient], tensor)
+
+    def materialize(self):
+        gradients = self.factor.materialize()
+        if self._move_all is not None:
+            return self._move_all(gradients)
+        spec = tf.TensorSpec(self.shape, gradients.dtype)
+        return tf.map_fn(self.change, gradients, fn_output_signature=spec)
+
+    def squared_norms(self):
+        return self.factor.squared_norms()
+
+    def sum_of_squares(self):
+        return self.change(tf.convert_to_tensor(self.factor.sum_of_squares()))
+
+    def dot(self, direction):
+        # The other way, from the source to the tensor. `change` is linear: the
+        # gradient of its result is the transposed map, at any point.
+        direction = tf.convert_to_tensor(direction)
+        zeros = tf.zeros(sizes_of(self.tensor), direction.dtype)
+        moved = self.change(zeros)
+        (direction,) = tf.gradients(moved, zeros, direction)
+        return self.factor.dot(direction)
+
+    def gram(self, other=None):
+        return self.factor.gram() if other is None else super().gram(other)
+
+
+class Reshaped(Moved):
     """A factor of the output of a reshape, pulled back to its source.
 
     Args:
@@ -182,4 +190,4 @@ class Reshaped(PulledBack):
     def __init__(self, factor, op):
         source, (output,) = op.inputs[0], op.outputs
         move = functools.partial(tf.reshape, shape=sizes_of(source))
-        super().__init__(factor, output, [source], move=move)
+        super().__init__(factor, output, source, move)

@@ -6,36 +6,37 @@ the op only arranges numbers, the factor keeps its kind.
 """
 
 import functools
-from typing import Any
 
 import tensorflow as tf
 
 from keras_pergrad.factors import Adapted, Full, Outer, Rows, Sum, join
+from keras_pergrad.factors.base import HALF
 from keras_pergrad.proof.layout import sizes_of
 from keras_pergrad.uses.op_rules import rule_registrar
-from keras_pergrad.uses.weight_factors import PulledBack, Reshaped
+from keras_pergrad.uses.weight_factors import (
+    Backward,
+    Moved,
+    PulledBack,
+    Reshaped,
+)
 
 _RULES = {}
 
 
-def to_variable(factor, use, input_index, k, group=None):
+def to_variable(factor, use, input_index, k, group):
     """Return the factor of variable k from the factor of an op's input.
 
-    `group` is a list, the same for all variables behind this input: their
-    factors share backward passes where there are several paths. None: no
-    gradient flows.
+    None: no gradient flows. `group` is a list, empty at first, the same for
+    all variables behind this input: the `Backward` that their factors share
+    where there are several paths.
     """
     tensor = use.op.inputs[input_index]
     ops = _single_path(tensor, use.uses, k)
     if ops is None or any(op.outputs[j].dtype.is_complex for op, _, j in ops):
         # All ops between tensor and variable, for each sample.
-        return PulledBack(
-            factor,
-            tensor,
-            use.uses.sources[k],
-            shape=use.variables[k].shape,
-            group=group,
-        )
+        if not group:
+            group.append(Backward(factor, tensor))
+        return PulledBack(group[0], use.uses.reads[k])
     scales = []
     for op, source, target in ops:
         rule = _RULES.get(op.type, by_gradient)
@@ -75,7 +76,8 @@ def _single_path(tensor, uses, k):
 
 def by_gradient(factor, op, source, target):
     """Return the factor of an input, found by the op's own gradient."""
-    return PulledBack(factor, op.outputs[target], [op.inputs[source]])
+    backward = Backward(factor, op.outputs[target])
+    return PulledBack(backward, [op.inputs[source]])
 
 
 class Scaled(Adapted):
@@ -169,7 +171,7 @@ def _transpose(factor, op, source, target):
         gradients = factor.gradients
         return Full(tf.transpose(gradients, [0, *(k + 1 for k in inverse)]))
     move = functools.partial(tf.transpose, perm=inverse)
-    return PulledBack(factor, op.outputs[0], [op.inputs[0]], move=move)
+    return Moved(factor, op.outputs[0], op.inputs[0], move)
 
 
 @path_rule("Neg")
@@ -270,82 +272,105 @@ def part(factor, op, source, target):
     """Return the factor of a tensor from that of a part of it."""
     if source != (1 if op.type == "Split" else 0):
         return None
-    return Part(factor, op, source, target)
+    whole, tensor = op.inputs[source], op.outputs[target]
+    parameters = [
+        tf.get_static_value(t) for k, t in enumerate(op.inputs) if k != source
+    ]
+    shapes = whole.shape, tensor.shape
+    if all(shape.is_fully_defined() for shape in shapes) and all(
+        value is not None for value in parameters
+    ):
+        return Part(factor, op, whole, target, parameters)
+    if tensor.dtype in HALF:
+        # The op's own gradient would round a sum, and not the norms.
+        return by_gradient(factor, op, source, target)
+    return Moved(factor, tensor, whole)
 
 
-class Part(PulledBack):
-    """A factor of a part of a tensor, pulled back to the whole of it.
+class Part(Moved):
+    """A factor of a known part of a tensor, moved to the whole of it.
+
+    Args:
+        factor: `SampleGradients` of the part.
+        op: the op that takes it.
+        whole: the tensor.
+        target: the index of the output.
+        parameters: the values of the op's other inputs.
 
     Attributes:
-        key: the same for ops that take the same part; None if it is not known
-            which one an op takes.
+        key: the same for ops that take the same part.
     """
 
-    def __init__(self, factor, op, source, target):
-        full_tensor, part = op.inputs[source], op.outputs[target]
-        super().__init__(factor, part, [full_tensor], keeps_norms=True)
-        parameters = [
-            tf.get_static_value(t)
-            for k, t in enumerate(op.inputs)
-            if k != source
-        ]
-        self._offsets: Any = None
-        self.key = None
-        is_static = (
-            full_tensor.shape.is_fully_defined()
-            and part.shape.is_fully_defined()
-        )
-        if not is_static or any(value is None for value in parameters):
-            return
+    def __init__(self, factor, op, whole, target, parameters):
+        part = op.outputs[target]
         attributes = sorted(
             (name, value.SerializeToString(deterministic=True))
             for name, value in op.node_def.attr.items()
         )
         values = tuple(value.tobytes() for value in parameters)
-        shape = tuple(full_tensor.shape)
+        shape = tuple(whole.shape)
         self.key = op.type, target, shape, values, tuple(attributes)
-        self._offsets = _part_offsets(
-            op, target, parameters, part.shape.as_list()
-        )
-        if self._offsets is not None:
-            self.move, self.keeps_norms = self._pad, True
-
-    def _hold(self):
-        if self._offsets is None:
-            super()._hold()
-            return
-        gradients = self.factor.materialize()
-        n = tf.shape(gradients)[0]
-        self._gradients = self._pad(gradients, [n], [(0, 0)])
-
-    def _pad(self, part, sizes=(), zeros=()):
-        starts, part_sizes = self._offsets
-        ends = zip(starts, part_sizes, self.shape)
-        around = [(start, full - start - size) for start, size, full in ends]
-        part = tf.reshape(part, [*sizes, *part_sizes])
-        return tf.pad(part, [*zeros, *around])
+        if op.type == "StridedSlice":
+            move, move_all = _strided_move(op, parameters, whole.shape), None
+        else:
+            move, move_all = _padding_moves(
+                *_part_offsets(op, target, parameters, part.shape, whole.shape),
+                whole.shape,
+            )
+        super().__init__(factor, part, whole, move, move_all)
 
 
-def _part_offsets(op, target, parameters, sizes):
-    """Return where a part begins in the whole, and its sizes.
+def _strided_move(op, parameters, shape):
+    """Return the gradient of a slice with strides, of any type."""
+    begin, end, strides = parameters
+    names = "begin", "end", "ellipsis", "new_axis", "shrink_axis"
+    masks = {f"{name}_mask": op.get_attr(f"{name}_mask") for name in names}
+    return lambda gradient: tf.raw_ops.StridedSliceGrad(
+        shape=tf.constant(shape.as_list(), begin.dtype),
+        begin=begin,
+        end=end,
+        strides=strides,
+        dy=gradient,
+        **masks,
+    )
 
-    None: it is not known.
-    """
-    if op.type == "Slice":
-        return [int(k) for k in parameters[0]], sizes
+
+def _padding_moves(starts, sizes, shape):
+    """Return functions that put zeros around a part, or around n of them."""
+    around = [
+        (start, full - start - size)
+        for start, size, full in zip(starts, sizes, shape)
+    ]
+
+    def move(part):
+        return tf.pad(tf.reshape(part, sizes), around)
+
+    def move_all(parts):
+        parts = tf.reshape(parts, [tf.shape(parts)[0], *sizes])
+        return tf.pad(parts, [(0, 0), *around])
+
+    return move, move_all
+
+
+def _part_offsets(op, target, parameters, part_shape, shape):
+    """Return where a part begins in the whole, and its sizes there."""
+    sizes = part_shape.as_list()
     starts = [0] * len(sizes)
-    if op.type == "Split":
+    if op.type == "Slice":
+        starts = [int(k) for k in parameters[0]]
+    elif op.type == "Split":
         starts[int(parameters[0])] = target * sizes[int(parameters[0])]
     elif op.type == "SplitV":
-        if -1 in parameters[0]:  # what is left over
-            return None
-        starts[int(parameters[1])] = int(sum(parameters[0][:target]))
-    elif op.type == "Unpack":
+        split_sizes, axis = parameters
+        before, behind = split_sizes[:target], split_sizes[target:]
+        if -1 in before:  # what is left over
+            starts[int(axis)] = shape[int(axis)] - int(sum(behind))
+        else:
+            starts[int(axis)] = int(sum(before))
+    else:  # Unpack
         axis = op.get_attr("axis") % (len(sizes) + 1)
         starts.insert(axis, target)
-        sizes = [*sizes[:axis], 1, *sizes[axis:]]
-    else:
-        return None
+        sizes.insert(axis, 1)
     return starts, sizes
 
 
@@ -353,14 +378,13 @@ def merge_parts(factors):
     """Return a variable's factors, with one factor for equal parts of it."""
     groups, remaining = {}, []
     for factor in factors:
-        key = factor.key if type(factor) is Part else None
-        if key is None:
-            remaining.append(factor)
+        if type(factor) is Part:
+            groups.setdefault(factor.key, []).append(factor)
         else:
-            groups.setdefault(key, []).append(factor)
-    for group in groups.values():
-        first = group[0]
-        if len(group) > 1:
-            first.factor = join(merge_parts([part.factor for part in group]))
+            remaining.append(factor)
+    for first, *others in groups.values():
+        if others:
+            inner = [part.factor for part in (first, *others)]
+            first = first.of(join(merge_parts(inner)))
         remaining.append(first)
     return remaining

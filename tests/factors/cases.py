@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad import factors
+from keras_pergrad.factors.base import select
 
 N = 4
 KEEP = np.array([True, False, True, True])
@@ -74,7 +75,7 @@ def _several_axes():
     return factors.Rows(rows(6).ids, drawn(6, 6), (5, 6), whole=(5, 3, 2))
 
 
-#: One of each class, whose tensors nothing else has held before.
+#: One of each class.
 FACTORS = {
     "Full": lambda: factors.Full(drawn(3, 2)),
     "Sum": lambda: factors.Sum(drawn(7, 3)),
@@ -90,6 +91,7 @@ FACTORS = {
     "Blocks": lambda: _blocks(5),
     "Rows": lambda: rows(6),
     "Patches": patches,
+    "Held": lambda: factors.Held(drawn(4, 6), [6, 4], [1, 0], [4, 6]),
     "Columns": lambda: factors.Columns(
         [factors.Full(drawn(3, 2)), factors.Outer(drawn(3), drawn(4))]
     ),
@@ -161,53 +163,42 @@ SIDES = {
 
 @functools.cache
 def gradients(name):
-    """Return the gradients of a factor that nothing else has held before."""
+    """Return the gradients of a factor, written out."""
     return ALL[name]().materialize().numpy()
 
 
-#: What a factor holds before it is asked, by the method that leaves it there.
-HELD = {"nothing": None, "norms": "squared_norms", "gradients": "materialize"}
-
-
-def holding(hold, make):
-    """Return a factor that holds so much."""
-    factor = make()
-    if HELD[hold] is not None:
-        getattr(factor, HELD[hold])()
-    return factor
+#: What a factor holds before it is asked: for norms, or for pairs.
+HELD = {
+    "nothing": lambda factor: factor,
+    "norms": lambda factor: factor.held(),
+    "pairs": lambda factor: factor.held(pairs=True),
+}
 
 
 def blanked(name, value, norms):
     """Return a factor whose second sample is `value`, and is not kept."""
-    factor = ALL[name]()
-    set_second(factor, value)
+    factor = with_second(ALL[name](), value)
     if norms:
-        factor.squared_norms()
-    factor.select(tf.constant(KEEP))
-    return factor
+        factor = factor.held()
+    return select([factor], tf.constant(KEEP))[0]
 
 
-def set_second(factor, value):
-    """Set all numbers of the second sample; None keeps them."""
-    if value is None:
-        return
-    for part in factor.holders():
-        for tensor in part.rows:
-            numbers = getattr(part, tensor)
-            if numbers is not None:
-                numbers = np.array(numbers)
-                numbers[1] = value
-                setattr(part, tensor, tf.constant(numbers))
+def with_second(factor, value):
+    """Return it with all floats of the second sample set; None keeps them."""
+
+    def change(tensor):
+        if value is None or not tensor.dtype.is_floating:
+            return tensor
+        numbers = np.array(tensor)
+        numbers[1] = value
+        return tf.constant(numbers)
+
+    return factor.map(change)
 
 
 def without_first(factor, first):
-    """Return a factor without its first samples."""
-    for part in factor.holders():
-        for name in (*part.rows, "ids"):
-            value = getattr(part, name, None)
-            if value is not None:
-                setattr(part, name, value[first:])
-    return factor
+    """Return it without its first samples."""
+    return factor.map(lambda tensor: tensor[first:])
 
 
 def dense(gradient):

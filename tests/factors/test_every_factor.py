@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
+from keras_pergrad.factors.base import map_factors
 from tests.factors.cases import (
     ALL,
     FACTORS,
@@ -16,8 +17,6 @@ from tests.factors.cases import (
     dense,
     drawn,
     gradients,
-    holding,
-    set_second,
     without_first,
 )
 from tests.factors.questions import (
@@ -48,11 +47,9 @@ def test_answers(name):
     make, each = ALL[name], gradients(name)
     assert each.shape[0] == N
     asked = questions(each)
-    check_answers(name, asked)
-    for hold in HELD if name in FACTORS else ():
-        for question in of_pairs(name, hold):
-            found = question.answer(holding(hold, make))
-            question.check(found, f"of a factor that holds {hold}")
+    for hold in HELD:
+        pairs = of_pairs(name, hold) if name in FACTORS else ()
+        check_answers(name, [*asked, *pairs], hold)
     factor = make()
     assert isinstance(factor.chosen_method(), str)
     assert isinstance(factor.sum_method(), str)
@@ -75,10 +72,9 @@ OF_BLANK = {
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sample_that_is_not_kept_is_blank(name):
-    """Also where it is broken, and whether norms were asked before or not."""
-    each, sound = np.copy(gradients(name)), ALL[name]()
+    """Also where it is broken, and whether it was held before or not."""
+    each = np.copy(gradients(name))
     each[~KEEP] = 0
-    set_second(sound, 0)
     asked = questions(each)
     asked = [question for question in asked if question.name in OF_BLANK]
     assert len(asked) == len(OF_BLANK)
@@ -127,7 +123,7 @@ def test_a_table_keeps_its_rows_where_each_entry_is_changed_by_itself():
 class Three(factors.SampleGradients):
     """A class that answers no more than it must."""
 
-    rows = ("scale",)
+    sampled = ("scale",)
 
     def __init__(self, scale):
         self.scale = scale
@@ -168,23 +164,34 @@ class _Thrice:
         return 3 * super().materialize()
 
 
-@pytest.mark.parametrize("kind", [factors.Outer, factors.Rows])
-def test_a_class_of_other_gradients_has_none_of_its_bases_answers(kind):
-    thrice = type("Thrice", (_Thrice, kind), {})
-    if kind is factors.Outer:
-        parts = drawn(1, 3), drawn(1, 2)
-    else:
-        parts = tf.constant([[0, 1, 0]] * N), drawn(3, 2), [4, 2]
-    plain, other = kind(*parts), thrice(*parts)
-    direction = tf.ones(plain.materialize().shape[1:], tf.float64)
-    for answer, times in (
-        (lambda f: f.dot(direction), 3),
-        (lambda f: f.sum_of_squares(), 9),
-        (lambda f: f.gram(), 9),
-        (lambda f: plain.gram(f), 3),
-    ):
-        right = times * tf.convert_to_tensor(answer(plain))
-        np.testing.assert_allclose(answer(other), right, rtol=1e-10)
+@pytest.mark.parametrize("kind", [factors.Outer, factors.Sum, factors.Joined])
+def test_a_class_of_other_gradients_derives_from_none_that_has_some(kind):
+    message = "SampleGradients or Adapted.*Thrice, which derives from "
+    with pytest.raises(TypeError, match=message + kind.__name__):
+        type("Thrice", (_Thrice, kind), {})
+
+
+def test_a_class_that_names_nothing_is_not_taken_for_unchanged():
+    nameless = type("Nameless", (Three,), {"sampled": ()})
+    with pytest.raises(NotImplementedError, match=r"Nameless.*`sampled`"):
+        nameless(drawn()).map(tf.identity)
+
+
+def test_what_factors_share_is_changed_once():
+    x, dz = drawn(3), drawn(4)
+    count = []
+
+    def halved(tensor):
+        count.append(tensor)
+        return tensor / 2
+
+    kernel, none, bias = map_factors(
+        [factors.Blocks(x[:, None, None], dz, [3, 4]), None, factors.Sum(dz)],
+        halved,
+    )
+    assert none is None
+    assert kernel.dz is bias.dz
+    assert len(count) == 2
 
 
 def test_what_is_squared_stays_in_single_precision():

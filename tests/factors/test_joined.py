@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.factors import Full, Joined, Outer, Rows, join
+from keras_pergrad.factors import Adapted, Full, Joined, Outer, Rows, join
 from keras_pergrad.factors.joined import Tied
 from keras_pergrad.modes import one_step
 from tests.uses.rules.exact import RUNS, assert_exact, normal, randomized
@@ -31,17 +31,17 @@ def _full():
     return Full(tf.constant(RNG.normal(size=(3, 5, 4))))
 
 
-class Upper(Outer):
-    """A subclass whose gradients are others: the upper triangles."""
+class Upper(Adapted):
+    """The upper triangles of a matrix."""
 
-    def materialize(self):
-        return tf.linalg.band_part(super().materialize(), 0, -1)
+    def __init__(self, *arguments):
+        super().__init__(Outer(*arguments))
+
+    def change(self, tensor):
+        return tf.linalg.band_part(tensor, 0, -1)
 
     def squared_norms(self):
         return tf.reduce_sum(tf.square(self.materialize()), [1, 2])
-
-    def weighted_sum(self, weights):
-        return tf.linalg.band_part(super().weighted_sum(weights), 0, -1)
 
 
 SAME = {"layout": ([5, 4], [0, 1], [5, 4])}
@@ -53,7 +53,10 @@ USES = {
     "other kinds": (lambda: [_rows(2), _full(), _rows(1)], Joined),
     "tied": (lambda: [_rows(2), _outer(3), _rows(4, "int64")], Tied),
     "tied, turned": (lambda: [_outer(3, **TURNED), _rows(2)], Tied),
-    "tied to a subclass": (lambda: [_rows(2), _outer(3, kind=Upper)], Joined),
+    "tied to a changed one": (
+        lambda: [_rows(2), _outer(3, kind=Upper)],
+        Joined,
+    ),
     "one": (lambda: [_full()], Full),
 }
 

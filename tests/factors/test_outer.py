@@ -19,12 +19,13 @@ def _gradients(x, dz):
     return np.einsum("nti,nto->nio", x, dz)
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["new", "held"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "xla"])
 @pytest.mark.parametrize("method", ["gram", "full", None])
 @pytest.mark.parametrize(
     "shape", [(1, None, 3, 2), (3, 1, 2, 4), (2, 2, 5, 3), (5, 7, 2, 3)]
 )
-def test_every_method_agrees(shape, method, compiled):
+def test_every_method_agrees(shape, method, compiled, is_held):
     x, dz = _parts(*shape)
     gradients = _gradients(x, dz)
     weights = np.linspace(0, 2, len(x))
@@ -32,6 +33,8 @@ def test_every_method_agrees(shape, method, compiled):
     @tf.function(jit_compile=compiled)
     def answers():
         factor = Outer(tf.constant(x), tf.constant(dz), method=method)
+        if is_held:
+            factor = factor.held()
         norms = factor.squared_norms()
         return norms, factor.weighted_sum(weights), factor.weighted_sum(None)
 

@@ -81,6 +81,7 @@ def _kept(make, draw, seeds, nearest):
         pairs = iter(drawn)
         factor = make(lambda *sizes: next(pairs))
         with short_products(nearest):
+            factor = factor.held()
             norms = tf.sqrt(factor.squared_norms())
             weights = 1 / tf.maximum(norms, 1e-30)
             return tf.convert_to_tensor(factor.weighted_sum(weights))

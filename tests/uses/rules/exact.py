@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.factors.base import select
 from keras_pergrad.influence.projected_factors import project
 from keras_pergrad.influence.projection import projections
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -84,12 +85,13 @@ def assert_exact(
             use.type for _, use in tape.noted if getattr(use, "reason", None)
         )
         keep = tf.ones_like(weights, tf.bool)
-        # Before anything is held, and after it.
         new = [_further(f, *q) for f, q in zip(factors, questions)]
-        norms = [f and f.squared_norms() for f in factors]
         full = [f and f.materialize() for f in factors]
         plain = [f and f.weighted_sum(None) for f in factors]
-        sums = [f and f.select(keep).weighted_sum(weights) for f in factors]
+        factors = [f and f.held() for f in factors]
+        norms = [f and f.squared_norms() for f in factors]
+        kept = select(factors, keep)
+        sums = [f and f.weighted_sum(weights) for f in kept]
         dense = [
             [None if g is None else tf.convert_to_tensor(g) for g in group]
             for group in (plain, sums)
