@@ -15,7 +15,7 @@ import tensorflow as tf
 from benchmarks.models import make_batch
 from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-from keras_pergrad.factors.base import select
+from keras_pergrad.factors.blanking import select
 from keras_pergrad.uses import TracedStep
 
 BATCH, NORM, RATE = 64, 1.0, 1e-3

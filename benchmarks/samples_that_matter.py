@@ -17,7 +17,7 @@ from benchmarks.further_questions import BATCH, NORM, _apply, plain
 from benchmarks.models import SPECS, make_batch
 from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-from keras_pergrad.factors.base import select
+from keras_pergrad.factors.blanking import select
 from keras_pergrad.influence.fisher_sums import FisherStatistic
 from keras_pergrad.influence.likelihoods import Likelihood
 from keras_pergrad.influence.projected_factors import project

@@ -44,7 +44,7 @@ class Mutant(NamedTuple):
 #: File of the package → its tests, and for each mutant the text that stands
 #: in it once, and what replaces it.
 PLANTED = {
-    "factors/base.py": {
+    "factors/full.py": {
         "tests": ["factors/test_every_factor.py"],
         "wrong-axis": (
             "tf.square(tf.reduce_sum(self.gradients, 0))",

@@ -1,7 +1,8 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
-from keras_pergrad.factors.base import Full, Held, SampleGradients, wide
+from keras_pergrad.factors.base import SampleGradients
 from keras_pergrad.factors.blocks import Blocks
+from keras_pergrad.factors.full import Full, Held
 from keras_pergrad.factors.joined import Joined, join
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
@@ -16,6 +17,7 @@ from keras_pergrad.factors.simple import (
     widened,
 )
 from keras_pergrad.factors.windows import Windows
+from keras_pergrad.factors.written_out import wide
 
 __all__ = [
     "Adapted",

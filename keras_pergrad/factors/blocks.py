@@ -2,12 +2,9 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import (
-    Permuted,
-    expand,
-    in_type,
-)
+from keras_pergrad.factors.full import Permuted
 from keras_pergrad.factors.outer import Outer, squares_by_chunks
+from keras_pergrad.factors.written_out import expand, in_type
 
 
 class Blocks(Permuted):

@@ -10,16 +10,16 @@ import copy
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import (
-    Held,
-    SampleGradients,
+from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.full import Held
+from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.rounding import rounded_up
+from keras_pergrad.factors.rows import Rows
+from keras_pergrad.factors.written_out import (
     held_bytes,
-    rounded_up,
     squares_by_sample,
     wide,
 )
-from keras_pergrad.factors.outer import Outer
-from keras_pergrad.factors.rows import Rows
 
 
 def join(parts):

@@ -5,19 +5,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import (
-    Held,
-    Permuted,
-    SampleGradients,
+from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.full import Held, Permuted
+from keras_pergrad.factors.rates import CPU, rates
+from keras_pergrad.factors.rounding import squares_of_products
+from keras_pergrad.factors.written_out import (
     expand,
     in_shape,
     in_type,
     squares,
     squares_by_sample,
-    squares_of_products,
     wide,
 )
-from keras_pergrad.factors.rates import CPU, rates
 
 # Sums of outer products whose sides have axes of the variable each.
 

@@ -6,14 +6,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.factors import rates
-from keras_pergrad.factors.base import (
-    SampleGradients,
+from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.equal_ids import products_of_all
+from keras_pergrad.factors.written_out import (
     expand,
     held_bytes,
     squares_by_sample,
     wide,
 )
-from keras_pergrad.factors.equal_ids import products_of_all
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 # Squared norms of a table's gradients: a sample's equal ids are added up.

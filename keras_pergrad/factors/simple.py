@@ -7,13 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import (
-    HALF,
-    Full,
-    SampleGradients,
-    integers,
-    wide,
-)
+from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.full import Full
+from keras_pergrad.factors.shared_tensors import integers
+from keras_pergrad.factors.written_out import HALF, wide
 
 
 class Sum(Full):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_pergrad.common.batches import first_tensor
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.common.text import reason
-from keras_pergrad.factors.base import norm_type
+from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.functions.batch_loss import MissingLoss, measured_loss
 from keras_pergrad.gradient_health.batch_gradient import (
     BatchGradient,

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import first_tensor
-from keras_pergrad.factors.base import norm_type
+from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence import sides, with_bias
 from keras_pergrad.influence.fisher_sums import (

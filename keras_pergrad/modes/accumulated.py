@@ -13,7 +13,7 @@ from keras_pergrad.common.batches import is_composite
 from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.factors.base import norm_type
+from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import accumulating_optimizer
 from keras_pergrad.keras_internals.replicas import replicas

@@ -19,7 +19,7 @@ from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import wide
-from keras_pergrad.factors.base import norm_type
+from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.losses.losses import (

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import norm_type
+from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.data.views import without_mark
 from keras_pergrad.keras_internals.fit.train_function import (
     InnermostFunction,

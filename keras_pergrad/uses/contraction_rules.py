@@ -9,7 +9,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import Blocks, Outer
-from keras_pergrad.factors.base import integers
+from keras_pergrad.factors.shared_tensors import integers
 from keras_pergrad.proof.axis_labels import labelled
 from keras_pergrad.proof.layout import Layout
 from keras_pergrad.uses.op_rules import op_rule

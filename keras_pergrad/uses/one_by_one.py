@@ -13,9 +13,9 @@ import weakref
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import (
+from keras_pergrad.factors.base import Shared
+from keras_pergrad.factors.written_out import (
     HALF,
-    Shared,
     inner_products,
     squares,
     squares_by_sample,

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.factors import Patches, Windows, convolution_method
-from keras_pergrad.factors.base import select
+from keras_pergrad.factors.blanking import select
 from keras_pergrad.factors.patches import METHODS
 
 N, SIZES, KERNEL = 3, (5, 6), (3, 2)

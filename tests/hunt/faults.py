@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import factors
-from keras_pergrad.factors.base import squares_by_sample
+from keras_pergrad.factors.written_out import squares_by_sample
 from keras_pergrad.modes import microbatches
 from keras_pergrad.modes.fractions import ROWS
 from keras_pergrad.proof import (
