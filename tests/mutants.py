@@ -54,6 +54,9 @@ PLANTED = {
     "factors/outer.py": {
         "tests": ["factors/test_every_factor.py"],
         "forgotten-weight": ("x *= expand(weights, x)", "x *= 1"),
+    },
+    "factors/chunks.py": {
+        "tests": ["factors/test_every_factor.py"],
         "last-chunk-alone": (
             "return k + 1, total + chunk_sum(*parts)",
             "return k + 1, chunk_sum(*parts)",
@@ -99,12 +102,15 @@ PLANTED = {
             "x, dz = (t[:, :, 0] for t in (self.x, self.dz))",
         ),
     },
-    "factors/simple.py": {
+    "factors/adapted.py": {
         "tests": ["factors/test_every_factor.py"],
         "scale-once-in-a-square": (
             "return self._changed(self._changed(self.factor.sum_of_squares()))",
             "return self._changed(self.factor.sum_of_squares())",
         ),
+    },
+    "factors/columns.py": {
+        "tests": ["factors/test_every_factor.py"],
         "order-of-columns": (
             "columns = tf.split(direction, self.widths(), -1)",
             "columns = tf.split(direction, self.widths(), -1)[::-1]",

@@ -2,8 +2,9 @@
 
 import tensorflow as tf
 
+from keras_pergrad.factors.chunks import squares_by_chunks
 from keras_pergrad.factors.full import Permuted
-from keras_pergrad.factors.outer import Outer, squares_by_chunks
+from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.written_out import expand, in_type
 
 

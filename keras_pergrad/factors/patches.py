@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
 from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.chunks import squares_by_chunks
 from keras_pergrad.factors.full import Held
-from keras_pergrad.factors.outer import squares_by_chunks
 from keras_pergrad.factors.rates import rates
 from keras_pergrad.factors.shared_tensors import integers
 from keras_pergrad.factors.written_out import expand, in_shape, in_type
@@ -150,12 +150,14 @@ class Patches(SampleGradients):
     def squared_norms(self):
         method = self.chosen_method()
         if method in _NORMS:
-            big, *others = self._method_arguments()
+            big = self.big
             if method == "patch_gram":
                 big = self._unfolded
                 if big is None:
                     big = convolution_methods.unfold(self.big, self.windows)
-            return _NORMS[method](big, *others)
+            return _NORMS[method](
+                big, self.small, windows=self.windows, groups=self.groups
+            )
         return self._written(self.big, self.small).squared_norms()
 
     def held(self, pairs=False):
@@ -175,13 +177,15 @@ class Patches(SampleGradients):
         return self
 
     def weighted_sum(self, weights):
-        big, small, windows, groups = self._method_arguments()
+        small = self.small
         if weights is not None:
             small *= expand(weights, small)
         if self._unfolded is not None:
             total = convolution_methods.total_of_windows(self._unfolded, small)
         else:
-            total = convolution_methods.total(big, small, windows, groups)
+            total = convolution_methods.total(
+                self.big, small, windows=self.windows, groups=self.groups
+            )
         return in_shape(total, self.shape)
 
     def dot(self, direction):
@@ -190,7 +194,13 @@ class Patches(SampleGradients):
         if self._unfolded is not None:
             products = tf.matmul(self._unfolded, matrix) * self.small
             return tf.reduce_sum(products, [1, 2])
-        return convolution_methods.dots(*self._method_arguments(), matrix)
+        return convolution_methods.dots(
+            self.big,
+            self.small,
+            windows=self.windows,
+            groups=self.groups,
+            direction=matrix,
+        )
 
     def sum_of_squares(self):
         return squares_by_chunks(
@@ -222,9 +232,6 @@ class Patches(SampleGradients):
             method, self.windows, *sizes
         )
         return holds_too_much, self._costs.get(method, math.inf)
-
-    def _method_arguments(self):
-        return self.big, self.small, self.windows, self.groups
 
 
 def _check_method(method):

@@ -20,7 +20,7 @@ from keras_pergrad.factors import (
     convolution_methods,
     wide,
 )
-from keras_pergrad.factors.outer import sum_by_chunks
+from keras_pergrad.factors.chunks import sum_by_chunks
 from keras_pergrad.factors.written_out import flat_samples, in_shape
 from keras_pergrad.uses.weight_factors import Reshaped
 from keras_pergrad.uses.weight_paths import Scaled

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors import outer
+from keras_pergrad.factors import chunks, outer
 from tests.factors.cases import (
     ALL,
     HELD,
@@ -136,7 +136,7 @@ def _of_products(each):
 
 def by_chunks(each, samples):
     """Return what has so many samples held at once."""
-    return ((outer, "HELD_AT_ONCE", samples * each[0].size),)
+    return ((chunks, "HELD_AT_ONCE", samples * each[0].size),)
 
 
 def _squares(factor):
