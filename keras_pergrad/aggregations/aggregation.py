@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.registry import Class, Configured, Registry
+from keras_pergrad.keras_internals.models.parts import nested_optimizers
 
 
 class Aggregation(Configured):
@@ -121,6 +122,21 @@ class Aggregation(Configured):
                 "for optimizers that are corrected for noise."
             )
         return 0.0
+
+    def tell_noise(self, optimizer: Any, n: Any, state: Any = None) -> None:
+        """Tell an optimizer how much noise the next `finish` adds.
+
+        It is asked at each step if `adds_noise`. Optimizers of
+        `privacy.corrected` take the `noise_variance`; others are told nothing.
+
+        Args:
+            optimizer: the one that applies the gradients.
+            n: the number of samples.
+            state: what `make_state` gave for the model that is trained.
+        """
+        for nested in nested_optimizers(optimizer):
+            if hasattr(nested, "set_noise_variance"):
+                nested.set_noise_variance(self.noise_variance(n, state))
 
     def statistics(self, norms: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return scalars to log, by name."""

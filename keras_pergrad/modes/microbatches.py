@@ -25,10 +25,9 @@ from keras_pergrad.modes import fractions
 from keras_pergrad.modes.fractions import numerators, require_additive_loss
 from keras_pergrad.modes.one_step import (
     Step,
+    StepBatch,
     current_aggregation,
-    finish,
     for_optimizer,
-    observe,
     overflow_to_infinity,
     step_of_whole_batch,
 )
@@ -114,17 +113,24 @@ def step_of_parts(parting, model, batch):
     totals = batch_sums.totals(sums)
     groups, norms = batch_sums.groups(totals), totals.get("norms")
     plain = totals.get("plain") or totals["gradients"].get("batch")
-    logged = observe(mode, model, aggregation, norms, batch_sums.rows, plain)
+    step_batch = StepBatch(
+        model=model,
+        aggregation=aggregation,
+        n=batch_sums.rows,
+        scale=scale,
+        norms=norms,
+    )
+    logged = step_batch.observe(mode, plain)
     gradients = None
     if is_single_batch:
-        batch_groups = groups, batch_sums.mask_epsilons
         mean_gradients, more_logs = mode.gradients_of_sums(
-            model, *batch_groups, aggregation
+            model=model,
+            groups=groups,
+            mask_epsilons=batch_sums.mask_epsilons,
+            aggregation=aggregation,
         )
         logged = {**logged, **more_logs}
-        gradients = finish(
-            model, aggregation, mean_gradients, batch_sums.rows, scale, norms
-        )
+        gradients = step_batch.finish(mean_gradients)
     else:
         _accumulate(parting, model, batch_sums, groups, norms, scale)
         # An update has logged them itself; NaN is left out of their means.
@@ -166,15 +172,20 @@ def update(mode, model):
     """Call the optimizer with all batches that wait for an update."""
     accumulator, variables = model.gradient_state, model.trainable_variables
     aggregation = current_aggregation(mode, model)
-    scale = loss_scale(model.optimizer)
-    group_sums = accumulator.groups(variables), accumulator.mask_epsilons
     mean_gradients, logged = mode.gradients_of_sums(
-        model, *group_sums, aggregation
+        model=model,
+        groups=accumulator.groups(variables),
+        mask_epsilons=accumulator.mask_epsilons,
+        aggregation=aggregation,
     )
     model.gradient_logs.update(logged)
-    gradients = finish(
-        model, aggregation, mean_gradients, accumulator.rows, scale
+    step_batch = StepBatch(
+        model=model,
+        aggregation=aggregation,
+        n=accumulator.rows,
+        scale=loss_scale(model.optimizer),
     )
+    gradients = step_batch.finish(mean_gradients)
     replicas.apply(model.optimizer, gradients, variables)
     accumulator.reset()
 

@@ -30,7 +30,6 @@ from keras_pergrad.keras_internals.losses.terms import (
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     loss_scale,
-    nested_optimizers,
 )
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import require_no_tf32
@@ -152,26 +151,19 @@ def step_of_whole_batch(
     if padded is not None:
         norms = norms if norms is None else norms[: padded.n]
         y_pred = padded.outputs(y_pred)
-    logged = observe(
-        mode,
-        model,
-        aggregation,
-        norms,
-        part.n,
-        sums.plain or sums.gradients,
-        sums.squared_sums,
+    step_batch = StepBatch(
+        model=model,
+        aggregation=aggregation,
+        n=part.n,
+        scale=scale,
+        norms=norms,
+        penalties=part.penalties.gradients(part.loss),
+    )
+    logged = step_batch.observe(
+        mode, sums.plain or sums.gradients, sums.squared_sums
     )
     logged = {**sums.statistics, **logged}
-    penalties = part.penalties.gradients(part.loss)
-    gradients = finish(
-        model,
-        aggregation,
-        sums.gradients,
-        part.n,
-        scale,
-        norms,
-        penalties,
-    )
+    gradients = step_batch.finish(sums.gradients)
     step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
     return step, norms
 
@@ -182,66 +174,85 @@ def current_aggregation(mode, model):
     return aggregation and aggregation.at(model.aggregation_state)
 
 
-def observe(mode, model, aggregation, norms, n, plain, squares=None):
-    """Pass the norms of a batch to the aggregation; return what is logged."""
-    logged = {}
-    if weighs(aggregation):
-        aggregation.observe(norms, model.aggregation_state)
-        logged = aggregation.statistics(norms)
-    if squares is None and mode.gives_statistics:
-        squares = [squared_norm(g) for g in plain if g is not None]
-    if squares is not None:
-        logged = {**logged, **spread_statistics(norms, squares, n)}
-    return logged
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """The samples that make one gradient: what must be known besides its sums.
 
+    Attributes:
+        model: the compiled model.
+        aggregation: as it is at this step, or None.
+        n: the number of samples; None if nothing is divided by it.
+        scale: the loss scale, or None.
+        norms: of the samples' gradients, (n,) or (n, groups), or None.
+        penalties: the gradients of the weight regularisers, one a variable;
+            None: those of the variables alone.
+    """
 
-def finish(
-    model,
-    aggregation,
-    sums,
-    n,
-    scale,
-    norms=None,
-    penalties=None,
-):
-    """Return gradients as the optimizer expects them, of the weighted mean."""
-    variables = model.trainable_variables
-    if penalties is None:
-        penalties = regularization_gradients(variables)
-    gradients = sums
-    if aggregation is not None:
+    model: Any
+    aggregation: Any
+    n: Any
+    scale: Any
+    norms: Any = None
+    penalties: list[Any] | None = None
+
+    @property
+    def variables(self):
+        """The variables that the gradients are of."""
+        return self.model.trainable_variables
+
+    def observe(self, mode, plain, squares=None):
+        """Pass the norms to the aggregation; return what is logged of them.
+
+        `plain`, `squares`: as `plain` and `squared_sums` of `PartialSums`.
+        """
+        logged = {}
+        if weighs(self.aggregation):
+            state = self.model.aggregation_state
+            self.aggregation.observe(self.norms, state)
+            logged = self.aggregation.statistics(self.norms)
+        if squares is None and mode.gives_statistics:
+            squares = [squared_norm(g) for g in plain if g is not None]
+        if squares is not None:
+            spread = spread_statistics(self.norms, squares, self.n)
+            logged = {**logged, **spread}
+        return logged
+
+    def finish(self, sums):
+        """Return gradients as the optimizer expects them, of weighted means."""
+        gradients, penalties = self._aggregated(sums), self.penalties
+        if penalties is None:
+            penalties = regularization_gradients(self.variables)
+        penalties = [
+            p if p is None or g is None else tf.cast(p, g.dtype)
+            for p, g in zip(penalties, gradients, strict=True)
+        ]
+        gradients = plus(gradients, penalties)
+        if self.scale is not None:
+            dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
+            gradients = [times(g, self.scale) for g in dense_gradients]
+        return [
+            g
+            if g is None or g.dtype == v.value.dtype
+            else tf.cast(g, v.value.dtype)
+            for g, v in zip(gradients, self.variables, strict=True)
+        ]
+
+    def _aggregated(self, sums):
+        """Return what the aggregation makes of weighted means, with noise."""
+        aggregation, state = self.aggregation, self.model.aggregation_state
+        if aggregation is None:
+            return sums
         if aggregation.adds_noise:
             require_no_tf32()
-            _tell_noise(model, aggregation, n)
-        gradients = aggregation.finish(sums, n, model.aggregation_state)
+            aggregation.tell_noise(self.model.optimizer, self.n, state)
+        gradients = aggregation.finish(sums, self.n, state)
         if gradients is not sums:
             # Each replica draws its own noise.
             gradients = replicas.from_first_replica(gradients)
-        if weighs(aggregation) and scale is not None and norms is not None:
-            gradients = overflow_to_infinity(gradients, norms, scale)
-    penalties = [
-        p if p is None or g is None else tf.cast(p, g.dtype)
-        for p, g in zip(penalties, gradients, strict=True)
-    ]
-    gradients = plus(gradients, penalties)
-    if scale is not None:
-        dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
-        gradients = [times(g, scale) for g in dense_gradients]
-    return [
-        g
-        if g is None or g.dtype == v.value.dtype
-        else tf.cast(g, v.value.dtype)
-        for g, v in zip(gradients, variables, strict=True)
-    ]
-
-
-def _tell_noise(model, aggregation, n):
-    """Tell optimizers that correct for noise how much this step has."""
-    for optimizer in nested_optimizers(model.optimizer):
-        if hasattr(optimizer, "set_noise_variance"):
-            optimizer.set_noise_variance(
-                aggregation.noise_variance(n, model.aggregation_state)
-            )
+        is_scaled = self.scale is not None and self.norms is not None
+        if weighs(aggregation) and is_scaled:
+            gradients = overflow_to_infinity(gradients, self.norms, self.scale)
+        return gradients
 
 
 def overflow_to_infinity(gradients, norms, scale):
