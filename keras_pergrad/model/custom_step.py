@@ -57,6 +57,7 @@ class LossModel(keras.Model):
         self.run_eagerly = owner.run_eagerly
         self.optimizer = optimizer
         self.aggregation_state = owner.aggregation_state
+        self.step_options = owner.step_options
         object.__setattr__(self, "gradient_logs", owner.gradient_logs)
         self.gradient_state = None
         self.built = True

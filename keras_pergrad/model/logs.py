@@ -1,12 +1,13 @@
 """Running values of what a gradient mode logs, over an epoch."""
 
 import contextlib
-import copy
+import dataclasses
 import warnings
 
 import keras
 import tensorflow as tf
 
+from keras_pergrad.aggregations.epoch_means import STATISTICS
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals.fit.train_function import Variant
 from keras_pergrad.keras_internals.replicas import replicas
@@ -92,21 +93,22 @@ class Logs:
 def log_statistics(model):
     """Have the mode of a `PerGradModel` log its statistics while open."""
     mode, logs = model._gradient_mode, model._gradient_logs
-    if not mode.can_be_watched or mode.is_watched:
+    options = model.step_options
+    if not mode.can_be_watched or options.is_watched:
         yield
         return
-    # A copy: several models may have been given this mode.
-    model._gradient_mode = watched_mode = copy.copy(mode)
-    watched_mode.is_watched = True
     if model._watch_logs is None:
         with replicas.scope_of(model):
-            model._watch_logs = Logs(watched_mode.log_metrics), Variant()
-    model._gradient_logs, variant = model._watch_logs
+            metrics = {**mode.log_metrics, **STATISTICS}
+            model._watch_logs = Logs(metrics), Variant()
+    watch_logs, variant = model._watch_logs
+    model._gradient_logs = watch_logs
+    model.step_options = dataclasses.replace(options, is_watched=True)
     variant.use(model)
     try:
         yield
     finally:
-        # If it was compiled again, that mode counts.
-        if model._gradient_mode is watched_mode:
-            model._gradient_mode, model._gradient_logs = mode, logs
+        # If it was compiled again, the logs and the options of then stay.
+        if model._gradient_logs is watch_logs:
+            model._gradient_logs, model.step_options = logs, options
             variant.put_back(model)

@@ -53,6 +53,7 @@ from keras_pergrad.modes.batch import evaluate
 from keras_pergrad.modes.inspection import require_targets
 from keras_pergrad.modes.one_step import for_optimizer
 from keras_pergrad.modes.part_metrics import update_metrics
+from keras_pergrad.modes.step_options import StepOptions
 from keras_pergrad.modes.step_readers import (
     StepReadings,
     checks_of,
@@ -180,6 +181,8 @@ class PerGradModel(FitHooks, keras.Model):
     step_uses_gradient_mode = False
     #: What `compile(vouched=...)` was given.
     vouched = ()
+    #: The `StepOptions` of the steps that train now.
+    step_options = StepOptions()
     #: The `StepReadings`, once a reader was opened.
     _step_readings = None
     #: What `from_model` calls. `wrapping`, whose classes derive from this
@@ -282,6 +285,7 @@ class PerGradModel(FitHooks, keras.Model):
             old_state = getattr(self, "aggregation_state", None)
             self.aggregation_state = compiled_state(mode.aggregation, old_state)
         self._watch_logs = None
+        self.step_options = StepOptions()
         if self._step_readings is not None:
             self._step_readings.on_compile()
 
@@ -389,7 +393,8 @@ class PerGradModel(FitHooks, keras.Model):
         data = parts
         x, y, sample_weight = batches.with_checked_lengths(*data)
         x, numbers = split_numbers(x) if isinstance(x, dict) else (x, None)
-        checks = checks_of(mode, numbers) if mode.readers else ()
+        readers = self.step_options.readers
+        checks = checks_of(readers, numbers)
         # Loops and the optimizer need all variables.
         batch = x, y, sample_weight
         if isinstance(x, Views):
@@ -414,9 +419,7 @@ class PerGradModel(FitHooks, keras.Model):
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
         logs = strategies.as_logs(logs)
-        if mode.readers:
-            logs = {**logs, **readings_of(step, mode, numbers)}
-        return logs
+        return {**logs, **readings_of(step, mode, readers, numbers)}
 
     @named_arguments
     def compute_gradients(

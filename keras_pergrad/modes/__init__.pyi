@@ -8,6 +8,7 @@ from keras_pergrad.modes.base import (
 )
 from keras_pergrad.modes.batch import Batch as Batch
 from keras_pergrad.modes.per_sample import PerSample as PerSample
+from keras_pergrad.modes.step_options import StepOptions as StepOptions
 from keras_pergrad.modes.step_readers import StepReader as StepReader
 from keras_pergrad.modes.step_readers import StepSamples as StepSamples
 from keras_pergrad.modes.sums import PartOfBatch as PartOfBatch

@@ -20,6 +20,7 @@ from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 from keras_pergrad.modes import microbatches, one_step
 from keras_pergrad.modes.one_step import Step
+from keras_pergrad.modes.step_options import StepOptions, options_of
 from keras_pergrad.modes.sums import WeightedSums, divide_groups
 from keras_pergrad.uses import function_cache
 
@@ -39,7 +40,7 @@ class PartialSums:
             where the statistics need them and `gradients` are others.
         squared_sums: the squared norms of `plain`, instead of it, where the
             part is the whole batch.
-        readings: what each of the mode's `readers` has read, or None.
+        readings: what each reader in the part's `options` has read, or None.
         statistics: scalars to log by name, besides those of the aggregation,
             where the part is the whole batch.
 
@@ -105,19 +106,9 @@ class GradientMode(Configured):
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
 
-    #: Whether a callback wants them while it watches. Set on a copy of the
-    #: mode that belongs to one model, never on the user's own.
-    is_watched = False
-
-    #: Whether `partial_sums` of a whole batch lets `readers` read its samples'
-    #: gradients.
+    #: Whether `partial_sums` of a whole batch lets the readers in its `options`
+    #: read its samples' gradients.
     can_be_read = False
-
-    #: The `StepReader`s of the present step. Set on a copy, as `is_watched`.
-    readers: tuple[Any, ...] = ()
-
-    #: The traced eager steps of such a copy.
-    traced: dict[Any, Any] | None = None
 
     #: Whether `partial_sums` looks at ops, which only a graph shows.
     needs_graph = False
@@ -165,15 +156,21 @@ class GradientMode(Configured):
         require_none_overwritten(model)
         self.require(model)
         batch, parting = (x, y, sample_weight), self.parting(model)
+        options = options_of(model, self)
         if self.updates_by_sample:
             return microbatches.update_by_sample(self, model, batch)
         if self.compiles_parts(model) and microbatches.is_outside_xla():
             parting = microbatches.pad_parts(parting, self)
         if parting is not None:
-            return microbatches.step_of_parts(parting, model, batch)
+            return microbatches.step_of_parts(
+                parting, model, batch, options=options
+            )
         if self.needs_graph and tf.executing_eagerly():
-            return _traced_step(self, model, batch)
-        return one_step.step_of_whole_batch(self, model, batch)[0]
+            return _traced_step(self, model, batch, options=options)
+        step, _ = one_step.step_of_whole_batch(
+            self, model, batch, options=options
+        )
+        return step
 
     def require(self, model: Any) -> None:
         """Refuse a model that the mode cannot train."""
@@ -192,9 +189,14 @@ class GradientMode(Configured):
         private = self.aggregation is not None and self.aggregation.counts
         return private and microbatches.can_compile_parts(self, model)
 
-    def sums_of_parts(self, aggregation: Any, *arguments: Any) -> Any:
-        """Return the function of a part of a batch whose results are summed."""
-        return WeightedSums(self, aggregation, *arguments)
+    def sums_of_parts(
+        self, aggregation: Any, options: StepOptions, **of_batch: Any
+    ) -> Any:
+        """Return the function of a part of a batch whose results are summed.
+
+        `of_batch`: what a `MicrobatchSums` is made of.
+        """
+        return WeightedSums(self, aggregation, options, **of_batch)
 
     def gradients_of_sums(
         self,
@@ -212,10 +214,9 @@ class GradientMode(Configured):
         del model
         return []
 
-    @property
-    def gives_statistics(self) -> bool:
-        """Whether the user or a callback wants statistics."""
-        return self.with_statistics or self.is_watched
+    def gives_statistics(self, options: StepOptions) -> bool:
+        """Whether the user or a callback wants statistics of a step."""
+        return self.with_statistics or options.is_watched
 
     def make_state(self) -> Any:
         """Return the state that the mode keeps for a compiled model, or None.
@@ -248,8 +249,11 @@ class GradientMode(Configured):
 
     @property
     def log_metrics(self) -> dict[str, type[keras.metrics.Metric]]:
-        """What `step` puts into `statistics`: name to metric class."""
-        metrics = dict(STATISTICS) if self.gives_statistics else {}
+        """What `step` puts into `statistics`: name to metric class.
+
+        Those of a step that is watched come on top.
+        """
+        metrics = dict(STATISTICS) if self.with_statistics else {}
         if self.aggregation is None:
             return metrics
         return {**self.aggregation.log_metrics, **metrics}
@@ -298,16 +302,18 @@ def register_gradient_mode(name: str) -> Callable[[Class], Class]:
     return gradient_modes.register(name)
 
 
-def _traced_step(mode, model, batch):
+def _traced_step(mode, model, batch, *, options):
     """Return an eager step, run as a `tf.function` that the model keeps."""
     # In Python such a step only builds the graph. On several replicas the work
     # is traced elsewhere.
-    key = "step", id(mode), mode.is_watched, ranks(batch)
+    key = "step", id(mode), options.is_watched, ranks(batch)
     # The model keeps the function, which therefore must not hold the model.
     reference = weakref.ref(model)
 
     def compute_step(*batch):
-        step, _ = one_step.step_of_whole_batch(mode, reference(), batch)
+        step, _ = one_step.step_of_whole_batch(
+            mode, reference(), batch, options=options
+        )
         masks = [mask_of(t) for t in _flat_tensors(step.y_pred)]
         results = step.gradients, step.statistics, step.readings
         return step.loss, step.y_pred, masks, *results
@@ -315,10 +321,10 @@ def _traced_step(mode, model, batch):
     def make_function():
         return tf.function(compute_step, autograph=False, reduce_retracing=True)
 
-    if mode.traced is None:
-        function = function_cache.kept(model, key, make_function)
+    if options.readers:
+        function = options.traced.setdefault(key, make_function())
     else:
-        function = mode.traced.setdefault(key, make_function())
+        function = function_cache.kept(model, key, make_function)
     with traced_functions():
         loss, y_pred, masks, *results = function(*batch)
     # Keras's mask is an attribute of a tensor, which results of functions lose.

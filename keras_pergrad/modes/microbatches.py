@@ -5,6 +5,7 @@ by numerators and denominators (see `sums.py`).
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,23 +83,27 @@ class Parting:
         yield sums
 
 
-def step_of_parts(parting, model, batch):
+def step_of_parts(parting, model, batch, *, options):
     """Return the step of a batch in parts: microbatches, replicas or both."""
     parting.require(model, batch)
     mode, size, is_single_batch = parting.mode, parting.size, parting.steps == 1
     aggregation = current_aggregation(mode, model)
     scale = loss_scale(model.optimizer)
     find_kinds = find_added_kinds(model, batch)
-    arguments = model, batch[0], scale, find_kinds, is_single_batch
-    batch_sums: Any
+    make_sums: Any = MicrobatchSums
     if parting.has_own_sums:
-        batch_sums = mode.sums_of_parts(aggregation, *arguments)
-        if parting.sizes is not None:
-            # Of a padded part, the mean of an `add_loss` term would be over
-            # the padding, too.
-            batch_sums.sizes = () if find_kinds() else parting.sizes
-    else:
-        batch_sums = MicrobatchSums(*arguments)
+        make_sums = functools.partial(mode.sums_of_parts, aggregation, options)
+    batch_sums = make_sums(
+        model=model,
+        x=batch[0],
+        scale=scale,
+        find_added_kinds=find_kinds,
+        is_single_batch=is_single_batch,
+    )
+    if parting.has_own_sums and parting.sizes is not None:
+        # Of a padded part, the mean of an `add_loss` term would be over the
+        # padding, too.
+        batch_sums.sizes = () if find_kinds() else parting.sizes
     metrics = batch_sums.metrics
     metrics.is_single = size is None or is_single_microbatch(batch, size)
     with parting.checked(model, batch, batch_sums) as function:
@@ -120,7 +125,9 @@ def step_of_parts(parting, model, batch):
         scale=scale,
         norms=norms,
     )
-    logged = step_batch.observe(mode, plain)
+    logged = step_batch.observe(
+        plain if mode.gives_statistics(options) else None
+    )
     gradients = None
     if is_single_batch:
         mean_gradients, more_logs = mode.gradients_of_sums(
@@ -323,11 +330,9 @@ class _FlatFunction:
 
 def can_compile_parts(mode, model):
     """Whether the parts of private steps are to be compiled one by one."""
-    # Readers see whole batches.
     return (
         model.jit_compile
         and not model.run_eagerly
-        and not mode.readers
         and model.distribute_strategy.num_replicas_in_sync == 1
     )
 

@@ -35,6 +35,7 @@ from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import require_no_tf32
 from keras_pergrad.modes.fractions import tracking_where_present
 from keras_pergrad.modes.padded_batch import PaddedBatch
+from keras_pergrad.modes.step_options import StepOptions
 from keras_pergrad.modes.sums import plus, times
 
 
@@ -91,6 +92,7 @@ class WholeBatch:
         aggregation: as it is at this step, or None.
         padded: the `PaddedBatch` behind it, where it may have no sample.
         is_single: whether it is surely one sample.
+        options: the `StepOptions` of the step.
         loss: the loss of the batch, once `target` was called.
         scaled_loss: the loss times the loss scale.
         penalties: what the loss does with the weight regularisers.
@@ -106,12 +108,14 @@ class WholeBatch:
         aggregation=None,
         padded=None,
         is_single=False,
+        options=None,
     ):
         self.model, self.scale = model, scale
         self.x, self.y, self.sample_weight = batch
         self.n = sample_count(self.x)
         self.aggregation, self.padded = aggregation, padded
         self.is_single = is_single
+        self.options = options or StepOptions()
         self.penalties = Penalties(model)
         self.loss: Any = None
         self.scaled_loss: Any = None
@@ -137,15 +141,24 @@ class WholeBatch:
 
 
 def step_of_whole_batch(
-    mode, model, batch, is_single=False
+    mode, model, batch, *, is_single=False, options=None
 ) -> tuple[Step, Any]:
     """Return a mode's step for a batch on one device, and its norms or None."""
+    options = options or StepOptions()
     scale, padded = loss_scale(model.optimizer), None
     aggregation = current_aggregation(mode, model)
     if aggregation is not None and aggregation.counts:
         padded = PaddedBatch(batch)
         batch = padded.batch
-    part = WholeBatch(model, batch, scale, aggregation, padded, is_single)
+    part = WholeBatch(
+        model,
+        batch,
+        scale=scale,
+        aggregation=aggregation,
+        padded=padded,
+        is_single=is_single,
+        options=options,
+    )
     sums = mode.partial_sums(model, part)
     y_pred, norms = sums.y_pred, sums.norms
     if padded is not None:
@@ -159,9 +172,10 @@ def step_of_whole_batch(
         norms=norms,
         penalties=part.penalties.gradients(part.loss),
     )
-    logged = step_batch.observe(
-        mode, sums.plain or sums.gradients, sums.squared_sums
-    )
+    plain = None
+    if mode.gives_statistics(options):
+        plain = sums.plain or sums.gradients
+    logged = step_batch.observe(plain, sums.squared_sums)
     logged = {**sums.statistics, **logged}
     gradients = step_batch.finish(sums.gradients)
     step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
@@ -200,17 +214,18 @@ class StepBatch:
         """The variables that the gradients are of."""
         return self.model.trainable_variables
 
-    def observe(self, mode, plain, squares=None):
+    def observe(self, plain, squares=None):
         """Pass the norms to the aggregation; return what is logged of them.
 
-        `plain`, `squares`: as `plain` and `squared_sums` of `PartialSums`.
+        `plain`, `squares`: as `plain` and `squared_sums` of `PartialSums`, for
+        the statistics; None: not wanted.
         """
         logged = {}
         if weighs(self.aggregation):
             state = self.model.aggregation_state
             self.aggregation.observe(self.norms, state)
             logged = self.aggregation.statistics(self.norms)
-        if squares is None and mode.gives_statistics:
+        if squares is None and plain is not None:
             squares = [squared_norm(g) for g in plain if g is not None]
         if squares is not None:
             spread = spread_statistics(self.norms, squares, self.n)

@@ -295,7 +295,8 @@ class PerSample(GradientMode):
         aggregation = part.aggregation
         # Whether each has a gradient; None: there was no sample to tell.
         has_gradient: list = [None] * len(samples.variables)
-        needs_plain_sums = self.gives_statistics and weighs(aggregation)
+        gives_statistics = self.gives_statistics(part.options)
+        needs_plain_sums = gives_statistics and weighs(aggregation)
         groups = aggregation.groups(samples.variables)
 
         def add_sample(i, sums, plain):

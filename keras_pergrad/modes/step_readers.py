@@ -1,7 +1,6 @@
 """Readers of the samples' gradients in the step that trains on them."""
 
 import contextlib
-import copy
 import dataclasses
 import weakref
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from keras_pergrad.keras_internals.fit.train_function import (
     look_ahead,
 )
 from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.modes.step_options import StepOptions
 
 
 @dataclasses.dataclass
@@ -171,15 +171,23 @@ class StepReader:
         """Take what `read` returned, after the update."""
 
 
-def readings(readers, model, part, y_pred, factors, sums=None):
-    """Return what readers make of a whole batch's factors, for each a dict."""
-    variables = list(model.trainable_variables)
-    batch = without_mark(part.x), part.y, part.sample_weight
-    y_pred = without_mark(y_pred)
+def readings(model, part, y_pred, factors, sums=None):
+    """Return what its readers make of a whole batch's factors, each a dict."""
     results = []
-    for reader in readers:
-        arguments = model, *batch, y_pred, part.loss, part.n, variables
-        values = reader.read(StepSamples(*arguments, factors, sums))
+    for reader in part.options.readers:
+        samples = StepSamples(
+            model=model,
+            x=without_mark(part.x),
+            y=part.y,
+            sample_weight=part.sample_weight,
+            y_pred=without_mark(y_pred),
+            loss=part.loss,
+            n=part.n,
+            variables=list(model.trainable_variables),
+            factors=factors,
+            sums=sums,
+        )
+        values = reader.read(samples)
         results.append({k: _as_tuple(v) for k, v in values.items()})
     return tuple(results)
 
@@ -206,7 +214,7 @@ class StepReadings:
 
     def __init__(self, model, base):
         self._model, self._base = weakref.ref(model), base
-        self._readers, self._mode_functions = [], []
+        self._readers, self._functions = [], {}
         self._innermost = None
 
     @contextlib.contextmanager
@@ -223,14 +231,14 @@ class StepReadings:
         finally:
             self._readers = [r for r in self._readers if r is not reader]
             # Traced functions would keep the readers that have gone.
-            self._mode_functions = []
+            self._functions = {}
             if not self._readers:
                 innermost, self._innermost = self._innermost, None
                 innermost.restore()
 
     def on_compile(self):
         """Go on reading in a model that was compiled while readers are open."""
-        self._mode_functions = []
+        self._functions = {}
         if self._readers:
             require_readable(self._model())
             self._innermost = InnermostFunction(self._model(), self._read_step)
@@ -241,38 +249,27 @@ class StepReadings:
             return function(iterator)
         model = self._model()
         iterator = _check_ahead(model, due_readers, iterator)
-        original_mode = model.gradient_mode
-        mode, function = self._mode_and_function(
-            model, original_mode, due_readers
-        )
-        model._gradient_mode = mode
+        original_options = model.step_options
+        is_watched = original_options.is_watched
+        key = is_watched, *map(id, due_readers)
+        options, function = self._functions.get(key, (None, None))
+        if options is None:
+            options = StepOptions(is_watched, tuple(due_readers))
+        model.step_options = options
         try:
             if function is None:
                 with fresh_train_function(model, anew=True) as function:
-                    self._mode_functions.append((original_mode, mode, function))
+                    self._functions[key] = options, function
             logs = dict(function(iterator))
         finally:
-            # If it was compiled meanwhile, that mode stays.
-            if model._gradient_mode is mode:
-                model._gradient_mode = original_mode
+            # If it was compiled meanwhile, the options of then stay.
+            if model.step_options is options:
+                model.step_options = original_options
         for reader, values in zip(
             due_readers, logs.pop(READINGS_KEY), strict=True
         ):
             reader.receive(values)
         return logs
-
-    def _mode_and_function(self, model, original_mode, due_readers):
-        """Return the mode with these readers, and its function or None."""
-        for cached_original, mode, function in self._mode_functions:
-            is_same = len(mode.readers) == len(due_readers) and all(
-                a is b for a, b in zip(mode.readers, due_readers)
-            )
-            if cached_original is original_mode and is_same:
-                return mode, function
-        # A copy: several models may have been given this mode.
-        mode = copy.copy(original_mode)
-        mode.readers, mode.traced = tuple(due_readers), {}
-        return mode, None
 
 
 def _check_ahead(model, readers, iterator):
@@ -329,23 +326,25 @@ def require_own_step(model, base):
         )
 
 
-def checks_of(mode, numbers):
+def checks_of(readers, numbers):
     """Return what must have passed before weights change, a list of ops.
 
     Data without numbers are refused at once, where a reader needs them.
     """
-    if numbers is None and any(r.needs_numbers for r in mode.readers):
+    if numbers is None and any(r.needs_numbers for r in readers):
         raise ValueError(
             "Each sample is expected to have its number. Received: data "
             "without numbers. Arrays given to `fit` get them by themselves; "
             "in a data set or a PyDataset put them beside the inputs: "
             "SampleValues.with_numbers(x, numbers) in place of x."
         )
-    return [op for reader in mode.readers for op in reader.checks(numbers)]
+    return [op for reader in readers for op in reader.checks(numbers)]
 
 
-def readings_of(step, mode, numbers=None):
-    """Return what the logs of a step have of its readings."""
+def readings_of(step, mode, readers, numbers):
+    """Return what the logs of a step have of what was read in it."""
+    if not readers:
+        return {}
     if step.readings is None:
         raise ValueError(
             f"{mode!r} has not let the samples' gradients be read: its step() "
@@ -354,7 +353,7 @@ def readings_of(step, mode, numbers=None):
             "super().partial_sums(). Or set can_be_read = False in its class, "
             "and measure on a probe."
         )
-    read = zip(mode.readers, step.readings, strict=True)
+    read = zip(readers, step.readings, strict=True)
     return {
         READINGS_KEY: tuple(r.collect(values, numbers) for r, values in read)
     }

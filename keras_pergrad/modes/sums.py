@@ -41,6 +41,7 @@ from keras_pergrad.keras_internals.tensorflow.settings import traced_once
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.part_metrics import PartMetrics, placed
+from keras_pergrad.modes.step_options import StepOptions
 
 
 class MicrobatchSums:
@@ -315,6 +316,7 @@ class PartOfBatch:
             sample_weight), the model's outputs for them, and the list of the
             `add_loss` terms. Without regularisers.
         padded: the `PaddedBatch` whose batch the part is, or None.
+        options: the `StepOptions` of the step.
 
     Example: that of `PartialSums`, whose `partial_sums` takes one.
     """
@@ -328,6 +330,7 @@ class PartOfBatch:
     aggregation: Any
     loss: Callable[..., Any]
     padded: Any = None
+    options: StepOptions = dataclasses.field(default_factory=StepOptions)
 
     #: Whether it is all of its batch, and `target` Keras's own loss.
     is_whole = False
@@ -368,9 +371,10 @@ class WeightedSums(MicrobatchSums):
     #: The sizes to which XLA's parts are padded; None: XLA compiles no parts.
     sizes = None
 
-    def __init__(self, mode, aggregation, *args):
-        super().__init__(*args)
+    def __init__(self, mode, aggregation, options, **of_batch):
+        super().__init__(**of_batch)
         self.mode, self.aggregation = mode, aggregation
+        self.options = options
         self._denominators: Any = []
         self._group = "batch" if self.is_single_batch else fractions.ROWS
 
@@ -466,9 +470,17 @@ class WeightedSums(MicrobatchSums):
             rows = tf.cast(sample_count(x), self.dtype)
             return self.targets(terms, added, rows)[self._group]
 
-        part_arguments = self.rows, self.scale, self.aggregation, loss
         part = PartOfBatch(
-            self.model, x, y, sample_weight, *part_arguments, padded
+            self.model,
+            x,
+            y,
+            sample_weight,
+            n=self.rows,
+            scale=self.scale,
+            aggregation=self.aggregation,
+            loss=loss,
+            padded=padded,
+            options=self.options,
         )
         sums = self.mode.partial_sums(self.model, part)
         terms, added = evaluated[0]

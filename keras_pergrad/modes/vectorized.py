@@ -76,7 +76,7 @@ class Vectorized(GradientMode):
     def partial_sums(self, model: Any, part: Any) -> PartialSums:
         y_pred, factors = sample_gradients(model, part)
         if not weighs(part.aggregation):
-            sums, norms, factors = self._plain_sums(factors, part.n)
+            sums, norms, factors = self._plain_sums(factors, part)
             step_readings = self._readings(model, part, y_pred, factors, sums)
             return PartialSums(y_pred, sums, norms, readings=step_readings)
         if part.aggregation.needs == "gramian":
@@ -101,16 +101,17 @@ class Vectorized(GradientMode):
         sums = PartialSums(
             y_pred, split_sums(sums), norms, readings=step_readings
         )
-        if self.gives_statistics and part.is_whole:
+        gives_statistics = self.gives_statistics(part.options)
+        if gives_statistics and part.is_whole:
             sums.squared_sums = [f.squared_norm_of_sum() for f in factors if f]
-        elif self.gives_statistics:
+        elif gives_statistics:
             sums.plain = split_sums(_unweighted_sums(factors))
         return sums
 
     def _readings(self, model, part, y_pred, factors, sums=None):
-        if not self.readers or not part.is_whole:
+        if not part.options.readers or not part.is_whole:
             return None
-        return readings(self.readers, model, part, y_pred, factors, sums)
+        return readings(model, part, y_pred, factors, sums)
 
     def require(self, model: Any) -> None:
         if (
@@ -137,14 +138,18 @@ class Vectorized(GradientMode):
         norms = tf.sqrt(tf.linalg.diag_part(gramian))
         statistics = part.aggregation.gramian_statistics(gramian)
         squares = None
-        if self.gives_statistics:
+        if self.gives_statistics(part.options):
             squares = [f.squared_norm_of_sum() for f in factors if f]
-        extras = {"squared_sums": squares, "statistics": statistics}
         return PartialSums(
-            y_pred, sums, norms, readings=step_readings, **extras
+            y_pred,
+            sums,
+            norms,
+            squared_sums=squares,
+            readings=step_readings,
+            statistics=statistics,
         )
 
-    def _plain_sums(self, factors, n):
+    def _plain_sums(self, factors, part):
         """Return the plain sums, norms where statistics need them, factors."""
         # If the user wants them, the sums read what the norms hold, which is
         # cheaper. If a callback does, the sums stay the same to the bit.
@@ -152,9 +157,9 @@ class Vectorized(GradientMode):
         if self.with_statistics:
             factors = _held(factors)
         sums = _unweighted_sums(factors)
-        if self.with_statistics or self.is_watched:
+        if self.gives_statistics(part.options):
             factors = _held(factors)
-            norms = sample_norms(factors, n)
+            norms = sample_norms(factors, part.n)
         return sums, norms, factors
 
     def get_config(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.step_options import StepOptions
 from keras_pergrad.modes.sums import plus, times, unscaled
 from keras_pergrad.multitask.task_gradients import (
     TaskSums,
@@ -151,10 +152,12 @@ class ByTask(GradientMode):
         weights = [f"task_weight_{name}" for name in tasks]
         return ["task_conflicts", *weights, *cosines(tasks)]
 
-    def sums_of_parts(self, aggregation: Any, *arguments: Any) -> Any:
+    def sums_of_parts(
+        self, aggregation: Any, options: StepOptions, **of_batch: Any
+    ) -> Any:
         if type(self).partial_sums is not ByTask.partial_sums:
-            return super().sums_of_parts(aggregation, *arguments)
-        return TaskSums(self._tasks(arguments[0]), *arguments)
+            return super().sums_of_parts(aggregation, options, **of_batch)
+        return TaskSums(self._tasks(of_batch["model"]), **of_batch)
 
     def gradients_of_sums(
         self,

@@ -18,8 +18,8 @@ class TaskSums(MicrobatchSums):
 
     # `tasks` are the names of the losses of each task, by its name.
 
-    def __init__(self, tasks, model, *arguments):
-        super().__init__(model, *arguments)
+    def __init__(self, tasks, *, model, **of_batch):
+        super().__init__(model, **of_batch)
         self._tasks = tasks
         self._prefixes = {
             name: _task_prefix(k)

@@ -125,7 +125,8 @@ def assert_never_watched(model, mode):
     assert function is None or function.__module__.startswith("keras.")
     if mode is not None:
         assert model.gradient_mode is mode
-        assert not mode.is_watched
+        assert not model.step_options.is_watched
+        assert not model.step_options.readers
     assert "fit" not in vars(model)
 
 

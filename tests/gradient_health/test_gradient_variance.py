@@ -187,7 +187,7 @@ def test_statistics_of_the_training_batches(mode, own):
         np.testing.assert_allclose(given, expected[right], rtol=1e-3)
     assert found["gradient_norm"][-1] == watch.measurements[-1].norm
     # Afterwards the model is as it was compiled.
-    assert not model.gradient_mode.is_watched
+    assert not model.step_options.is_watched
     assert ("gradient_norm" in fit(model).history) == own
 
 
@@ -387,7 +387,7 @@ def test_nothing_stays_when_a_step_raises(tmp_path):
         )
         with pytest.raises(RuntimeError, match="on purpose"):
             fit(model, watch)
-        assert not model.gradient_mode.is_watched
+        assert not model.step_options.is_watched
         assert "step" not in model.train_function.__qualname__.split(".")
     assert len(read_run(tmp_path / "mine")) == 0
 
@@ -398,7 +398,7 @@ def test_two_of_them_watch_at_once():
     fit(model, one, other)
     assert one.measurements[-1].samples == 6
     assert len(other.measurements) == 3
-    assert not model.gradient_mode.is_watched
+    assert not model.step_options.is_watched
     assert set(fit(model).history) == {"accuracy", "loss"}
     placement = kpg.callbacks.DevicePlacement()
     found = fit(model, placement, one).history

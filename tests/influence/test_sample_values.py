@@ -374,7 +374,7 @@ def test_a_resumed_fit_has_the_values_of_one_in_a_piece(tmp_path):
             trained(model, x, y, callbacks=[*callbacks, values], **how)
         except KeyboardInterrupt:
             # Two steps of the third epoch are trained on, and lost.
-            assert not model.gradient_mode.readers
+            assert not model.step_options.readers
             trained(model, x, y)
             assert values.counts.sum() == 2 * 11 + 8
             return None
