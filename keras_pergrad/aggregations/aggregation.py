@@ -12,11 +12,12 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.callback_list import PreparesFit
 from keras_pergrad.common.registry import Class, Configured, Registry
 from keras_pergrad.keras_internals.models.parts import nested_optimizers
 
 
-class Aggregation(Configured):
+class Aggregation(Configured, PreparesFit):
     """How per-sample gradients become one gradient: a weighted mean.
 
     Subclass it, define `weights`, and register the class with
@@ -149,16 +150,6 @@ class Aggregation(Configured):
         Args:
             norms: of all samples of the batch, as for `weights`.
             state: what `make_state` gave for the model that is trained.
-        """
-
-    def prepare_fit(
-        self, model: keras.Model, arguments: dict[str, Any]
-    ) -> None:
-        """Check and change the arguments of a `fit` before it begins.
-
-        Args:
-            model: the compiled model.
-            arguments: the given arguments, name to value.
         """
 
     def require_fit(

@@ -28,20 +28,28 @@ class InternalCallback(keras.callbacks.Callback):
     """A callback that this package, not the user, puts into the list."""
 
 
-class PreparesFit(keras.callbacks.Callback):
-    """A callback that the `fit` of a `PerGradModel` asks before it begins."""
+class PreparesFit:
+    """What the `fit` of a `PerGradModel` asks before it begins.
+
+    Data, the aggregation of the mode, callbacks.
+    """
 
     def prepare_fit(
         self, model: keras.Model, arguments: dict[str, Any]
     ) -> None:
-        """Check the arguments of `fit`, a dict by name, and change them."""
+        """Check and change the arguments of a `fit` before it begins.
+
+        Args:
+            model: the compiled model.
+            arguments: the given arguments, name to value.
+        """
 
 
-def prepare_fit(model, arguments):
-    """Have the callbacks that are given to a `fit` prepare it."""
-    for callback in as_callback_list(arguments.get("callbacks")):
-        if isinstance(callback, PreparesFit):
-            callback.prepare_fit(model, arguments)
+def prepare_fit(model, arguments, *participants):
+    """Have those of the participants in a `fit` prepare it that want to."""
+    for participant in participants:
+        if isinstance(participant, PreparesFit):
+            participant.prepare_fit(model, arguments)
 
 
 def as_callback_list(callbacks):

@@ -24,7 +24,7 @@ from keras_pergrad.influence.value_reader import (
 )
 
 
-class SampleValues(NamedArguments, PreparesFit):
+class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
     """Values each training sample by what it did to the validation loss.
 
     In each step the validation loss falls by about ⟨update, its gradient⟩.

@@ -12,10 +12,14 @@ import tensorflow as tf
 from keras_pergrad import modes
 from keras_pergrad.common import batches
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
-from keras_pergrad.common.callback_list import prepare_fit, restored_order
+from keras_pergrad.common.callback_list import (
+    as_callback_list,
+    prepare_fit,
+    restored_order,
+)
 from keras_pergrad.common.names import did_you_mean, named_arguments
 from keras_pergrad.common.registry import PACKAGE, serialize
-from keras_pergrad.keras_internals.data.views import Views, rows_of_views
+from keras_pergrad.keras_internals.data.views import rows_of_views
 from keras_pergrad.keras_internals.fit.end_of_epochs import end_of_epochs
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models import trained_parts
@@ -83,11 +87,13 @@ def during_fit(model, arguments):
         yield  # Keras says so.
         return
     require_no_texts(model, arguments.get("x"), arguments.get("y"))
-    aggregation = model.gradient_mode.aggregation
-    if aggregation is None or not aggregation.counts:
-        _refuse_private_batches(arguments)
-    if aggregation is not None:
-        aggregation.prepare_fit(model, arguments)
+    prepare_fit(
+        model,
+        arguments,
+        arguments.get("x"),
+        arguments.get("validation_data"),
+        model.gradient_mode.aggregation,
+    )
     model.gradient_mode.begin_fit(model)
     state = model.aggregation_state
     with bounded_samples(model), advising():
@@ -108,18 +114,6 @@ def require_fit(model, *arguments, **options):
         model.gradient_mode.aggregation.require_fit(
             model, *arguments, **options
         )
-
-
-def _refuse_private_batches(arguments):
-    """Refuse private batches in a `fit` that adds no noise."""
-    for name in ("x", "validation_data"):
-        if getattr(arguments.get(name), "for_private_fit", False):
-            raise ValueError(
-                f"Private batches were given to fit() as {name}, but the model "
-                "is not trained privately. Expected compile(gradient_mode="
-                "private.gradient_mode) before, and private batches as x; or "
-                f"arrays or a data set. Received: {arguments[name]!r}"
-            )
 
 
 _STATE_LOST = (
@@ -358,7 +352,7 @@ class PerGradModel(FitHooks, keras.Model):
             end_of_epochs(self, arguments.get("callbacks")) as callbacks,
         ):
             arguments["callbacks"] = callbacks
-            prepare_fit(self, arguments)
+            prepare_fit(self, arguments, *as_callback_list(callbacks))
             return super().fit(*bound.args, **bound.kwargs)
 
     fit.__doc__ = keras.Model.fit.__doc__
@@ -390,17 +384,13 @@ class PerGradModel(FitHooks, keras.Model):
             with naming_missing_loss(self):
                 return super().train_step(without_numbers(data))
         require_fit(self, "train_step() in a custom loop", is_step=True)
-        data = parts
-        x, y, sample_weight = batches.with_checked_lengths(*data)
-        x, numbers = split_numbers(x) if isinstance(x, dict) else (x, None)
+        x, y, sample_weight = batches.with_checked_lengths(*parts)
+        x, numbers = split_numbers(x)
         readers = self.step_options.readers
         checks = checks_of(readers, numbers)
         # Loops and the optimizer need all variables.
-        batch = x, y, sample_weight
-        if isinstance(x, Views):
-            rows = rows_of_views(x, y, None, sample_weight)
-            batch = rows[0], rows[1], rows[3]
-        build_all(self, batch)
+        rows, targets, _, weights = rows_of_views(x, y, None, sample_weight)
+        build_all(self, (rows, targets, weights))
         mode.build(self)
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
@@ -515,9 +505,7 @@ class PerGradModel(FitHooks, keras.Model):
         """Update the metrics, if there are outputs; return the results."""
         if y_pred is None:
             return self.get_metrics_result()
-        batch = x, y, y_pred, sample_weight
-        if isinstance(x, Views):
-            batch = rows_of_views(*batch)
+        batch = rows_of_views(x, y, y_pred, sample_weight)
         if not replicas.has_several_replicas():
             return self.compute_metrics(*batch)
         variables = self.metrics_variables

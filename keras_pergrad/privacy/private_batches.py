@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import drawn_from
+from keras_pergrad.common.callback_list import PreparesFit
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.privacy.augmentation import Augmentation, views_seed
 from keras_pergrad.privacy.mechanism import (
@@ -26,15 +27,12 @@ from keras_pergrad.privacy.random_access import batch_spec
 _CHUNK_SIZE = 64
 
 
-class PrivateBatches:
+class PrivateBatches(PreparesFit):
     """The result of `PrivateTraining.batches`, for `fit(x=...)`."""
 
     # The ledger of the trained model determines the examples of each batch, so
     # a resumed run draws the batches that come next. An audit's `excluded_rows`
     # are left out as if they had never been there.
-
-    #: Only a private fit takes them; others refuse what has this mark.
-    for_private_fit = True
 
     def __init__(
         self,
@@ -60,6 +58,21 @@ class PrivateBatches:
             )
             self._augmentation = views
             self.spec, self.row_spec = views.spec, views.row_spec
+
+    def prepare_fit(
+        self, model: keras.Model, arguments: dict[str, Any]
+    ) -> None:
+        """Refuse a `fit` that adds no noise."""
+        aggregation = model.gradient_mode.aggregation
+        if aggregation is None or not aggregation.counts:
+            is_x = arguments.get("x") is self
+            name = "x" if is_x else "validation_data"
+            raise ValueError(
+                f"Private batches were given to fit() as {name}, but the model "
+                "is not trained privately. Expected compile(gradient_mode="
+                "private.gradient_mode) before, and private batches as x; or "
+                f"arrays or a data set. Received: {self!r}"
+            )
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
