@@ -41,7 +41,7 @@ class LossModel(keras.Model):
     """A model of a batch whose outputs are the samples' losses, (n,)."""
 
     def __init__(
-        self, owner, loss_fn, batch, variables, optimizer, with_outputs
+        self, owner, loss_fn, batch, *, variables, optimizer, with_outputs
     ):
         # A batch is passed on unchanged, not cast to the owner's format.
         super().__init__(name=owner.name, dtype="float32", autocast=False)
@@ -148,7 +148,14 @@ def _losses_and_outputs(result):
 
 @not_converted
 def function_gradients(
-    owner, loss_fn, batch, variables, optimizer, name=None, return_outputs=False
+    owner,
+    loss_fn,
+    batch,
+    *,
+    variables=None,
+    optimizer=None,
+    name=None,
+    return_outputs=False,
 ):
     """Return a function's gradients by the compiled mode, logs and outputs."""
     if not callable(loss_fn):
@@ -174,7 +181,8 @@ def function_gradients(
             f"gradient_mode={mode!r} calls the optimizer itself. Use "
             f"{alternative}."
         )
-    require_arrays(*batch[:2])
+    x, y, _ = batch
+    require_arrays(x, y)
     batch = map_tensors(tf.convert_to_tensor, batch)
     with _naming_texts(batch):
         _build_layers(owner, loss_fn, batch, return_outputs)
@@ -195,7 +203,12 @@ def function_gradients(
         )
     replicas.require_inside(owner, variables, optimizer)
     model = LossModel(
-        owner, loss_fn, batch, variables, optimizer, return_outputs
+        owner,
+        loss_fn,
+        batch,
+        variables=variables,
+        optimizer=optimizer,
+        with_outputs=return_outputs,
     )
     inputs = tuple(t for t in tf.nest.flatten(batch) if t is not None)
     n = tf.shape(inputs[0])[0]

@@ -36,9 +36,9 @@ class Logs:
         """Warn once if one sample has made all of its batch count as zero."""
         counts = [logs[k] for k in logs if k.endswith("nonfinite_samples")]
         if self.one_by_one and any(map(float, counts)):
-            op = next(iter(self.one_by_one.items()))
+            op, op_type = next(iter(self.one_by_one.items()))
             self.one_by_one.clear()
-            text = refusal_messages.blank_batches(model, *op)
+            text = refusal_messages.blank_batches(model, op, op_type)
             warnings.warn(text, stacklevel=2)
 
     @property

@@ -38,7 +38,6 @@ from keras_pergrad.keras_internals.models.parts import (
     require_variables,
 )
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.replicas import replicas as strategies
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.replicas.hooks import (
     FitHooks,
@@ -63,8 +62,6 @@ from keras_pergrad.modes.step_readers import (
     checks_of,
     readings_of,
 )
-
-# The aggregation of a model when it is compiled and when a `fit` begins.
 
 
 def compiled_state(aggregation, previous_state):
@@ -108,12 +105,11 @@ def during_fit(model, arguments):
 
 
 @not_converted
-def require_fit(model, *arguments, **options):
+def require_fit(model, received, is_step=False):
     """Refuse training outside of `fit` if the model's mode counts updates."""
-    if model.compiled and model.gradient_mode.aggregation is not None:
-        model.gradient_mode.aggregation.require_fit(
-            model, *arguments, **options
-        )
+    aggregation = model.gradient_mode.aggregation if model.compiled else None
+    if aggregation is not None:
+        aggregation.require_fit(model, received, is_step=is_step)
 
 
 _STATE_LOST = (
@@ -122,8 +118,6 @@ _STATE_LOST = (
     "Received: {}. To give up the statement of what was spent, set "
     "model.aggregation_state = None before."
 )
-
-# `keras.Model` with the gradient under the user's control.
 
 
 def _require_subclass(model_class, arguments):
@@ -269,7 +263,7 @@ class PerGradModel(FitHooks, keras.Model):
             custom_step.require_mode_used(type(self), PerGradModel, mode)
         if mode.per_sample and self.built:
             require_variables(self)
-        with strategies.scope_of(self):
+        with replicas.scope_of(self):
             super().compile(*args, **kwargs)
             self._gradient_mode = mode
             self.vouched = vouched
@@ -348,7 +342,7 @@ class PerGradModel(FitHooks, keras.Model):
         with (
             restored_order(arguments.get("callbacks")),
             during_fit(self, arguments),
-            strategies.explaining(self.distribute_strategy),
+            replicas.explaining(self.distribute_strategy),
             end_of_epochs(self, arguments.get("callbacks")) as callbacks,
         ):
             arguments["callbacks"] = callbacks
@@ -408,7 +402,7 @@ class PerGradModel(FitHooks, keras.Model):
                 self.optimizer.apply(gradients, self.trainable_variables)
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
-        logs = strategies.as_logs(logs)
+        logs = replicas.as_logs(logs)
         return {**logs, **readings_of(step, mode, readers, numbers)}
 
     @named_arguments
@@ -485,9 +479,15 @@ class PerGradModel(FitHooks, keras.Model):
         ['loss', 'mae']
         """
         require_fit(self, "compute_gradients()")
-        batch = x, y, sample_weight
-        arguments = converted(loss_fn), batch, variables, optimizer, name
-        return custom_step.function_gradients(self, *arguments, return_outputs)
+        return custom_step.function_gradients(
+            self,
+            converted(loss_fn),
+            (x, y, sample_weight),
+            variables=variables,
+            optimizer=optimizer,
+            name=name,
+            return_outputs=return_outputs,
+        )
 
     def test_step(self, data):
         """Run one step of `evaluate` on one batch."""
@@ -499,17 +499,17 @@ class PerGradModel(FitHooks, keras.Model):
         loss, y_pred, is_whole = evaluate(self, x, y, sample_weight)
         track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], is_whole)
         logs = self._metric_logs(x, y, y_pred, sample_weight)
-        return strategies.as_logs(logs)
+        return replicas.as_logs(logs)
 
     def _metric_logs(self, x, y, y_pred, sample_weight):
         """Update the metrics, if there are outputs; return the results."""
         if y_pred is None:
             return self.get_metrics_result()
-        batch = rows_of_views(x, y, y_pred, sample_weight)
+        rows = rows_of_views(x, y, y_pred, sample_weight)
         if not replicas.has_several_replicas():
-            return self.compute_metrics(*batch)
+            return self.compute_metrics(*rows)
         variables = self.metrics_variables
-        replicas.update(variables, lambda: update_metrics(self, *batch))
+        replicas.update(variables, lambda: update_metrics(self, *rows))
         return self.get_metrics_result()
 
     def _logs_of_epoch(self, logs, otherwise):

@@ -28,11 +28,12 @@ from keras_pergrad.modes.microbatches import (
 )
 from keras_pergrad.uses import TracedStep, counters, refusals
 
-# The sums for an update that is not yet complete.
-
 
 class AccumulatorState(SavedState):
-    """The sums over batches of denominators and of numerators' gradients."""
+    """The sums for an update that is not yet complete, over its batches.
+
+    They are of denominators and of numerators' gradients.
+    """
 
     def __init__(self) -> None:
         #: How many batches have been added.
@@ -165,9 +166,6 @@ def _create_variable(name, value):
         return keras.Variable(
             value, dtype=value.dtype.name, trainable=False, name=name
         )
-
-
-# The batch in microbatches: the gradient of the whole, in less memory.
 
 
 TAILS = ("apply", "keep", "drop")

@@ -36,12 +36,6 @@ from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.sums import MicrobatchSums, WeightedSums
 from keras_pergrad.uses import TracedStep, added_powers
 
-# A batch in parts: microbatches, replicas or both, and its single samples.
-#
-# The sums of the parts are added up. Each part counts in the loss of the
-# batch by numerators and denominators (see `sums.py`).
-
-
 #: More samples than any batch has, so a batch is one microbatch.
 MAX_BATCH = 2**24
 
@@ -319,17 +313,15 @@ class _FlatFunction:
         ]
 
 
-# Steps whose parts XLA compiles one by one, padded to a few sizes.
-#
-# XLA compiles a program for each size of a batch, and the batches of private
-# training have many. So the step itself is not compiled, but the passes of
-# each part of the batch, with samples of zeros behind its own. These have the
-# weight zero in the sums. Metrics, noise and the optimizer are outside and
-# see none.
-
-
 def can_compile_parts(mode, model):
-    """Whether the parts of private steps are to be compiled one by one."""
+    """Whether XLA is to compile the parts of private steps one by one.
+
+    It compiles a program for each size of a batch, and the batches of private
+    training have many. So the step itself is not compiled, but the passes of
+    each part of the batch, with samples of zeros behind its own. These have
+    the weight zero in the sums. Metrics, noise and the optimizer are outside
+    and see none.
+    """
     return (
         model.jit_compile
         and not model.run_eagerly

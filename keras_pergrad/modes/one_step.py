@@ -129,13 +129,19 @@ class WholeBatch:
     def target(self, y_pred, added, training=True):
         """Return the loss times the loss scale; `added` is in it already."""
         del added
-        batch = self.x, self.y, y_pred, self.sample_weight
         tracking = contextlib.nullcontext()
         if self.padded is not None:
             losses, present = compiled_loss(self.model), self.padded.n > 0
             tracking = tracking_where_present(losses, present)
         with tracking, self.penalties.noted():
-            self.loss = total_loss(self.model, *batch, training)
+            self.loss = total_loss(
+                self.model,
+                self.x,
+                self.y,
+                y_pred,
+                sample_weight=self.sample_weight,
+                training=training,
+            )
         self.scaled_loss = times(self.loss, self.scale)
         return self.scaled_loss
 
@@ -144,7 +150,6 @@ def step_of_whole_batch(
     mode, model, batch, *, is_single=False, options=None
 ) -> tuple[Step, Any]:
     """Return a mode's step for a batch on one device, and its norms or None."""
-    options = options or StepOptions()
     scale, padded = loss_scale(model.optimizer), None
     aggregation = current_aggregation(mode, model)
     if aggregation is not None and aggregation.counts:
@@ -173,7 +178,7 @@ def step_of_whole_batch(
         penalties=part.penalties.gradients(part.loss),
     )
     plain = None
-    if mode.gives_statistics(options):
+    if mode.gives_statistics(part.options):
         plain = sums.plain or sums.gradients
     logged = step_batch.observe(plain, sums.squared_sums)
     logged = {**sums.statistics, **logged}
@@ -280,13 +285,6 @@ def overflow_to_infinity(gradients, norms, scale):
     )
 
 
-# Gradients of embedding tables, with the rows of an id added up.
-#
-# Keras's optimizers take the rows of a `tf.IndexedSlices` one by one: Adam
-# adds up the squares of an id's parts, where its formula has the square of
-# their sum.
-
-
 #: A gradient of at most so many numbers is made dense, which costs no more.
 SMALL = 2**18
 
@@ -297,6 +295,9 @@ def for_optimizer(gradients, checks=()):
     No weight changes before every check inside them, and of `checks`, has
     passed.
     """
+    # Keras's optimizers take the rows of a `tf.IndexedSlices` one by one: Adam
+    # adds up the squares of an id's parts, where its formula has the square of
+    # their sum.
     gradients = [
         _merge_duplicate_ids(g) if isinstance(g, tf.IndexedSlices) else g
         for g in gradients

@@ -42,8 +42,6 @@ from keras_pergrad.uses import (
     refusals,
 )
 
-# A batch whose samples can be differentiated one at a time.
-
 
 class Samples:
     """A batch whose samples can be differentiated one at a time.
@@ -205,9 +203,6 @@ def _norm(contributions, variables, n, groups=None):
             totals[group] += tf.reduce_sum(square)
     total = totals[0] if groups is None else tf.stack(totals)
     return tf.cast(n, dtype) * tf.sqrt(total)
-
-
-# One forward and backward pass per sample.
 
 
 UPDATES = ("batch", "sample")

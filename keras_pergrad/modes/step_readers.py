@@ -197,9 +197,6 @@ def _as_tuple(value):
     return tuple(value) if isinstance(value, list) else value
 
 
-# The readers of a model's steps: which are due, and what they get.
-
-
 #: Where the logs of a step have its readings, until they are taken out.
 READINGS_KEY = "keras_pergrad_readings"
 
@@ -252,9 +249,8 @@ class StepReadings:
         original_options = model.step_options
         is_watched = original_options.is_watched
         key = is_watched, *map(id, due_readers)
-        options, function = self._functions.get(key, (None, None))
-        if options is None:
-            options = StepOptions(is_watched, tuple(due_readers))
+        new_options = StepOptions(is_watched, tuple(due_readers))
+        options, function = self._functions.get(key, (new_options, None))
         model.step_options = options
         try:
             if function is None:

@@ -14,6 +14,7 @@ What is summed for each task begins with its number, as "task0_rows".
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -294,13 +295,6 @@ def plus(first, second):
     ]
 
 
-# Microbatches whose samples are weighted one by one, as by clipping.
-#
-# A sample's gradient is scaled as in the whole batch, so all denominators
-# must be known before the first norm. They come from the size of the batch,
-# or from a first pass over its masks and weights.
-
-
 @dataclasses.dataclass
 class PartOfBatch:
     """What a mode must know of a batch when it sees only a part.
@@ -366,7 +360,12 @@ def call_with_postponed(model, x):
 
 
 class WeightedSums(MicrobatchSums):
-    """Sums with the weights of an aggregation, as a mode supplies them."""
+    """Sums with the weights of an aggregation, as a mode supplies them.
+
+    A sample's gradient is scaled as in the whole batch, so all denominators
+    must be known before the first norm. They come from the size of the batch,
+    or from a first pass over its masks and weights.
+    """
 
     #: The sizes to which XLA's parts are padded; None: XLA compiles no parts.
     sizes = None
@@ -418,22 +417,21 @@ class WeightedSums(MicrobatchSums):
 
     def __call__(self, x, y, sample_weight, index):
         """Return the weighted sums and the norms of one microbatch."""
-        part = x, y, sample_weight, index
+        function = self._part_sums
         if self.mode.needs_graph and tf.executing_eagerly():
-            return traced_once(self._part_sums, *part)
-        return self._part_sums(*part)
+            function = functools.partial(traced_once, function)
+        return function(x, y, sample_weight, index)
 
     def _part_sums(self, x, y, sample_weight, index):
-        batch = x, y, sample_weight
         if self.sizes is None:
-            y_pred, sums = self._mode_sums(*batch)
+            y_pred, sums = self._mode_sums(x, y, sample_weight)
         else:
-            y_pred, sums = self._compiled_sums(batch)
+            y_pred, sums = self._compiled_sums((x, y, sample_weight))
         norms = sums["norms"]
         if norms is not None:
             # At their places in the whole batch, so that norms add up, too.
             norms = placed(norms, index, self.count)
-        results = self.metrics.of_part(*batch[:2], y_pred, batch[2], index)
+        results = self.metrics.of_part(x, y, y_pred, sample_weight, index)
         return {**sums, **results, "norms": norms}
 
     def _compiled_sums(self, batch):
