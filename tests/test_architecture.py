@@ -40,7 +40,6 @@ EXTRAS = {
 FACTORS_IMPORT = {"keras_internals.tensorflow"}
 #: Rooms in which tuples are still packed or broken, and headings stand.
 _ROOMS_TO_COME = {
-    *("modes", "model", "factors", "aggregations"),
     *("gradient_health", "runs", "privacy"),
 }
 

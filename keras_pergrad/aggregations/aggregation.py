@@ -253,14 +253,11 @@ def register_aggregation(name: str) -> Callable[[Class], Class]:
     return aggregations.register(name)
 
 
-# The spread of per-sample gradients around their mean, from norms alone.
-#
-# n is the number of samples, g_i the gradient of one, ḡ their mean, and G the
-# gradient of the whole distribution that the samples were drawn from.
-
-
 def variance(squared_norms, squared_mean, n):
-    """Return tr Σ = (Σ‖g_i‖² − n‖ḡ‖²) / (n − 1), unbiased; NaN for n = 1."""
+    """Return tr Σ = (Σ‖g_i‖² − n‖ḡ‖²) / (n − 1), unbiased; NaN for n = 1.
+
+    That is the spread of the gradients g_i of n samples around their mean ḡ.
+    """
     n = tf.cast(n, squared_mean.dtype)
     total = tf.reduce_sum(tf.cast(squared_norms, squared_mean.dtype))
     # Rounding can leave a tiny negative number.
@@ -270,7 +267,10 @@ def variance(squared_norms, squared_mean, n):
 
 
 def squared_true_norm(squared_mean, trace, n):
-    """Estimate ‖G‖², unbiased: ‖ḡ‖² less tr Σ / n; with much noise below 0."""
+    """Estimate ‖G‖², unbiased: ‖ḡ‖² less tr Σ / n; with much noise below 0.
+
+    G is the gradient of the distribution that the samples were drawn from.
+    """
     return squared_mean - trace / tf.cast(n, squared_mean.dtype)
 
 

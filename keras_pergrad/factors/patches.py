@@ -227,9 +227,12 @@ class Patches(SampleGradients):
 
     def _rank(self, method):
         """Return what orders methods: those that hold too much come last."""
-        sizes = self.groups, self.big.shape[-1], self.small.shape[-1]
         holds_too_much = convolution_costs.holds_too_much(
-            method, self.windows, *sizes
+            method,
+            self.windows,
+            groups=self.groups,
+            big=self.big.shape[-1],
+            small=self.small.shape[-1],
         )
         return holds_too_much, self._costs.get(method, math.inf)
 

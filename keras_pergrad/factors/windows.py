@@ -89,8 +89,14 @@ class Windows:
     @property
     def has_same_padding(self):
         """Whether an op adds these zeros itself, if padding is "same"."""
-        geometry = self.sizes, self.kernel, self.strides, self.dilation
-        return self.is_static and self == Windows.of(*geometry, "same")
+        padded = Windows.of(
+            self.sizes,
+            self.kernel,
+            strides=self.strides,
+            dilation=self.dilation,
+            padding="same",
+        )
+        return self.is_static and self == padded
 
     @property
     def rank(self):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.factors import wide
-from keras_pergrad.factors.base import as_norms
+from keras_pergrad.factors.written_out import as_norms
 from keras_pergrad.functions.data_passes import (
     Method,
     concatenate_results,

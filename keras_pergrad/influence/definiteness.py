@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.factors.base import norm_type
+from keras_pergrad.factors.written_out import norm_type
 
 #: Eigenvalues below so many rounding units of the largest one are rounding.
 _ROUNDING_UNITS = 8

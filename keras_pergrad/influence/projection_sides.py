@@ -6,7 +6,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors.rows import ids_by_sample
+from keras_pergrad.factors.hashed_ids import ids_by_sample
 
 #: A side of so many numbers adds each to one of the results, not to all.
 _LONG = 2**11

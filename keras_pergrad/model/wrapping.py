@@ -71,8 +71,8 @@ def from_model(cls, model):
     if type(model) is keras.Sequential and model.built:
         return cls(model.inputs[0], model.outputs[0], name=model.name)
     if type(model) in (Functional, FunctionalPerGradModel):
-        tensors = symbolic_inputs(model), symbolic_outputs(model)
-        return cls(*tensors, name=model.name)
+        inputs, outputs = symbolic_inputs(model), symbolic_outputs(model)
+        return cls(inputs, outputs, name=model.name)
     is_graph = isinstance(model, (Functional, keras.Sequential))
     overridden = [name for name in _OUTER_METHODS if overrides(model, name)]
     if model.built and (is_graph or overridden):

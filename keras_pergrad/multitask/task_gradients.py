@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import norm_type
+from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.modes.sums import (

@@ -16,14 +16,17 @@ class PulledBack(SampleGradients):
 
     Args:
         backward: the `Backward` of the tensor.
-        sources: tensors that it depends on; their gradients are added.
+        sources: tensors that it depends on; their gradients are added. One may
+            be the handle of a variable.
+        shape: the shape of their gradients.
     """
 
     sampled = ("_backward",)
 
-    def __init__(self, backward, sources):
-        self._backward, self._index = backward, backward.add(sources)
-        self.shape = list(sources[0].shape)
+    def __init__(self, backward, sources, shape):
+        self._backward = backward
+        self._index = backward.add(sources, shape)
+        self.shape = list(shape)
 
     def held(self, pairs=False):
         return Held(self.materialize())
@@ -56,11 +59,12 @@ class Backward(Shared):
     def __init__(self, factor, tensor):
         super().__init__()
         self.factor, self.tensor = factor, tensor
-        self._sources = []
+        self._sources, self._shapes = [], []
 
-    def add(self, sources):
+    def add(self, sources, shape):
         """Return the index of what is pulled back to these sources."""
         self._sources.append(sources)
+        self._shapes.append(shape)
         return len(self._sources) - 1
 
     def weighted_sums(self, weights):
@@ -79,8 +83,8 @@ class Backward(Shared):
             gradients = self.factor.materialize()
             shape = [tf.shape(gradients)[0], *sizes_of(self.tensor)]
             specs = [
-                tf.TensorSpec(sources[0].shape, _dtype(sources, gradients))
-                for sources in self._sources
+                tf.TensorSpec(shape, _dtype(sources, gradients))
+                for sources, shape in zip(self._sources, self._shapes)
             ]
             return tf.map_fn(
                 self._pull_back,
@@ -101,19 +105,20 @@ class Backward(Shared):
             )
         )
         return [
-            _total(sources, [next(gradients) for _ in sources], gradient)
-            for sources in self._sources
+            _total(
+                [next(gradients) for _ in sources],
+                shape=shape,
+                dtype=_dtype(sources, gradient),
+            )
+            for sources, shape in zip(self._sources, self._shapes)
         ]
 
 
-def _total(sources, parts, gradient):
-    dtype = _dtype(sources, gradient)
+def _total(parts, shape, dtype):
     parts = [
         tf.cast(tf.convert_to_tensor(g), dtype) for g in parts if g is not None
     ]
-    if not parts:
-        return tf.zeros(sources[0].shape, dtype)
-    return tf.add_n(parts)
+    return tf.add_n(parts) if parts else tf.zeros(shape, dtype)
 
 
 def _dtype(sources, gradient):
@@ -152,7 +157,8 @@ class Moved(Adapted):
             [tf.cast(tensor, self.tensor.dtype)],
             self.tensor.graph,
         )
-        return _total([self.source], [gradient], tensor)
+        dtype = _dtype([self.source], tensor)
+        return _total([gradient], self.shape, dtype)
 
     def materialize(self):
         gradients = self.factor.materialize()

@@ -36,7 +36,8 @@ def to_variable(factor, use, input_index, k, group):
         # All ops between tensor and variable, for each sample.
         if not group:
             group.append(Backward(factor, tensor))
-        return PulledBack(group[0], use.uses.reads[k])
+        shape = use.variables[k].shape
+        return PulledBack(group[0], use.uses.sources[k], shape)
     scales = []
     for op, source, target in ops:
         rule = _RULES.get(op.type, by_gradient)
@@ -76,8 +77,8 @@ def _single_path(tensor, uses, k):
 
 def by_gradient(factor, op, source, target):
     """Return the factor of an input, found by the op's own gradient."""
-    backward = Backward(factor, op.outputs[target])
-    return PulledBack(backward, [op.inputs[source]])
+    backward, tensor = Backward(factor, op.outputs[target]), op.inputs[source]
+    return PulledBack(backward, [tensor], tensor.shape)
 
 
 class Scaled(Adapted):
@@ -260,13 +261,6 @@ def _gather(factor, op, source, target):
     return Rows(ids, dz, [shape[0], columns], whole=shape)
 
 
-# Parts of weights: slices of them, one gate's kernel or bias.
-#
-# The gradient of a part has zeros around it. A loop that is written out in
-# Python takes the same part in each of its steps. Such uses are joined before
-# the zeros are added.
-
-
 @path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
 def part(factor, op, source, target):
     """Return the factor of a tensor from that of a part of it."""
@@ -289,6 +283,10 @@ def part(factor, op, source, target):
 
 class Part(Moved):
     """A factor of a known part of a tensor, moved to the whole of it.
+
+    As of one gate's kernel or bias. A loop that is written out in Python takes
+    the same part in each of its steps: such uses are joined before zeros are
+    added around the part.
 
     Args:
         factor: `SampleGradients` of the part.

@@ -3,7 +3,8 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.factors import Rows, rates
-from keras_pergrad.factors.rows import METHODS, squares_by_hash
+from keras_pergrad.factors.hashed_ids import squares_by_hash
+from keras_pergrad.factors.rows import METHODS
 
 
 def _factor(n, positions, method, rows=4):

@@ -164,6 +164,9 @@ def draw(seed, index):
     fields = _draw_coupled(d, n) if is_coupled else _draw_sound(d, n)
     fields["mode"] = d.one(["vectorized", "vectorized", "per_sample"])
     is_random, blocks = fields.get("is_random", False), str(d.blocks)
+    if is_random:
+        # "per_sample" draws anew for each sample.
+        fields["mode"] = "vectorized"
     share = 0.7 if "AddsLoss" in blocks or fields.get("by_size") else 0.25
     if d.chance(share) and not is_random:
         fields["microbatch"] = d.one([1, 2, 3])
