@@ -73,12 +73,15 @@ PLANTED = {
             "+ other._cross(self)",
         ),
     },
-    "factors/rows.py": {
+    "factors/hashed_ids.py": {
         "tests": ["factors/test_rows.py", "factors/test_every_factor.py"],
         "pairs-of-equal-ids": (
             "is_repeated = counts > 1",
             "is_repeated = counts > 2",
         ),
+    },
+    "factors/rows.py": {
+        "tests": ["factors/test_rows.py", "factors/test_every_factor.py"],
         "products-not-turned": (
             "return tf.transpose(products)",
             "return products",
