@@ -4,9 +4,6 @@ from keras_pergrad.checking.numerics import Verdict as Verdict
 from keras_pergrad.explanation.explanation import Explanation as Explanation
 from keras_pergrad.explanation.explanation import LayerRow as LayerRow
 from keras_pergrad.explanation.explanation import VariableRow as VariableRow
-from keras_pergrad.explanation.step_memory import (
-    KernelLaunches as KernelLaunches,
-)
 from keras_pergrad.explanation.step_memory import StepMemory as StepMemory
 from keras_pergrad.explanation.what_fits import MemoryFit as MemoryFit
 from keras_pergrad.explanation.what_fits import what_fits as what_fits

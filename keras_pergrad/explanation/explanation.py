@@ -125,7 +125,6 @@ class Explanation:
     vouched: tuple[VouchedOp, ...] = ()
     products: str | None = None
     _memory: Any = dataclasses.field(default=None, repr=False, compare=False)
-    _launches: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @functools.cached_property
     def memory(self):
@@ -144,21 +143,6 @@ class Explanation:
             MemoryError: the steps need more memory than is free.
         """
         return self._memory()
-
-    @functools.cached_property
-    def launches(self):
-        """How many kernels a step launches, a `KernelLaunches`.
-
-        They are counted when this is first read, in one step of a copy of the
-        model in its gradient mode and in an ordinary one, under the conditions
-        of `memory`. On a GPU without XLA the ratio of both says how much longer
-        a step of small kernels takes.
-
-        Raises:
-            ValueError: the model cannot be saved, loaded or trained in the
-                mode, or its inputs are sparse or ragged.
-        """
-        return self._launches()
 
     def __iter__(self) -> Iterator[LayerRow]:
         return iter(self.rows)
@@ -228,7 +212,7 @@ class Explanation:
                 "All gradients written out: "
                 f"{_size(self.materialized_bytes)}; held for the norms: "
                 f"{_size(self.held_bytes)}. `.memory` measures the peak of a "
-                "step, `.launches` counts its kernels."
+                "step."
             )
 
     def _notes(self):

@@ -35,7 +35,6 @@ from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes.accumulated import Accumulated
-from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.inspection import (
     fixed_batch_size,
     require_any_batch_size,
@@ -67,16 +66,15 @@ def explain(
             model's inputs name, else 32.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
-        y: its targets, for `memory` and `launches` alone; needed where they
-            cannot be told from the loss and the outputs.
+        y: its targets, for `memory` alone; needed where they cannot be told
+            from the loss and the outputs.
         jit_compile: whether the step is compiled by XLA; default: what the
             model was compiled with.
 
     Returns:
         An `Explanation`: prints as a table, in a terminal and in a notebook;
         iterates over `LayerRow` objects. Its `memory` is the peak of a
-        step, and its `launches` counts a step's kernels; both are measured
-        once they are asked for.
+        step, measured once it is asked for.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
@@ -130,12 +128,6 @@ def explain(
             raise step_memory.too_large(model, batch_size)
         return step
 
-    def launches():
-        mode = step_memory.mode_of(model)
-        with step_memory.SavedModel(model, x, y, batch_size, False) as saved:
-            counts = [saved.launches(m, batch_size) for m in (mode, Batch())]
-        return step_memory.KernelLaunches(batch_size, repr(mode), *counts)
-
     return Explanation(
         model=model.name,
         batch_size=batch_size,
@@ -146,7 +138,6 @@ def explain(
         vouched=vouched,
         products=_lost_precision(model),
         _memory=memory,
-        _launches=launches,
     )
 
 

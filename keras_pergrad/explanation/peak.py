@@ -1,4 +1,4 @@
-"""Measurements of a saved model's training steps: their memory and kernels.
+"""Measurements of the memory of a saved model's training steps.
 
     python -m keras_pergrad.explanation.peak FOLDER REQUEST
 
@@ -25,14 +25,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import modes
-from keras_pergrad.common.batches import is_composite, map_tensors
+from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.common.machine import resident_bytes
-from keras_pergrad.keras_internals.graphs.runs import (
-    PLUMBING,
-    executions,
-    op_types,
-    run_training_step,
-)
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     compile_arguments,
@@ -41,11 +35,6 @@ from keras_pergrad.keras_internals.tensorflow.settings import inspecting
 
 MODEL, ROWS = "model.keras", "rows"
 STEPS = 3  # the first makes what later ones keep
-# Ops that launch nothing, or give a tensor another shape, or hand it on.
-_WITHOUT_KERNEL = PLUMBING | op_types(
-    "ReadVariableOp Reshape Squeeze ExpandDims Shape ShapeN Rank Size "
-    "EnsureShape"
-)
 _LOOK_INTERVAL = 0.01  # between two looks at the resident size
 
 
@@ -115,30 +104,6 @@ def measure_rise(folder, request, meter):
         options = {"steps_per_epoch": STEPS, "shuffle": False, "verbose": 0}
         keras.Model.fit(model, batches, **options)
     return meter.rise()
-
-
-def count_kernels(folder, request):
-    """Run a step of a saved model; return how many kernels it launches."""
-    model, batches = _load(folder, request)
-    batch = next(iter(batches))
-    if any(map(is_composite, tf.nest.flatten(batch))):
-        raise ValueError(
-            f"The kernels of a step of model {model.name!r} are counted for "
-            "dense inputs. Received sparse or ragged ones."
-        )
-    # As in `fit`, where TensorFlow does not know the size of a batch.
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
-    )
-    trace = run_training_step(model, batch, specs)
-    return sum(_launches(op, stat) for _, op, stat in executions(trace))
-
-
-def _launches(op, stat):
-    """Whether a node that ran launches a kernel, where it runs on a GPU."""
-    dtypes = {output.tensor_description.dtype for output in stat.output}
-    # TensorFlow computes int32, as of shapes, on the host.
-    return op not in _WITHOUT_KERNEL and dtypes != {tf.int32.as_datatype_enum}
 
 
 def _load(folder, request):

@@ -89,38 +89,6 @@ class StepMemory:
     __repr__ = __str__
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelLaunches:
-    """How many kernels one training step launches; prints as one line.
-
-    Counted are the ops of one step of a copy, as TensorFlow has optimised it
-    and without XLA, that compute: those in loops as often as they run. On a
-    GPU each of them launches one kernel, or a few. Where the kernels are
-    small, the time of a step follows their number. Not counted is what only
-    hands a tensor on, and int32, which TensorFlow computes on the host.
-
-    Attributes:
-        batch_size: the number of samples.
-        mode: the gradient mode, as it prints.
-        step: kernels of a step in this mode.
-        plain: kernels of a step with the ordinary batch gradient.
-    """
-
-    batch_size: int
-    mode: str
-    step: int
-    plain: int
-
-    def __str__(self) -> str:
-        return (
-            f"A step of {self.batch_size} samples, {self.mode}, launches "
-            f"{self.step:,} kernels without XLA; an ordinary one "
-            f"{self.plain:,}"
-        )
-
-    __repr__ = __str__
-
-
 class SavedModel:
     """A model saved to a folder, whose steps are measured; a context.
 
@@ -188,16 +156,6 @@ class SavedModel:
         if rise is None or (limit is not None and rise > limit):
             return None
         return StepMemory(n, repr(mode), rise, self.process, device)
-
-    def launches(self, mode, n):
-        """Count the kernels of a step of n samples in a mode.
-
-        Raises:
-            ValueError: the model cannot be loaded or trained.
-        """
-        request = self._request(mode, n)
-        with self._errors(), preserve_random_state():
-            return peak.count_kernels(self._folder, request)
 
     def _request(self, mode, n, limit=None):
         compiled_mode = getattr(self._model, "_gradient_mode", None)

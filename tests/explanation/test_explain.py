@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.tensorflow import settings
-from tests.models.making import assert_equal, compiled, net, weights
+from tests.models.making import compiled, net
 
 layers = keras.layers
 
@@ -381,38 +381,3 @@ def test_it_says_what_products_on_a_gpu_lose(aggregation, more, monkeypatch):
     monkeypatch.setattr(settings, "may_use_tf32", lambda: True)
     said = " ".join(str(kpg.explain(model, 8)).split())
     assert f"(TensorFloat-32), so gradients and norms have {more}" in said
-
-
-def test_launches_are_the_ops_that_compute_and_run():
-    def launches(steps, mode="batch"):
-        cell = layers.RNN(layers.SimpleRNNCell(3))
-        model = compiled(net(cell, shape=(steps, 2), units=1), mode)
-        before = weights(model)
-        found = kpg.explain(model, 4).launches
-        assert_equal(model, before)
-        assert not model.optimizer.built
-        return found
-
-    two, four, six = (launches(steps) for steps in (2, 4, 6))
-    # What runs in the loop over positions counts each time.
-    assert six.plain - four.plain == four.plain - two.plain > 4
-    assert f"{two.plain:,}" in str(two)
-    assert "ClippedMean" in two.mode  # in place of "batch"
-    assert "PerSample" in launches(2, "per_sample").mode
-
-
-@pytest.mark.parametrize(
-    ("layer", "kernels"),
-    [
-        (layers.Activation("tanh"), ["Tanh", "TanhGrad"]),
-        (layers.Reshape((3, 1)), []),  # hands the tensor on
-    ],
-)
-def test_a_layer_adds_the_launches_of_its_kernels(layer, kernels):
-    found = []
-    for more in ([], [layer]):
-        parts = layers.Dense(3), *more, layers.Flatten()
-        model = compiled(net(*parts, shape=(4,), units=2))
-        found.append(kpg.explain(model, 8).launches)
-        assert found[-1].step > found[-1].plain + 5  # norms, factors, a sum
-    assert found[1].plain - found[0].plain == len(kernels)
