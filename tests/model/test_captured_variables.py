@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests.marks import few
 from tests.privacy.tiny import private
+from tests.trackers.fits import Kept
 
 ON_THE_HOST = tf.int32, tf.bool, tf.string
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
@@ -50,16 +51,16 @@ QUICK = "per_sample", "noise", "kept steps", "adaptive steps", "steps by task"
 
 @pytest.fixture
 def captured(monkeypatch):
-    """The types of the variables that functions capture, by their handles."""
+    """The types of the variables that functions capture."""
     graph = tf.function(tf.zeros).get_concrete_function([1]).graph
-    original, found = type(graph).capture, {}
+    original, found = type(graph).capture, set()
 
     def capture(self, tensor, *args, **kwargs):
         data = None
         if tensor.dtype == tf.resource:
             data = getattr(tensor, "_handle_data", None)
         for part in data.shape_and_type if data is not None else ():
-            found[id(tensor)] = tf.as_dtype(part.dtype)
+            found.add(tf.as_dtype(part.dtype))
         return original(self, tensor, *args, **kwargs)
 
     monkeypatch.setattr(type(graph), "capture", capture)
@@ -81,21 +82,33 @@ def spec(array):
 
 
 def assert_none_on_the_host(captured):
-    types = set(captured.values())
-    assert tf.float32 in types
-    assert not types.intersection(ON_THE_HOST)
+    assert tf.float32 in captured
+    assert not captured.intersection(ON_THE_HOST)
+
+
+def trace(model, optimizer, mode):
+    """Trace what `fit` makes of a mode, and run nothing."""
+    settings = {**SETTINGS, "optimizer": optimizer}
+    model.compile(**settings, gradient_mode=mode)
+    optimizer.build(model.trainable_variables)
+    step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False)
+    step.get_concrete_function(*tf.nest.map_structure(spec, (X, Y)))
 
 
 @pytest.mark.parametrize("mode", few(MODES, QUICK))
 def test_modes_and_aggregations(mode, captured):
-    model = network()
-    optimizer = keras.optimizers.Adam(use_ema=True)
-    settings = {**SETTINGS, "optimizer": optimizer}
-    model.compile(**settings, gradient_mode=MODES[mode])
-    optimizer.build(model.trainable_variables)
-    # What `fit` makes of it is traced, not run.
-    step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False)
-    step.get_concrete_function(*tf.nest.map_structure(spec, (X, Y)))
+    trace(network(), keras.optimizers.Adam(use_ema=True), MODES[mode])
+    assert_none_on_the_host(captured)
+
+
+SCALED = "batch", "per_sample", "vectorized", "kept steps", "by_task"
+
+
+@pytest.mark.parametrize("mode", few(SCALED, ["kept steps"]))
+def test_a_loss_scale(mode, captured):
+    """Keras keeps the scale, and counts the steps since it changed."""
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    trace(network(), optimizer, MODES[mode])
     assert_none_on_the_host(captured)
 
 
@@ -113,12 +126,15 @@ def test_all_aggregations_are_here():
     [
         lambda: kpg.callbacks.GradientVariance(every=1),
         lambda: kpg.callbacks.GradientVariance((X, Y["first"]), every=1),
+        lambda: kpg.callbacks.GradientVariance(
+            source="training", instruments="noise_scale", trackers=Kept()
+        ),
         lambda: kpg.callbacks.SampleValues((X, Y["first"]), every=2),
         lambda: kpg.callbacks.SampleValues((X, Y["first"]), order=2),
         lambda: kpg.callbacks.DataStall(verbose=0),
         lambda: kpg.callbacks.DevicePlacement(warn=False),
     ],
-    ids=["logged", "probe", "values", "second order", "stall", "placement"],
+    ids=["logged", "probe", "trackers", "values", "second order", "stall", "placement"],
 )
 def test_callbacks(callback, captured):
     model, y = network("first"), {"first": Y["first"]}
@@ -132,13 +148,21 @@ def test_callbacks(callback, captured):
     [
         {"microbatch_size": 2},
         {"clipping": kpg.privacy.AdaptiveClippedMean(0.1)},
+        {
+            "noise": "correlated",
+            "bands": 2,
+            "sampling": "ordered",
+            "earlier_noise": "redrawn",
+        },
     ],
-    ids=["microbatches", "adaptive"],
+    ids=["microbatches", "adaptive", "correlated"],
 )
 def test_private_training(settings, captured):
     training = private(samples=len(X), batch_size=4, epochs=1, **settings)
     model = network("first")
-    model.compile(**SETTINGS, gradient_mode=training.gradient_mode)
+    # An optimizer with variables of its own.
+    compiling = {**SETTINGS, "optimizer": kpg.privacy.corrected("adam")}
+    model.compile(**compiling, gradient_mode=training.gradient_mode)
     batches = training.batches(X, {"first": Y["first"]})
     model.fit(batches, verbose=0, callbacks=[training.callback])
     assert_none_on_the_host(captured)
