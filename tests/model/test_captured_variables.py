@@ -134,7 +134,15 @@ def test_all_aggregations_are_here():
         lambda: kpg.callbacks.DataStall(verbose=0),
         lambda: kpg.callbacks.DevicePlacement(warn=False),
     ],
-    ids=["logged", "probe", "trackers", "values", "second order", "stall", "placement"],
+    ids=[
+        "logged",
+        "probe",
+        "trackers",
+        "values",
+        "second order",
+        "stall",
+        "placement",
+    ],
 )
 def test_callbacks(callback, captured):
     model, y = network("first"), {"first": Y["first"]}

@@ -49,7 +49,7 @@ def gpu(traced_gpu, monkeypatch):
 
         def noting(**arguments):
             traced_gpu.append(arguments)
-            return _as_documented(**arguments)
+            return as_documented(**arguments)
 
         monkeypatch.setattr(tf.raw_ops, "CudnnRNNV3", noting)
     return traced_gpu
@@ -60,7 +60,7 @@ def _by_keras(calls):
     return [call for call in calls if call["input"].shape[-1] == 2]
 
 
-def _as_documented(
+def as_documented(
     *,
     input,
     input_h,
