@@ -25,7 +25,6 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import modes
-from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.common.machine import resident_bytes
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
@@ -178,7 +177,7 @@ def _targets(model, x):
         dtype = tf.int32 if is_sparse else spec.dtype
         return tf.zeros([rows, *shape[1:]], dtype)
 
-    return map_tensors(target, outputs)
+    return tf.nest.map_structure(target, outputs)
 
 
 def _loss_names(loss):
@@ -197,27 +196,14 @@ def _repeated_batches(rows, n):
 
     def batch(n):
         def repeat_rows(tensor):
-            if isinstance(tensor, tf.SparseTensor):
-                return tensor
             indices = tf.range(n, dtype=tf.int64) % tensor.shape[0]
             return tf.gather(tensor, indices)
 
-        return map_tensors(repeat_rows, rows)
+        return tf.nest.map_structure(repeat_rows, rows)
 
-    rows = map_tensors(lambda t: _grow_sparse(t, n), rows)
     # Of no known size, as the batches of `fit` are.
     sizes = tf.data.Dataset.from_tensors(tf.constant(n, tf.int64)).repeat()
     return sizes.map(batch).prefetch(1)  # one is in use, the next is made
-
-
-def _grow_sparse(tensor, n):
-    """Return a sparse tensor with n rows, which cannot be gathered."""
-    if not isinstance(tensor, tf.SparseTensor):
-        return tensor
-    while tensor.shape[0] < n:
-        tensor = tf.sparse.concat(0, [tensor, tensor])
-    zeros = [0] * tensor.shape.rank
-    return tf.sparse.slice(tensor, zeros, [n, *tensor.shape[1:]])
 
 
 def _resident_now():

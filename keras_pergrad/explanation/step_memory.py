@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.clipping import ClippedMean
-from keras_pergrad.common.batches import is_composite
+from keras_pergrad.common.batches import has_composite, is_composite
 from keras_pergrad.common.machine import (
     accelerators,
     as_text,
@@ -105,11 +105,12 @@ class SavedModel:
 
     Raises:
         ValueError: the model has several replicas, cannot be saved, or has
-            inputs of unknown shape.
+            inputs of unknown shape, or sparse or ragged ones.
     """
 
     def __init__(self, model, x=None, y=None, rows=1, jit_compile=None):
         _require_one_replica(model)
+        _require_dense(model, x, y)
         self.process, self.free = bytes_in_use(), _usable_bytes()
         self._model, self._jit_compile = model, jit_compile
         batch = (zeros_of(model) if x is None else x,)
@@ -314,12 +315,7 @@ def _zeros(spec):
             f"{tuple(spec.shape)} of an input has an unknown length: expected "
             "known ones. Pass a batch as `x`: explain(model, batch_size, x=x)."
         )
-    dense = tf.zeros(spec.shape, spec.dtype)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.sparse.from_dense(dense)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
-    return dense
+    return tf.zeros(spec.shape, spec.dtype)
 
 
 def _spec(tensor, n):
@@ -336,11 +332,6 @@ def _spec(tensor, n):
 
 def _first_rows(tensor, n):
     """Return the first n rows of an array or tensor."""
-    if isinstance(tensor, tf.SparseTensor):
-        size = [n, *tensor.shape[1:]]  # cut to what there is
-        return tf.sparse.slice(tensor, [0] * len(size), size)
-    if is_composite(tensor):
-        return tensor[:n]
     rows = tensor[:n]
     if isinstance(rows, np.ndarray) and rows.dtype == "float64":
         rows = rows.astype(keras.config.floatx())  # as `fit` does
@@ -360,6 +351,18 @@ def _require_one_replica(model):
             f"{count} replicas: expected a model of one device, whose memory "
             "can be measured. Make the same model outside of the strategy's "
             "scope; each replica takes a part of the batch."
+        )
+
+
+def _require_dense(model, x, y):
+    specs = tf.nest.flatten(input_specs(model, 1, x))
+    is_dense = all(isinstance(spec, tf.TensorSpec) for spec in specs)
+    if not is_dense or has_composite(tf.nest.flatten(y)):
+        raise ValueError(
+            f"The memory of a step of model {model.name!r} is measured with "
+            "dense inputs: expected arrays or dense tensors. Received sparse "
+            "or ragged ones. Pass dense ones of the same sizes to a model of "
+            "dense inputs, which needs at least as much."
         )
 
 

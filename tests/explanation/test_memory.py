@@ -227,24 +227,24 @@ def test_a_size_of_microbatches_is_found(counter):
     assert "limited by batch_size=16, which is all samples." in str(found)
 
 
-@pytest.mark.parametrize("kind", ["sparse", "ragged", "dict"])
-def test_batches_have_the_structure_of_the_rows(counter, kind):
-    inputs = keras.Input((4,), sparse=kind == "sparse", name="a")
-    x = np.eye(3, 4, dtype="float32")
-    h = inputs
-    if kind == "sparse":
-        x = tf.sparse.from_dense(x)
-    elif kind == "ragged":
-        inputs = h = keras.Input((None,), ragged=True, dtype="int32")
-        h = keras.layers.Embedding(9, 4)(h)
-        h = Mean()(h)
-        x = tf.ragged.constant([[1], [2, 3], []], dtype="int32")
-    else:
-        inputs, x = {"a": inputs}, {"a": x}
-    outputs = {"one": keras.layers.Dense(2, name="one")(h)}
-    model = keras.Model(inputs, outputs)
+def test_batches_have_the_structure_of_the_rows(counter):
+    inputs = keras.Input((4,), name="a")
+    outputs = {"one": keras.layers.Dense(2, name="one")(inputs)}
+    model = keras.Model({"a": inputs}, outputs)
     model.compile("sgd", {"one": "mse"})
+    x = {"a": np.eye(3, 4, dtype="float32")}
     assert _fits(model, x=x, at_most=4).size == 4
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_sparse_inputs_are_refused(is_given):
+    model = compiled(net(keras.layers.Dense(2), shape=(4,)))
+    x = tf.sparse.from_dense(np.eye(3, 4, dtype="float32"))
+    if not is_given:
+        inputs = keras.Input((4,), sparse=True)
+        model, x = keras.Model(inputs, keras.layers.Dense(2)(inputs)), None
+    with pytest.raises(ValueError, match="Received sparse or ragged ones"):
+        _fits(model, x=x)
 
 
 def test_unknown_lengths_are_refused():
