@@ -1,8 +1,6 @@
 """A page of test samples with the samples that helped and hurt them."""
 
 import base64
-import struct
-import zlib
 from html import escape
 
 import numpy as np
@@ -231,28 +229,6 @@ def _image_html(array):
     array = np.nan_to_num(array.astype("float64"))
     low, high = array.min(), array.max()
     array = (array - low) / ((high - low) or 1) * 255
-    data = base64.b64encode(encode_png(array.astype("uint8"))).decode()
+    array = array.reshape(*array.shape[:2], -1).astype("uint8")
+    data = base64.b64encode(tf.io.encode_png(array).numpy()).decode()
     return f'<img alt="" src="data:image/png;base64,{data}">'
-
-
-def encode_png(array):
-    """Return an image (height, width[, 1 or 3]) of bytes as a PNG file."""
-    height, width = array.shape[:2]
-    is_color = array.ndim == 3 and array.shape[2] == 3
-    rows = array.reshape(height, -1)
-    lines = np.concatenate([np.zeros((height, 1), "uint8"), rows], 1)
-    color_type = 2 if is_color else 0
-    header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
-    parts = (
-        (b"IHDR", header),
-        (b"IDAT", zlib.compress(lines.tobytes())),
-        (b"IEND", b""),
-    )
-    chunks = b"".join(
-        struct.pack(">I", len(data))
-        + name
-        + data
-        + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + chunks
