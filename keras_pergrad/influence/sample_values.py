@@ -12,6 +12,7 @@ from keras_pergrad.common import batch_marks
 from keras_pergrad.common.callback_list import PreparesFit, at_end_of_fit
 from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
+from keras_pergrad.common.optional import import_extra
 from keras_pergrad.common.text import as_text
 from keras_pergrad.gradient_health.probe_batch import as_batch
 from keras_pergrad.influence import value_reader
@@ -264,10 +265,9 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         Raises:
             ImportError: pandas is not installed.
         """
-        import pandas as pd
-
+        pandas = import_extra("pandas", "to_frame()", extra=None)
         columns = self.ids, self.values, self.counts
-        return pd.DataFrame(dict(zip(_COLUMNS, columns)))
+        return pandas.DataFrame(dict(zip(_COLUMNS, columns)))
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the values in their order.

@@ -26,6 +26,7 @@ from keras_pergrad.aggregations.aggregation import (
 from keras_pergrad.aggregations.clipping import ClippedMean
 from keras_pergrad.common.batch_marks import is_numbered, with_numbers
 from keras_pergrad.common.callback_list import as_callback_list
+from keras_pergrad.common.optional import import_extra
 from keras_pergrad.factors import wide
 from keras_pergrad.influence.projected_factors import dot_is_less, project
 from keras_pergrad.influence.projection import projections
@@ -304,9 +305,8 @@ def _has_rows(part):
 def plot(values, ax=None):
     """Draw the values in their order; return the matplotlib axes."""
     if ax is None:
-        import matplotlib.pyplot as plt
-
-        _, ax = plt.subplots()
+        pyplot = import_extra("matplotlib.pyplot", "Drawing", "plot")
+        _, ax = pyplot.subplots()
     ordered = np.sort(values)[::-1]
     rank = np.arange(1, len(ordered) + 1)
     for is_helpful, label in ((True, "helped"), (False, "harmed")):

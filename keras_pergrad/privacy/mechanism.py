@@ -12,24 +12,18 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_pergrad.common.optional import import_extra
 from keras_pergrad.privacy.correlated_noise import Strategy
 
 # The events of dp-accounting that take more than its constructors.
 
 
 def import_dp_accounting():
-    """Import dp-accounting, or say how to install it."""
-    try:
-        import dp_accounting
-        import dp_accounting.dp_event
-        import dp_accounting.pld.privacy_loss_distribution
-        import dp_accounting.rdp
-    except ImportError as error:
-        raise ImportError(
-            "Private training counts epsilon with dp-accounting, which is not "
-            "installed. Run: pip install 'keras-pergrad[privacy]'"
-        ) from error
-    return dp_accounting
+    """Return dp-accounting, or say how to install it."""
+    what, extra = "Private training", "privacy"
+    for part in ("dp_event", "pld.privacy_loss_distribution", "rdp"):
+        import_extra(f"dp_accounting.{part}", what, extra)
+    return import_extra("dp_accounting", what, extra)
 
 
 def user_event(mechanism, noise):

@@ -9,12 +9,12 @@ import numpy as np
 
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.optional import import_extra
 from keras_pergrad.runs import (
     alignment,
     divergence,
     effects,
     findings,
-    page,
     report,
     step_statistics,
     store,
@@ -193,7 +193,8 @@ def compare_runs(
         )
     max_steps = positive_integer("max_steps", max_steps)
     _require_no_directory(log_dir, by)
-    page.import_extra("scipy.special", "Comparing runs")  # before the work
+    # Before the work.
+    import_extra("scipy.special", "Comparing runs", "compare")
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
     data, distances = step_statistics.compute_figures(aligned, grouping)

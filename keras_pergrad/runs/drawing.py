@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_pergrad.runs import page
+from keras_pergrad.common.optional import import_extra
 
 # A figure's size, and where its axes begin.
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 460, 230, 56, 8, 206
@@ -128,7 +128,7 @@ def bars(title, histogram, small=False):
 def plot(charts, axes=None):
     """Draw charts, (title, steps, lines) each, on axes; return the figure."""
     if axes is None:
-        figure = page.import_extra("matplotlib.pyplot", "Drawing").figure(
+        figure = import_extra("matplotlib.pyplot", "Drawing", "compare").figure(
             figsize=(10, 6.5), layout="constrained"
         )
         axes = figure.subplots(2, 2).flat

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from keras_pergrad.runs import page
+from keras_pergrad.common.optional import import_extra
 from keras_pergrad.runs.grouping import equality_matrix
 
 REPEATS, SEEDS, RUNS = "repeats", "seeds", "runs"
@@ -230,7 +230,7 @@ def _f_test(distances, side, strata):
         return None
     value = (between / groups) / (within / freedom)
     return float(
-        page.import_extra("scipy.special", "Comparing runs").fdtrc(
+        import_extra("scipy.special", "Comparing runs", "compare").fdtrc(
             groups, freedom, value
         )
     )

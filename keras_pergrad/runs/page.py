@@ -1,6 +1,5 @@
 """A page of HTML: no script, no other file, no network; for light and dark."""
 
-import importlib
 from html import escape
 
 _STYLE = """
@@ -85,19 +84,3 @@ def bullet_list(sentences):
     """Return sentences as a list; nothing of none."""
     items = "".join(f"<li>{escape(s)}</li>" for s in sentences)
     return f"<ul>{items}</ul>" if items else ""
-
-
-# The libraries that only an extra of the package installs.
-
-
-def import_extra(name, what, extra="compare"):
-    """Return a module that `what` needs, or say how to install it."""
-    library = name.partition(".")[0]
-    try:
-        importlib.import_module(library)
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"{what} needs {library}, which is not installed. Install it "
-            f"with: pip install 'keras-pergrad[{extra}]'"
-        ) from error

@@ -12,7 +12,7 @@ To add a figure, add an entry to `MEANINGS`; compute it in
 
 import numpy as np
 
-from keras_pergrad.runs import page
+from keras_pergrad.common.optional import import_extra
 from keras_pergrad.runs.grouping import equality_codes, equality_matrix
 
 _NUMBERS_AT_ONCE = 2**22
@@ -186,7 +186,7 @@ def _variance_interval(variance, distances, members, size):
     # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at
     # most the number of runs less one: the interval is too wide rather than
     # too narrow. The sketch adds its own 2/(S·directions).
-    special = page.import_extra("scipy.special", "Comparing runs")
+    special = import_extra("scipy.special", "Comparing runs", "compare")
     count = len(members)
     max_directions = count - 1
     if count < members.shape[1]:

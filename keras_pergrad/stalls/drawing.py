@@ -1,5 +1,7 @@
 """Drawings of wait and compute, over batches or over epochs."""
 
+from keras_pergrad.common.optional import import_extra
+
 
 def plot_timeline(timeline, ax=None):
     """Stack mean compute and wait; return the matplotlib axes."""
@@ -51,13 +53,7 @@ def _unexplained_share(report):
 
 
 def _axes(ax):
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError(
-            "Drawing needs matplotlib, which is not installed. Install it "
-            "with: pip install 'keras-pergrad[plot]'"
-        ) from error
+    pyplot = import_extra("matplotlib.pyplot", "Drawing", "plot")
     if ax is None:
         _, ax = pyplot.subplots(figsize=(8, 3), layout="constrained")
     return ax

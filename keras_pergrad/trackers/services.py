@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.runs.page import import_extra
+from keras_pergrad.common.optional import import_extra
 from keras_pergrad.trackers.tracker import Tracker
 
 # What an MLflow server takes in one request.
