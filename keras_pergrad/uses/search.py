@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.graphs.gradients import (
     GRADIENT_STOPS,
     gradients_at,
+    may_carry_gradient,
 )
 from keras_pergrad.keras_internals.graphs.nodes import (
     captured_origins,
@@ -240,7 +241,8 @@ class CandidateUses:
         # In this order, each once.
         makers = dict.fromkeys(c for d in inputs for c in d.candidates)
         differentiable = self._differentiable(op)
-        if not by_value and FACTS[op.type].traits & READS and weights:
+        looks_up = FACTS[op.type].traits & READS and inputs[0].is_handle
+        if looks_up and differentiable and not by_value:
             (index,) = inputs[0].weights
             # Gradients at what was read go on to the handle.
             self.sources[index] = [op.inputs[0]]
@@ -255,7 +257,11 @@ class CandidateUses:
         for output in outputs:
             if by_value and output.tensor.dtype == tf.variant:
                 output.candidates = tuple(makers)
-            elif weights and not by_value and _may_be_of_weights(output.tensor):
+            elif (
+                weights
+                and not by_value
+                and may_carry_gradient(output.tensor.dtype)
+            ):
                 output.weights = frozenset().union(*(d.weights for d in inputs))
 
     def _candidate(self, op, inputs, weights, by_value, outputs, parent):
@@ -315,11 +321,6 @@ class CandidateUses:
 def _has_gradients(dtype):
     """Whether gradients flow through tensors of this type."""
     return dtype.is_floating or dtype.is_complex
-
-
-def _may_be_of_weights(tensor):
-    is_holder = tensor.dtype in (tf.variant, tf.resource)
-    return is_holder or _has_gradients(tensor.dtype)
 
 
 def _dense(gradient):

@@ -181,6 +181,21 @@ def looked_up(x, w):
     return x * found * tf.gather_nd(w.value, [[2], [0], [1], [3], [3]]) + w
 
 
+def looked_up_by_default(x, w):
+    """What a table gives for a key that it has not, from the weight."""
+    initializer = tf.lookup.KeyValueTensorInitializer(
+        tf.constant([1], "int64"), tf.constant([0.0], "float64")
+    )
+    table = tf.lookup.StaticHashTable(initializer, 0.0)
+    found = tf.raw_ops.LookupTableFindV2(
+        table_handle=table.resource_handle,
+        keys=tf.constant([5], "int64"),
+        default_value=tf.convert_to_tensor(w)[0],
+    )
+    found.set_shape([1])
+    return x * w + found
+
+
 def looked_up_in_function(x, w):
     @tf.function(autograph=False)
     def act(x):
@@ -248,6 +263,7 @@ def spectral_kernel(x, w):
 
 LAYERS = {
     "entries looked up": (looked_up, (5,)),
+    "looked up by default": (looked_up_by_default, (5,)),
     "entries looked up in a function": (looked_up_in_function, (5,)),
     "one plus": (lambda x, s: x * (1 + s), (5,)),
     "weight normalisation": (

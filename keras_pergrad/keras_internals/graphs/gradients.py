@@ -141,7 +141,7 @@ def _unneeded_inputs(operations, sources):
             continue
         if op.type not in GRADIENT_STOPS:
             dependent.update(
-                id(t) for t in op.outputs if _may_carry_gradient(t.dtype)
+                id(t) for t in op.outputs if may_carry_gradient(t.dtype)
             )
         if not all(depends):
             yield op, tuple(k for k, b in enumerate(depends) if not b)
@@ -158,7 +158,7 @@ def _has_data_gradient(op, skipped):
     )
 
 
-def _may_carry_gradient(dtype):
+def may_carry_gradient(dtype):
     """Whether gradients may pass through tensors of this type."""
     is_handle = dtype in (tf.resource, tf.variant)
     return is_handle or dtype.is_floating or dtype.is_complex
