@@ -142,11 +142,10 @@ def figures(name, worker):
     model.fit(data, steps_per_epoch=UPDATES, verbose=0, callbacks=[watch])
     asked = {"model": name, "batch": BATCH, "steps": UPDATES + 1}
     theirs = worker.ask("values", dtype=dtype, **asked)["values"]
-    ours = zip(watch.readings, watch.measurements, strict=True)
     pairs = {row: [] for row in ROWS}
-    for k, (reading, measured) in enumerate(ours):
+    for k, reading in enumerate(watch.readings):
         for row, (own, other) in ROWS.items():
-            mine = own(reading, measured.loss)
+            mine = own(reading, reading.loss)
             pairs[row].append((mine, other(theirs[k + 1], theirs[k])))
     return pairs
 

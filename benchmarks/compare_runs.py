@@ -12,11 +12,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
 
-from keras_pergrad.runs.recording import RunInfo, RunWriter
+from keras_pergrad.runs import Reading, RunInfo
+from keras_pergrad.runs.recorder import Recorder
 
 VARIABLES, SKETCH = 10, 1024
 
@@ -61,26 +61,33 @@ def write(log_dir, runs, records, repeats):
         )
         sketches = path + (0.3 * of_seed + noise).astype("float32")
         small = 0.25 + 0.1 * of_seed[0] + noise[0]
-        with RunWriter.create(log_dir, info) as writer:
-            # The disk need not have each at once.
-            for statement in ("COMMIT", "PRAGMA synchronous = OFF", "BEGIN"):
-                writer._connection.execute(statement)
+        with Recorder.start(log_dir, info) as recorder:
             for step, sketch in enumerate(sketches):
-                writer.append(
-                    {
-                        "step": step,
-                        "epoch": step // 100,
-                        "time": time.time(),
-                        "loss": 1.2345678,
-                        "gradient_norm": 32.1 + r / 1000,
-                        "gradient_variance": 12.345678,
-                        "gradient_noise_scale": 0.567891,
-                    },
-                    norms=np.ones(VARIABLES),
-                    variances=None,
+                recorder.append(
+                    made_up(step, 32.1 + r / 1000),
                     variable_sketches=np.full((VARIABLES, 16), small),
                     sketch=sketch,
                 )
+
+
+def made_up(step, norm):
+    """Return a reading."""
+    return Reading(
+        step=step,
+        epoch=step // 100,
+        samples=64,
+        loss=1.2345678,
+        figures={
+            "gradient_norm": norm,
+            "gradient_variance": 12.345678,
+            "gradient_noise_scale": 0.567891,
+        },
+        by_variable={
+            name: np.ones(VARIABLES, "float32")
+            for name in ("norm", "noise_scale", "snr")
+        },
+        variable_names=tuple(f"v{k}" for k in range(VARIABLES)),
+    )
 
 
 def main():

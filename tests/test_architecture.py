@@ -33,7 +33,7 @@ EXTRAS = {
     "placement": {"checking"},
     "doctor": {"checking"},
     "gradient_health": {"multitask", "runs", "trackers"},
-    "influence": {"gradient_health", "runs"},
+    "influence": set(),
     "privacy": set(),
 }
 #: All that factors know of Keras and TensorFlow: how products are computed.

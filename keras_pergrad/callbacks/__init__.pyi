@@ -1,6 +1,3 @@
-from keras_pergrad.gradient_health.batch_gradient import (
-    BatchGradient as BatchGradient,
-)
 from keras_pergrad.gradient_health.gradient_variance import (
     GradientVariance as GradientVariance,
 )

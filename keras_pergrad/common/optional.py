@@ -3,6 +3,14 @@
 import importlib
 
 
+def import_if_there(name):
+    """Return a module, or None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
 def import_extra(name, what, extra):
     """Return a module that `what` needs, or say how to install it.
 

@@ -96,8 +96,8 @@ def _squared_distance(reading, index):
 
 
 def _variable_figure(reading, name, index):
-    values = reading.by_variable.get(name, ())
-    return values[index] if values else math.nan
+    values = reading.by_variable.get(name)
+    return math.nan if values is None else float(values[index])
 
 
 def trained_fraction(fit):
@@ -128,7 +128,7 @@ def dead_layers(readings):
     of several in a row is to blame.
     """
     norms = readings[-1].by_variable.get("norm", ())
-    if not norms or not any(norms):
+    if not any(norms):
         return []
     layers = layers_of_variables(readings)
     has_no_gradient = [
@@ -146,7 +146,7 @@ def dead_layers(readings):
 def relative_distances(readings, fit):
     """Return layer → ‖w − w₀‖ / ‖w₀‖, where both are known."""
     distances = readings[-1].by_variable.get("distance", ())
-    if not distances or len(distances) != len(fit.weight_norms):
+    if len(distances) != len(fit.weight_norms):
         return {}
     relative = {}
     for layer, indices in layers_of_variables(readings).items():

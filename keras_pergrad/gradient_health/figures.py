@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -9,68 +10,67 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.numbers import squared_norm
+from keras_pergrad.runs.figures import EQUAL_VARIABLES, REPEAT_DEVIATION
 
 
 @dataclasses.dataclass(frozen=True)
-class Observation:
-    """One measurement; what no chosen instrument needs is None.
-
-    n samples, V variables.
+class InstrumentResult:
+    """What an instrument reads of an `Observation`.
 
     Attributes:
-        n: the number of samples.
-        names: the paths of the variables.
-        squared_means: ‖ḡ‖² of each variable, (V,).
-        traces: tr Σ of each variable, (V,); None: not defined.
-        squared_norms: ‖g_i‖² over all variables, (n,).
-        dots: ⟨g_i, ḡ⟩ over all variables, (n,).
-        ratios: Σ ḡ_k² / σ_k² of each variable and of how many weights, (V, 2).
-        dead: for each of `units`, how many get no gradient from any sample.
-        units: the layers with units.
-        loss: that of the data, without weight regularisers.
-        learning_rate: the optimizer's, now.
-        squared_weights: ‖w‖² of each variable, (V,).
-        update: ‖Δw‖² of the last update and ‖w‖² before it, (V, 2).
-        distance: ‖w − w₀‖² and ‖w₀‖², with those when training began, (V, 2).
-        ends: what was measured before and after the last update, along it:
-            a pair of dicts with "loss" and, for each sample, "losses" and
-            "slopes".
+        values: those of its figures, in the order of `FIGURES`.
+        by_variable: numbers of each variable, (V,), by name.
+        layers: the paths of layers that it names, by what they have.
     """
 
-    n: int
-    names: tuple[str, ...]
-    squared_means: np.ndarray
-    traces: Any
-    squared_norms: np.ndarray | None = None
-    dots: np.ndarray | None = None
-    ratios: np.ndarray | None = None
-    dead: np.ndarray | None = None
-    units: tuple = ()
-    loss: float = float("nan")
-    learning_rate: float = float("nan")
-    squared_weights: Any = None
-    update: np.ndarray | None = None
-    distance: np.ndarray | None = None
-    ends: tuple | None = None
-
-    @property
-    def squared_mean(self):
-        """‖ḡ‖² over all variables."""
-        return float(self.squared_means.sum())
-
-    @property
-    def trace(self):
-        """tr Σ over all variables."""
-        return float(np.sum(self.traces))
+    values: tuple[float, ...]
+    by_variable: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layers: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
-@dataclasses.dataclass
-class InstrumentResult:
-    """The result of one instrument, for a `HealthReading`."""
+#: The function of each instrument, by its name in `FIGURES`.
+READ = {}
 
-    figures: dict
-    by_variable: dict = dataclasses.field(default_factory=dict)
-    layers: dict = dataclasses.field(default_factory=dict)
+
+def _instrument(name):
+    """Register a function from an `Observation` to an `InstrumentResult`."""
+
+    def register(read):
+        READ[name] = read
+        return read
+
+    return register
+
+
+def read_basic(observation):
+    """Return what every reading has: figures, and numbers by variable.
+
+    With tr Σ and ‖G‖² = ‖ḡ‖² − tr Σ / n, which estimates the squared norm of
+    the true gradient without bias and may be negative:
+
+        noise scale: tr Σ / ‖G‖², where ‖G‖² is positive
+        SNR:         ‖G‖² / (tr Σ / n), where tr Σ is positive
+    """
+    squares = np.append(observation.squared_means, observation.squared_mean)
+    each = {"norm": np.sqrt(squares)}
+    if observation.traces is not None:
+        traces = np.append(observation.traces, observation.trace)
+        with np.errstate(invalid="ignore", over="ignore"):
+            noise = traces / observation.samples
+            true = squares - noise
+            each["variance"] = traces
+            each["noise_scale"] = traces / np.where(true > 0, true, np.nan)
+            each["snr"] = true / np.where(traces > 0, noise, np.nan)
+    figures = {f"gradient_{name}": float(v[-1]) for name, v in each.items()}
+    by_variable = {name: values[:-1] for name, values in each.items()}
+    if observation.repeats is not None:
+        by_variable["repeat_deviation"] = observation.repeats.deviations
+        figures[REPEAT_DEVIATION.name] = observation.repeats.deviation
+        equal = observation.repeats.equal_variables
+        figures[EQUAL_VARIABLES.name] = equal
+    return figures, by_variable
 
 
 # The norm, inner-product and orthogonality test of a batch's size.
@@ -87,30 +87,32 @@ class InstrumentResult:
 # is zero.
 
 
+@_instrument("norm_test")
 def norm_test(observation):
     """Return the bound of the norm test, also of each variable."""
-    pairs = zip(observation.traces / observation.n, observation.squared_means)
+    pairs = zip(
+        observation.traces / observation.samples, observation.squared_means
+    )
+    bound = _root_ratio(
+        observation.trace / observation.samples, observation.squared_mean
+    )
     return InstrumentResult(
-        {
-            "gradient_norm_test": _root_ratio(
-                observation.trace / observation.n, observation.squared_mean
-            )
-        },
+        (bound,),
         {"norm_test": [_root_ratio(*pair) for pair in pairs]},
     )
 
 
+@_instrument("inner_product_test")
 def inner_product_test(observation):
     """Return the bound of the inner-product test."""
     squared_mean = observation.squared_mean
     variance = np.square(observation.dots - squared_mean).sum() / (
-        observation.n * (observation.n - 1)
+        observation.samples * (observation.samples - 1)
     )
-    return InstrumentResult(
-        {"gradient_inner_product_test": _root_ratio(variance, squared_mean**2)}
-    )
+    return InstrumentResult((_root_ratio(variance, squared_mean**2),))
 
 
+@_instrument("orthogonality_test")
 def orthogonality_test(observation):
     """Return the bound of the orthogonality test."""
     squared_mean = observation.squared_mean
@@ -121,11 +123,9 @@ def orthogonality_test(observation):
         )
     # Rounding can leave a tiny negative number.
     orthogonal = np.maximum(orthogonal, 0).sum() / (
-        observation.n * (observation.n - 1)
+        observation.samples * (observation.samples - 1)
     )
-    return InstrumentResult(
-        {"gradient_orthogonality_test": _root_ratio(orthogonal, squared_mean)}
-    )
+    return InstrumentResult((_root_ratio(orthogonal, squared_mean),))
 
 
 def _root_ratio(numerator, denominator):
@@ -141,16 +141,19 @@ def _root_ratio(numerator, denominator):
 # value is about 0. Σ is the biased covariance, with 1 / n.
 
 
+@_instrument("cabs")
 def cabs(observation):
     """Return the number of samples that CABS advises."""
-    biased_trace = observation.trace * (observation.n - 1) / observation.n
+    biased_trace = (
+        observation.trace * (observation.samples - 1) / observation.samples
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         size = (
             observation.learning_rate
             * biased_trace
-            / np.float64(observation.loss)
+            / np.float64(observation.data_loss)
         )
-    return InstrumentResult({"gradient_cabs": float(size)})
+    return InstrumentResult((float(size),))
 
 
 # The signal to noise ratio of single weights, and the evidence in it.
@@ -204,23 +207,21 @@ def _variable_ratios(mean, squares, n, threshold):
     return tf.stack([tf.reduce_sum(ratio), count])
 
 
+@_instrument("snr_by_weight")
 def signal_to_noise(observation):
     """Return the mean of r_k over all weights, and over each variable's."""
     return InstrumentResult(
-        {"gradient_snr_by_weight": float(_mean(observation.ratios.sum(0)))},
+        (float(_mean(observation.ratios.sum(0))),),
         {"snr_by_weight": _mean(observation.ratios)},
     )
 
 
+@_instrument("early_stopping")
 def stopping_evidence(observation):
     """Return the criterion of Mahsereci et al., also of each variable."""
-    n = observation.n
+    n = observation.samples
     return InstrumentResult(
-        {
-            "gradient_early_stopping": float(
-                1 - (n - 1) * _mean(observation.ratios.sum(0))
-            )
-        },
+        (float(1 - (n - 1) * _mean(observation.ratios.sum(0))),),
         {"early_stopping": 1 - (n - 1) * _mean(observation.ratios)},
     )
 
@@ -241,18 +242,22 @@ def squared_distances(weights, others):
     ).reshape(-1, 2)
 
 
+@_instrument("update_ratio")
 def update_ratio(observation):
     """Return ‖Δw‖ / ‖w‖ of the last update; NaN where ‖w‖ was 0."""
     total, each = _total_and_each(observation.update)
-    figures = {"gradient_update_ratio": float(_root_ratios(*total))}
-    return InstrumentResult(figures, {"update_ratio": _root_ratios(*each)})
+    return InstrumentResult(
+        (float(_root_ratios(*total)),), {"update_ratio": _root_ratios(*each)}
+    )
 
 
+@_instrument("distance")
 def distance(observation):
     """Return ‖w − w₀‖, the distance from where training began."""
     (total, _), (each, _) = _total_and_each(observation.distance)
-    figures = {"gradient_distance": float(np.sqrt(total))}
-    return InstrumentResult(figures, {"distance": np.sqrt(each)})
+    return InstrumentResult(
+        (float(np.sqrt(total)),), {"distance": np.sqrt(each)}
+    )
 
 
 def _total_and_each(squares):
@@ -282,23 +287,25 @@ def _root_ratios(numerator, denominator):
 MIN_VARIANCE = 1e-10
 
 
+@_instrument("alpha")
 def alpha(observation):
     """Return alpha of the last update."""
     length = float(np.sqrt(observation.update[:, 0].sum()))
     if length == 0:
-        return InstrumentResult({"gradient_alpha": -1.0})
-    slopes = [endpoint["slopes"] / length for endpoint in observation.ends]
+        return InstrumentResult((-1.0,))
+    ends = observation.start, observation.end
+    slopes = [end.slopes / length for end in ends]
     value = fit_alpha(
         length,
-        [endpoint["loss"] for endpoint in observation.ends],
-        [slope.mean() for slope in slopes],
-        [endpoint["losses"].var(ddof=1) for endpoint in observation.ends],
-        [slope.var(ddof=1) for slope in slopes],
+        losses=[end.loss for end in ends],
+        slopes=[slope.mean() for slope in slopes],
+        loss_variances=[end.losses.var(ddof=1) for end in ends],
+        slope_variances=[slope.var(ddof=1) for slope in slopes],
     )
-    return InstrumentResult({"gradient_alpha": value})
+    return InstrumentResult((value,))
 
 
-def fit_alpha(length, losses, slopes, loss_variances, slope_variances):
+def fit_alpha(length, *, losses, slopes, loss_variances, slope_variances):
     """Return alpha, of pairs (before, after).
 
     `length` is ‖d‖; slopes are along d / ‖d‖; variances those of one sample.
@@ -378,6 +385,7 @@ def count_dead(units, squares):
     return tf.reduce_sum(tf.cast(tf.equal(tf.add_n(totals), 0), tf.int32))
 
 
+@_instrument("dead_units")
 def dead_units(observation):
     """Return the fraction of dead units, of all and of each layer's.
 
@@ -394,7 +402,7 @@ def dead_units(observation):
         float(np.sum(observation.dead)) / total if total else float("nan")
     )
     return InstrumentResult(
-        {"gradient_dead_units": fraction},
+        (fraction,),
         {"dead_units": of_variables},
         {"dead": dead},
     )
@@ -411,6 +419,7 @@ VANISHING = 1e-4
 EXPLODING = 1e3
 
 
+@_instrument("layers")
 def layers(observation):
     """Return how many layers vanish and explode, and which."""
     ratios = relative_gradients(observation)
@@ -421,10 +430,7 @@ def layers(observation):
     vanishing = tuple(name for name, q in ratios.items() if q < limit)
     exploding = tuple(name for name, q in ratios.items() if q > EXPLODING)
     return InstrumentResult(
-        {
-            "gradient_vanishing_layers": float(len(vanishing)),
-            "gradient_exploding_layers": float(len(exploding)),
-        },
+        (float(len(vanishing)), float(len(exploding))),
         {"relative_gradient": [ratios[layer_of(p)] for p in observation.names]},
         {"vanishing": vanishing, "exploding": exploding},
     )

@@ -202,7 +202,9 @@ class FitRecorder:
     Made before the first update; `batch` is the probe, (x, y, sample_weight).
     """
 
-    def __init__(self, model, batch, batch_size=None, probe_is_trained=False):
+    def __init__(
+        self, model, batch, *, batch_size=None, probe_is_trained=False
+    ):
         self._model, self._batch = model, batch
         first_loss, half_losses, outputs = half_losses_of(model, batch)
         trained, untrained, frozen = layer_origins(layers_of(model))

@@ -1,6 +1,8 @@
 """The measurement of a batch's gradient, the model unchanged."""
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import first_tensor
-from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.common.text import reason
 from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.functions.batch_loss import MissingLoss, measured_loss
-from keras_pergrad.gradient_health.batch_gradient import (
-    BatchGradient,
-    covariance_traces,
+from keras_pergrad.gradient_health.observation import (
+    Observation,
+    along,
+    compare,
+    observe,
 )
 from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
@@ -23,7 +26,6 @@ from keras_pergrad.keras_internals.losses.terms import (
 )
 from keras_pergrad.keras_internals.models.overwritten import is_overwritten
 from keras_pergrad.keras_internals.models.parts import (
-    build_symbolically,
     call_model,
     loss_scale,
 )
@@ -63,6 +65,40 @@ def compute_if(condition, compute):
 _NO_SAMPLES, _ALL_SAMPLES, _SLOPES_ONLY = range(3)
 
 
+@dataclasses.dataclass(frozen=True)
+class MeterPlan:
+    """The programs of a measurement, and what their tracing showed.
+
+    Attributes:
+        gradient: the program of the mean gradient.
+        samples: that of the samples, if it is another one.
+        undefined: a clause that says why nothing is known of the samples' own
+            gradients, else None.
+        has_losses: whether each sample's loss is known, if it is needed.
+    """
+
+    gradient: Callable[..., Any]
+    samples: Callable[..., Any] | None = None
+    undefined: str | None = None
+    has_losses: bool = False
+
+
+@dataclasses.dataclass
+class _Trace:
+    """What the tracing of the samples' program shows.
+
+    Attributes:
+        refusal: the error by which a layer is refused, or None.
+        is_joint: whether the layers are called in their ordinary way, so that
+            one program may compute the gradient, too.
+        has_losses: whether each sample's loss is known.
+    """
+
+    refusal: Exception | None = None
+    is_joint: bool = True
+    has_losses: bool = False
+
+
 class GradientMeter:
     """Measures the gradient of one batch at a model's present weights.
 
@@ -70,25 +106,19 @@ class GradientMeter:
     metrics) is put back: repetitions draw the same random numbers.
 
     Args:
-        model: a compiled model.
+        model: a compiled model that is built.
         batch: (x, y, sample_weight), tensors.
-        quantities: a function of the model, once it is built; returns what
-            else is measured of the samples, such as `SampleQuantities`.
+        quantities: what else is measured of the samples, `SampleQuantities`.
 
     Attributes:
-        has_sample_losses: whether each sample's loss is known, if it is needed.
-        undefined: a clause that says why nothing is known of the samples' own
-            gradients, else None, as far as `prepare` and `measure` show.
+        plan: the `MeterPlan`. A layer may show only at a measurement that it
+            mixes samples; the plan is another one from then on.
     """
 
     def __init__(self, model, batch, quantities=None):
         self.model = model
         self.batch = batch
         self.samples = int(first_tensor(batch[0]).shape[0])
-        self.undefined = None
-        # A model that is built by its first call has no variables before that.
-        with preserve_random_state():
-            build_symbolically(model, batch)
         self._variables = list(model.trainable_variables)
         if not self._variables:
             raise ValueError(
@@ -96,106 +126,89 @@ class GradientMeter:
                 "is no gradient to measure."
             )
         # What else is measured of the samples, in the same pass.
-        self._quantities = quantities and quantities(model)
-        self._needs_slopes = (
-            self._quantities is not None and self._quantities.needs_slopes
-        )
+        self._quantities = quantities
+        self._needs_slopes = quantities is not None and quantities.needs_slopes
         self._values = [v.value for v in self._variables]
         self._dtype = norm_type(self._values)
-        self._is_joint = True
-        self._refusal = None
-        self.has_sample_losses = False
-        self._gradient_program: Callable[..., Any] | None = None
-        self._sample_program: Callable[..., Any] | None = None
+        with preserve_random_state():
+            self.plan: MeterPlan = self._make_plan()
 
     def measure(self, repeats=1, direction=None):
-        """Return the `BatchGradient` of the present weights.
+        """Return the `Observation` of the present weights.
 
         `direction`: what slopes are taken along, one array a variable.
         """
-        run = self._gradient_program or self.prepare()
         # A model that has diverged is also measured.
         quiet = np.errstate(invalid="ignore", over="ignore")
         with quiet, preserve_random_state():
             try:
-                return self._measure(run, repeats, direction)
+                return self._measure(repeats, direction)
             except Exception as error:
-                if self.undefined is not None:
+                if self.plan.undefined is not None:
                     raise
                 # Only now may it show that a layer mixes samples.
-                return self._measure(
-                    self._prepare_without_samples(error), repeats
-                )
+                self.plan = self._plan_without_samples(error, _Trace())
+                return self._measure(repeats)
 
-    def _measure(self, run, repeats, direction=None):
-        loss, values, observed = run(_ALL_SAMPLES, direction)
-        values = [np.asarray(g) for g in values]
-        squared_norms = np.array([squared_norm(g) for g in values])
-        if self._sample_program is not None:
-            observed = self._sample_program(_ALL_SAMPLES, direction)
-        variances = None
-        if self.undefined is None:
-            observed = tf.nest.map_structure(np.asarray, observed)
-            variances = covariance_traces(
-                observed["squared_norms"], squared_norms
-            )
-        fields = self.samples, float(loss), values, squared_norms, variances
-        gradient = BatchGradient(*fields, observed=observed)
-        if repeats > 1:
-            repetitions = (run(_NO_SAMPLES)[1] for _ in range(repeats - 1))
-            gradient.compare(repetitions)
-        return gradient
+    def _measure(self, repeats, direction=None):
+        run, samples_run = self.plan.gradient, self.plan.samples
+        loss, values, measured = run(_ALL_SAMPLES, direction)
+        if samples_run is not None:
+            measured = samples_run(_ALL_SAMPLES, direction)
+        gradient = [np.asarray(g) for g in values]
+        repetitions = (run(_NO_SAMPLES)[1] for _ in range(repeats - 1))
+        return observe(
+            gradient,
+            samples=self.samples,
+            loss=loss,
+            measured=tf.nest.map_structure(np.asarray, measured),
+            repeats=compare(gradient, repetitions) if repeats > 1 else None,
+        )
 
     def measure_along(self, direction, weights):
         """Return losses and slopes of the samples at other weights."""
-        run: Any = self._sample_program or self._gradient_program
+        run = self.plan.samples or self.plan.gradient
         with preserve_random_state(), preserve_variables(self._values):
             for value, weight in zip(self._values, weights):
                 value.assign(weight)
             results = run(_SLOPES_ONLY, direction)
-        observed = results if run is self._sample_program else results[-1]
-        return tf.nest.map_structure(np.asarray, observed)
+        measured = results if run is self.plan.samples else results[-1]
+        return along(tf.nest.map_structure(np.asarray, measured))
 
-    def prepare(self):
-        """Trace, find out about samples, and return the gradient's program."""
-        with preserve_random_state():
-            return self._prepare()
-
-    def _prepare(self):
+    def _make_plan(self):
+        """Trace the programs, and find out about the samples."""
         if self.samples < 2:
-            self.undefined = "one sample alone has no variance."
-            return self._prepare_without_samples()
+            return MeterPlan(
+                self._compile(self._gradient_alone),
+                undefined="one sample alone has no variance.",
+            )
+        trace, is_eager = _Trace(), self.model.run_eagerly
         try:
-            is_eager = self.model.run_eagerly
             if not is_eager:
-                self._gradient_program = self._compile(
-                    self._gradient_and_samples
-                )
-            if is_eager or not self._is_joint:
-                # Only a graph shows how weights are used.
-                self._sample_program = self._compile(
-                    self._samples_alone, eager=False
-                )
-                self._gradient_program = self._compile(self._gradient_alone)
+                joint = functools.partial(self._gradient_and_samples, trace)
+                program = self._compile(joint)
+                if trace.is_joint:
+                    return MeterPlan(program, has_losses=trace.has_losses)
+            # Only a graph shows how weights are used.
+            samples_alone = functools.partial(self._samples_alone, trace)
+            samples = self._compile(samples_alone, eager=False)
+            gradient = self._compile(self._gradient_alone)
+            return MeterPlan(gradient, samples, has_losses=trace.has_losses)
         except MissingLoss:
             raise
         except Exception as error:  # an error of the batch comes again
-            return self._prepare_without_samples(error)
-        return self._gradient_program
+            return self._plan_without_samples(error, trace)
 
-    def _prepare_without_samples(self, error=None):
-        """Return the program for the gradient alone: the samples' failed."""
-        self._sample_program = None
-        self._gradient_program = self._compile(self._gradient_alone)
-        if error is not None:
-            self.undefined = self._undefined_reason(error)
-        return self._gradient_program
-
-    def _undefined_reason(self, error):
-        claim, cause = "are not defined", self._refusal
+    def _plan_without_samples(self, error, trace):
+        """Return the plan for the gradient alone: the samples' failed."""
+        claim, cause = "are not defined", trace.refusal
         if cause is None:
             claim, cause = "cannot be obtained here", reason(error)
-        return f"the samples' own gradients {claim}: {cause}".rstrip(".") + "."
+        clause = f"the samples' own gradients {claim}: {cause}"
+        return MeterPlan(
+            self._compile(self._gradient_alone),
+            undefined=clause.rstrip(".") + ".",
+        )
 
     def _gradient_alone(self, x, y, sample_weight, request, direction):
         del request, direction
@@ -212,12 +225,14 @@ class GradientMeter:
             {},
         )
 
-    def _gradient_and_samples(self, x, y, sample_weight, request, direction):
+    def _gradient_and_samples(
+        self, trace, x, y, sample_weight, request, direction
+    ):
         """Return the gradient, and what is wanted of the samples."""
         # One program computes both, so TensorFlow runs the backward pass once.
         batch_tape = tf.GradientTape()
         loss, target, factors, losses = self._trace_samples(
-            x, y, sample_weight, batch_tape
+            trace, (x, y, sample_weight), batch_tape
         )
         # The samples' tape keeps the gradients of regularisers apart.
         gradients = self._without_penalties(
@@ -228,22 +243,21 @@ class GradientMeter:
         )
         return loss, gradients, observed
 
-    def _samples_alone(self, x, y, sample_weight, request, direction):
-        outer_context = contextlib.nullcontext()
+    def _samples_alone(self, trace, x, y, sample_weight, request, direction):
         loss, _, factors, losses = self._trace_samples(
-            x, y, sample_weight, outer_context
+            trace, (x, y, sample_weight), contextlib.nullcontext()
         )
         sums = self._dense([f and f.weighted_sum(None) for f in factors])
         return self._observe(loss, factors, sums, losses, request, direction)
 
-    def _trace_samples(self, x, y, sample_weight, outer_context):
+    def _trace_samples(self, trace, batch, outer_context):
         """Return the loss, also scaled, the factors and samples' losses."""
 
         def refuse(layer, error):
-            self._refusal = error
+            trace.refusal = error
             raise error
 
-        batch = x, y, sample_weight
+        x, y, sample_weight = batch
         tape = TracedStep(self.model, batch, loss=measured_loss, refuse=refuse)
         with outer_context, tape:
             y_pred = tape.forward(x)
@@ -254,10 +268,10 @@ class GradientMeter:
         losses = None
         if self._needs_slopes:
             losses = sample_losses(self.model, y, y_pred, sample_weight)
-            self.has_sample_losses = losses is not None
+            trace.has_losses = losses is not None
         # If it calls a layer in its own way, or vectorises it, the norms are
         # measured apart: repetitions must use the layer's ordinary call.
-        self._is_joint = all(call.rule.forward is None for call in tape.calls)
+        trace.is_joint = all(call.rule.forward is None for call in tape.calls)
         return loss, target, factors, losses
 
     def _scaled(self, loss):
@@ -292,12 +306,16 @@ class GradientMeter:
             squares = [self._squared_sample_norms(factor) for factor in held]
             quantities = {}
             if self._quantities is not None:
-                quantities = self._quantities(n, held, gradients, dtype)
+                quantities = self._quantities(
+                    n, held, gradients=gradients, dtype=dtype
+                )
             return {"squared_norms": tf.stack(squares), **quantities}
 
         def observe_slopes():
             return {
-                "slopes": self._quantities.dots(n, factors, direction, dtype),
+                "slopes": self._quantities.dots(
+                    n, factors, directions=direction, dtype=dtype
+                ),
                 "losses": tf.reshape(n * tf.cast(losses, dtype), [n]),
             }
 
@@ -369,18 +387,16 @@ class GradientMeter:
 class TrainingReader(StepReader):
     """Reads the gradient of the batch, and what instruments are made of.
 
-    Args:
-        quantities: a function of the model, once it is built; returns the
-            `SampleQuantities`.
-
     Attributes:
+        quantities: the `SampleQuantities`, once the model is built.
         is_wanted: whether the next step is read.
-        measurement: the `BatchGradient` of the last one, or None.
+        observation: the `Observation` of the last one, or None.
     """
 
-    def __init__(self, quantities):
-        self._quantities = quantities
-        self.is_wanted, self.measurement = False, None
+    def __init__(self):
+        self.quantities: Any = None
+        self.observation: Observation | None = None
+        self.is_wanted = False
 
     def is_due(self):
         return self.is_wanted
@@ -389,8 +405,9 @@ class TrainingReader(StepReader):
         samples, dtype, results = samples.held(), samples.dtype, {}
         results["squared_norms"] = samples.squared_norms()
         results["mean"] = samples.mean()
-        arguments = samples.n, samples.factors, results["mean"], dtype
-        results |= self._quantities(samples.model)(*arguments)
+        results |= self.quantities(
+            samples.n, samples.factors, gradients=results["mean"], dtype=dtype
+        )
         loss = results["loss_with_penalties"] = samples.loss
         if type(samples.model).compute_loss is keras.Model.compute_loss:
             penalty = regularization_loss(samples.variables)
@@ -398,16 +415,14 @@ class TrainingReader(StepReader):
         return {**results, "loss": loss}
 
     def receive(self, values):
-        results = tf.nest.map_structure(np.asarray, values)
-        gradient, loss = results.pop("mean"), results.pop("loss_with_penalties")
-        sample_norms = results["squared_norms"]
-        n = sample_norms.shape[1]
-        with np.errstate(invalid="ignore", over="ignore"):
-            squared_norms = np.array([squared_norm(g) for g in gradient])
-            variances = (
-                covariance_traces(sample_norms, squared_norms)
-                if n > 1
-                else None
-            )
-        fields = n, float(loss), list(gradient), squared_norms, variances
-        self.measurement = BatchGradient(*fields, observed=results)
+        measured = tf.nest.map_structure(np.asarray, values)
+        gradient = measured.pop("mean")
+        loss = measured.pop("loss_with_penalties")
+        n = measured["squared_norms"].shape[1]
+        self.observation = observe(
+            gradient,
+            samples=n,
+            loss=loss,
+            measured=measured,
+            is_defined=n > 1,
+        )

@@ -15,36 +15,38 @@ from keras_pergrad.common.callback_list import (
 )
 from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.numbers import positive_integer
-from keras_pergrad.gradient_health import gradient_records
+from keras_pergrad.functions.given_batch import as_batch
+from keras_pergrad.gradient_health import fit_records
 from keras_pergrad.gradient_health import probe_batch as probes
-from keras_pergrad.gradient_health.batch_gradient import (
-    BATCH_FIGURES,
-    BatchGradient,
-    require_distinct_names,
-)
+from keras_pergrad.gradient_health.adviser import Adviser
 from keras_pergrad.gradient_health.gradient_meter import TrainingReader
-from keras_pergrad.gradient_health.gradient_records import (
-    INTERVAL_NAMES,
-    AdviceHandler,
-    TaskHandler,
-    parse_every,
-    steps_between,
-)
 from keras_pergrad.gradient_health.health_advice import HealthAdvice
 from keras_pergrad.gradient_health.instruments import (
     Instruments,
-    figure_names,
+    require_distinct_names,
     select_instruments,
 )
-from keras_pergrad.gradient_health.run_log import require_tags, require_unnamed
-from keras_pergrad.gradient_health.tasks import TaskConflicts, conflict_table
+from keras_pergrad.gradient_health.measuring_times import (
+    INTERVAL_NAMES,
+    is_training_source,
+    parse_every,
+    reading_context,
+    steps_between,
+    training_instruments,
+)
+from keras_pergrad.gradient_health.tasks import (
+    TaskConflicts,
+    TaskMeter,
+    conflict_table,
+)
 from keras_pergrad.keras_internals.fit.train_function import (
     TrainFunctionWrapper,
 )
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
+from keras_pergrad.runs.figures import TRAINING
+from keras_pergrad.runs.reading import Reading
 from keras_pergrad.runs.sketch import GradientSketch
-from keras_pergrad.runs.store import HealthReading
 from keras_pergrad.trackers.tracker import checked
 
 
@@ -120,15 +122,10 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         trackers: `kpg.trackers` that each reading is written to.
 
     Attributes:
-        readings: one `runs.HealthReading` per measurement of the last
-            `fit`.
+        readings: one `runs.Reading` per measurement of the last `fit`.
+        steps: the number of updates before each of them.
         advice: with instruments, what the last `fit` advises: a list of
             `callbacks.HealthAdvice`, faults first.
-        measurements: one `BatchGradient` per measurement of the last `fit`,
-            without the gradient itself. Its `norms`, `variances`,
-            `noise_scales`, `snrs` and `repeat_deviations` have one value per
-            variable, in the order of `model.trainable_variables`.
-        steps: the number of updates before each of them.
         conflicts: with `by_task`, one `callbacks.TaskConflicts` per measurement
             of the last `fit`; `conflict_table()` says where tasks conflict.
         messages: what was printed.
@@ -173,7 +170,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
     ):
         super().__init__()
         every = parse_every(every)
-        self.is_in_training: bool = gradient_records.is_training_source(source)
+        self.is_in_training: bool = is_training_source(source)
         if repeats is None:
             repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
@@ -182,37 +179,41 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         )
         if (run_name, tags) != (None, None):
             if log_dir is None and not self.trackers:
-                require_unnamed(run_name, tags)
-            require_tags(tags)
+                fit_records.require_unnamed(run_name, tags)
+            fit_records.require_tags(tags)
         self.sketch: GradientSketch = GradientSketch(sketch_size)
         self.instruments: tuple[str, ...] = select_instruments(instruments)
         if self.is_in_training:
-            settings = self.instruments, instruments, probe, repeats, log_dir
-            self.instruments = gradient_records.training_instruments(
-                *settings, by_task
+            self.instruments = training_instruments(
+                self.instruments,
+                instruments,
+                probe=probe,
+                repeats=repeats,
+                log_dir=log_dir,
+                by_task=by_task,
             )
         self.histograms: bool = bool(histograms)
-        self.readings: list[HealthReading] = []
+        self.readings: list[Reading] = []
         self.advice: list[HealthAdvice] = []
         self.conflicts: list[TaskConflicts] = []
         self.by_task: bool = bool(by_task)
         #: The probe as it was given; None: the first batch of each `fit`.
         self.probe: Any = probe
-        self._probe = None if probe is None else probes.as_batch(probe)
+        self._probe = None if probe is None else as_batch(probe)
         self.every: int | str = every
         self.repeats: int = repeats
         self.log_dir: str | os.PathLike[str] | None = log_dir
         self.run_name: str | None = run_name
         self.tags: Mapping[str, Any] | None = tags
-        self.measurements: list[BatchGradient] = []
-        self.steps: list[int] = []
         self.messages: list[str] = []
         self.run_directory: str | None = None
-        self._meter = self._instruments = self._reader = None
-        self._handlers = []
+        self._forget_fit()
         self._fit_stack = contextlib.ExitStack()
 
-    # Hooks, in the order in which Keras calls them.
+    @property
+    def steps(self) -> list[int]:
+        """The number of updates before each measurement."""
+        return [reading.step for reading in self.readings]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         # An interrupted `fit` may have left its contexts open.
@@ -221,17 +222,19 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         callbacks = running_fit(self.model).callback_list
         at_end_of_fit(self.model, callbacks, self._fit_stack.close)
         callback_list.go_before_readers(self, callbacks)
-        self.measurements, self.steps, self.messages = [], [], []
-        self.readings, self.advice, self.conflicts = [], [], []
-        self.run_directory = self._meter = self._instruments = None
-        self._batches_seen, self._explained = 0, ()
+        self.messages, self.readings = [], []
+        self.advice, self.conflicts = [], []
+        self.run_directory = None
+        self._forget_fit()
+        self._batches_seen = 0
         self._ended = False
         self._interval = steps_between(self.every, self.params)
         watch_gradients = getattr(self.model, "watch_gradients", None)
         if self.is_in_training:
-            self._reader = TrainingReader(self._make_instruments)
-            reading = gradient_records.reading_context(self.model, self._reader)
-            self._fit_stack.enter_context(reading)
+            self._reader = TrainingReader()
+            self._fit_stack.enter_context(
+                reading_context(self.model, self._reader)
+            )
         elif self._probe is None:
             probes.require_one_replica(self.model)
         if watch_gradients is not None and not self.is_in_training:
@@ -245,8 +248,9 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
+        self._record_epoch()
         self._epoch = epoch
-        if self._meter is None and self._probe is not None:
+        if self._instruments is None and self._probe is not None:
             self._begin_measuring(self._probe, epoch)
 
     def on_train_batch_begin(
@@ -271,25 +275,28 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         measures = self._meter is not None and not self.is_in_training
         if measures and self.every in INTERVAL_NAMES:
             step = self._step()
-            if not self.steps or self.steps[-1] != step:
+            if not self.readings or self.readings[-1].step != step:
                 self._measure(step)
         if logs is None:
             return
+        # Callbacks behind this one write to them, too.
+        self._epoch_logs = logs
         _rename_training_figures(logs)
         if self.readings:
             logs.update(self.readings[-1].figures)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        for handler in self._handlers:
-            handler.finish()
+        self._record_epoch()
+        if self._adviser is not None:
+            self.advice = self._adviser.advise(self.readings)
+        if self._records is not None and self._advises():
+            self._records.advise(self.advice)
         self._ended = True
         self._fit_stack.close()
 
-    # The run.
-
     def _train_step(self, function, iterator):
         """Measure on the first batch before the first step, if need be."""
-        if self._meter is None:
+        if self._instruments is None:
             batch, iterator = probes.first_batch(self.model, iterator)
             if batch is not None:
                 self._begin_measuring(batch, self._epoch)
@@ -313,20 +320,15 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         self._reader.is_wanted = self._is_due_in_training(step)
         if self._instruments is None or not self._reader.is_wanted:
             return function(iterator)
-        self._reader.measurement = None
-        result, update_data = self._instruments.step_with_update(
-            lambda: function(iterator)
+        result, observation = self._instruments.measure_step(
+            lambda: function(iterator), self._reader
         )
-        step_measurement = step, self._reader.measurement
-        self._note(
-            *step_measurement,
-            self._instruments.read_step(*step_measurement, update_data),
-        )
+        self._note(step, observation)
         return result
 
     def _is_due_in_training(self, step):
         """Whether to measure in the update after this many."""
-        is_first = not self.steps or (
+        is_first = not self.readings or (
             self._batch == 0 and self.every in INTERVAL_NAMES
         )
         return is_first or self._interval_has_passed(step)
@@ -344,7 +346,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         """Whether to measure after this many updates, within an epoch."""
         # What a rate that is far too high does shows in the first update.
         is_first_update = (
-            self.every == "auto" and self.instruments and not self.steps
+            self.every == "auto" and self.instruments and not self.readings
         )
         return bool(is_first_update) or self._interval_has_passed(step)
 
@@ -352,35 +354,49 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         interval = self._interval
         return interval is not None and step - self._last_step >= interval
 
-    def _make_instruments(self, model):
-        arguments = self.instruments, model, self.histograms
-        self._instruments = self._instruments or Instruments(*arguments)
-        return self._instruments.quantities
-
     def _begin_measuring(self, batch, epoch):
         """Do everything that may fail, before the first training step."""
+        # A model that is built by its first call has no variables before.
         if self.is_in_training:
             build_symbolically(self.model, batch)
-            self._make_instruments(self.model)
-            self._meter = self._reader
         else:
-            arguments = self.model, batch, self._make_instruments
             with out_of_scope():
-                self._meter = probes.make_meter(*arguments)
+                probes.build(self.model, batch)
+        instruments = Instruments(self.instruments, self.model, self.histograms)
+        if self._reader is not None:
+            self._reader.quantities = instruments.quantities
+        else:
+            with out_of_scope():
+                self._meter = probes.make_meter(
+                    self.model, batch, instruments.quantities
+                )
                 if self.by_task:
-                    self._handlers.append(TaskHandler(self, batch))
+                    self._tasks = TaskMeter(self.model, batch)
             self._explain_unmeasured()
-        require_distinct_names(self.model, figure_names(self.instruments))
+        require_distinct_names(self.model, self.instruments)
         self._last_step = step = self._step()
-        if self.instruments and self._reader is None:
-            self._handlers.append(AdviceHandler(self, batch, self._say))
+        if self._advises():
+            self._adviser = Adviser(
+                self.model,
+                batch,
+                probe_is_trained=self.probe is None,
+                say=self._say,
+            )
         is_recorded = self.log_dir is not None or self.trackers
-        if is_recorded and gradient_records.should_record(self.model):
-            is_fixed = self._probe is not None or self.is_in_training
-            arguments = self, batch, epoch, step, self._say, is_fixed
-            records = gradient_records.begin_records(*arguments)
-            self._handlers.append(records)
-            self.run_directory = records.directory
+        if is_recorded and fit_records.should_record(self.model):
+            self._records = fit_records.begin_records(
+                self,
+                batch,
+                resumes=fit_records.is_resumed(self.model, epoch, step),
+                say=self._say,
+            )
+            if self.log_dir is not None and self._probe is None:
+                self._records.warn_of_other_probe(self.log_dir)
+            self.run_directory = self._records.directory
+        self._instruments = instruments
+
+    def _advises(self):
+        return bool(self.instruments) and not self.is_in_training
 
     def _step(self):
         optimizer = self.model.optimizer
@@ -390,35 +406,48 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
 
     def _explain_unmeasured(self):
         """Say what of the samples is not measured, and why, once for each."""
-        if self._meter.undefined == self._explained:
-            return
-        self._explained = self._meter.undefined
         message = probes.unmeasured_message(self._meter, self.instruments)
-        if message is not None:
+        if message not in (None, self._explained):
             self._say(message)
+        self._explained = message
 
     def _measure(self, step):
-        arguments = step, self._meter, self.repeats
         with out_of_scope():
-            measurement, reading = self._instruments.measure(*arguments)
+            observation = self._instruments.measure(self._meter, self.repeats)
         self._explain_unmeasured()
-        self._note(step, measurement, reading)
+        self._note(step, observation)
 
-    def _note(self, step, measured, reading):
-        gradient, measured.values, measured.observed = measured.values, [], {}
-        for handler in self._handlers:
-            arguments = self._epoch, measured, gradient, reading
-            reading = handler.handle(*arguments)
+    def _note(self, step, observation):
+        reading = self._instruments.read(
+            observation, step=step, epoch=self._epoch
+        )
+        if self._tasks is not None:
+            with out_of_scope():
+                self.conflicts.append(self._tasks.measure(step))
+            reading = reading.with_figures(self.conflicts[-1].figures())
+        if self._adviser is not None:
+            self._adviser.record_reading(reading)
+        if self._records is not None:
+            self._records.write(reading, observation.gradient)
         self.readings.append(reading)
         self._last_step = step
-        self.steps.append(step)
-        self.measurements.append(measured)
+
+    def _record_epoch(self):
+        """Record the epoch that has ended, once its logs are complete."""
+        logs, self._epoch_logs = self._epoch_logs, None
+        if logs is not None and self._records is not None:
+            self._records.add_epoch(self._epoch, logs)
 
     def _end_run(self):
-        handlers, self._handlers = self._handlers, []
-        for handler in handlers:
-            handler.close(interrupted=not self._ended)
+        if self._records is not None:
+            self._records.close(interrupted=not self._ended)
+        self._forget_fit()
+
+    def _forget_fit(self):
+        """Drop what belongs to one `fit`."""
         self._meter = self._instruments = self._reader = None
+        self._tasks = self._adviser = self._records = None
+        self._explained = self._epoch_logs = None
 
     def conflict_table(self) -> str:
         """Return how often tasks had a negative cosine, by layer, as text."""
@@ -432,6 +461,6 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
 
 def _rename_training_figures(logs):
     """Set the training batches' figures in the logs apart from the probe's."""
-    for name in BATCH_FIGURES:
-        if logs and name in logs:
-            logs[f"train_{name}"] = logs.pop(name)
+    for figure in TRAINING:
+        if logs and figure.name in logs:
+            logs[f"train_{figure.name}"] = logs.pop(figure.name)

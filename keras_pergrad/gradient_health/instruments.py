@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -10,103 +9,61 @@ import tensorflow as tf
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.gradient_health import figures
-from keras_pergrad.gradient_health.batch_gradient import log_values
-from keras_pergrad.gradient_health.figures import (
-    InstrumentResult,
-    Observation,
-    squared_distances,
+from keras_pergrad.keras_internals.models.parts import (
+    compiled_metrics,
+    layers_of,
 )
-from keras_pergrad.keras_internals.models.parts import layers_of
-from keras_pergrad.runs.store import HealthReading, Histogram
-
-
-@dataclasses.dataclass(frozen=True)
-class Instrument:
-    """One instrument.
-
-    Attributes:
-        read: returns its `InstrumentResult` for an `Observation`.
-        needs: what it needs besides ḡ: "samples": the norms of the samples'
-            gradients; "dots": their products with ḡ; "weights": squares by
-            weight; "units": squares by unit of a layer; "along": losses and
-            slopes along the last update; "begin", "before", "now": the
-            weights when training began, before the last update, and now.
-    """
-
-    read: Callable
-    needs: frozenset
-
-    def can_read(self, observation):
-        """Whether an `Observation` has what it needs."""
-        missing = set()
-        if observation.traces is None:
-            missing |= {"samples", "dots", "weights", "units"}
-        if observation.ends is None:
-            missing.add("along")
-        if observation.update is None:
-            missing.add("before")
-        return not self.needs & missing
-
-
-def _make_instrument(read, *needs):
-    return Instrument(read, frozenset(needs))
-
-
-INSTRUMENTS = {
-    "norm_test": _make_instrument(figures.norm_test, "samples"),
-    "inner_product_test": _make_instrument(figures.inner_product_test, "dots"),
-    "orthogonality_test": _make_instrument(
-        figures.orthogonality_test, "samples", "dots"
-    ),
-    "cabs": _make_instrument(figures.cabs, "samples"),
-    # Every reading has its figure already.
-    "noise_scale": _make_instrument(
-        lambda observation: InstrumentResult({}), "samples"
-    ),
-    "snr_by_weight": _make_instrument(figures.signal_to_noise, "weights"),
-    "early_stopping": _make_instrument(figures.stopping_evidence, "weights"),
-    "update_ratio": _make_instrument(figures.update_ratio, "before"),
-    "distance": _make_instrument(figures.distance, "begin"),
-    "alpha": _make_instrument(figures.alpha, "samples", "along", "before"),
-    "dead_units": _make_instrument(figures.dead_units, "units"),
-    "layers": _make_instrument(figures.layers, "now"),
-}
+from keras_pergrad.runs.figures import BASIC, FIGURES, INSTRUMENTS, TRAINING
+from keras_pergrad.runs.reading import Histogram, Reading
 
 
 def select_instruments(instruments):
     """Return the names that the argument asks for, in order."""
-    choices = tuple(INSTRUMENTS)
     names = () if instruments is None else instruments
     if isinstance(names, str):
-        names = choices if names == "all" else (names,)
+        names = INSTRUMENTS if names == "all" else (names,)
     is_list = isinstance(names, (tuple, list, set))
-    unknown = [n for n in names if n not in choices] if is_list else [names]
+    unknown = [n for n in names if n not in INSTRUMENTS] if is_list else [names]
     if unknown:
         unknown = next(iter(unknown))
         raise ValueError(
             "`instruments` expected None, 'all' or a tuple of names of "
-            f"instruments: {', '.join(map(repr, choices))}. "
+            f"instruments: {', '.join(map(repr, INSTRUMENTS))}. "
             f"Received: instruments={instruments!r}."
-            f"{did_you_mean(unknown, (*choices, 'all'))}"
+            f"{did_you_mean(unknown, (*INSTRUMENTS, 'all'))}"
         )
-    return tuple(name for name in choices if name in names)
+    return tuple(name for name in INSTRUMENTS if name in names)
 
 
-def figure_names(names):
-    """Return the names in the logs of instruments of these names."""
-    names_of_layers = {
-        "layers": ("gradient_vanishing_layers", "gradient_exploding_layers")
-    }
-    return {
-        figure
-        for name in names
-        for figure in names_of_layers.get(name, (f"gradient_{name}",))
-    }
+def figures_of(name):
+    """Return the figures of an instrument."""
+    return [f for f in FIGURES.values() if f.instrument == name]
 
 
-def needs_of_instruments(names):
-    """Return all that instruments of these names need."""
-    return frozenset().union(*(INSTRUMENTS[name].needs for name in names))
+def needs_of(name):
+    """Return what an instrument of this name needs."""
+    return frozenset().union(*(figure.needs for figure in figures_of(name)))
+
+
+def require_distinct_names(model, instruments):
+    """Refuse a metric of a built model that the logs name as a figure."""
+    read = [f.name for name in instruments for f in figures_of(name)]
+    names = {*read, *(f.name for f in BASIC)}
+    names |= {f"train_{figure.name}" for figure in TRAINING}
+    outputs = getattr(model, "output_names", None) or ()
+    metric_names = {metric.name for metric in model.metrics}
+    for metric in getattr(compiled_metrics(model), "metrics", ()):
+        if len(outputs) > 1:
+            metric_names |= {f"{output}_{metric.name}" for output in outputs}
+        else:
+            metric_names.add(metric.name)
+    clashes = sorted(metric_names & names)
+    if clashes:
+        raise ValueError(
+            "GradientVariance expected metrics of other names than its own "
+            f"figures in the logs. Received: a metric named {clashes[0]!r}. "
+            f"Give it another name, such as name='my_{clashes[0]}'."
+        )
 
 
 class WeightCopies:
@@ -189,7 +146,7 @@ class SampleQuantities:
             trainable = model.trainable_variables
             self.units = figures.find_units(layers_of(model), trainable)
 
-    def __call__(self, n, factors, gradients, dtype):
+    def __call__(self, n, factors, *, gradients, dtype):
         """Return by name what is measured.
 
         `factors`: of each variable the contributions, or None; `gradients`:
@@ -199,11 +156,13 @@ class SampleQuantities:
         """
         measured = {}
         if "dots" in self._needs:
-            measured["dots"] = self.dots(n, factors, gradients, dtype)
+            measured["dots"] = self.dots(
+                n, factors, directions=gradients, dtype=dtype
+            )
         if not self._needs & {"weights", "units"}:
             return measured
         squares = [
-            _weight_squares(factor, gradient, n, dtype)
+            _weight_squares(factor, gradient, n=n, dtype=dtype)
             for factor, gradient in zip(factors, gradients)
         ]
         if "weights" in self._needs:
@@ -214,7 +173,7 @@ class SampleQuantities:
         return measured
 
     @staticmethod
-    def dots(n, factors, directions, dtype):
+    def dots(n, factors, *, directions, dtype):
         """Return ⟨g_i, d⟩ over all variables, (n,)."""
         products = [
             tf.cast(factor.dot(direction), dtype)
@@ -224,7 +183,7 @@ class SampleQuantities:
         return tf.cast(n, dtype) * sum(products, tf.zeros([n], dtype))
 
 
-def _weight_squares(factor, gradient, n, dtype):
+def _weight_squares(factor, gradient, *, n, dtype):
     """Return Σ g_i² of a variable, in its shape."""
     if factor is None:
         return tf.zeros(gradient.shape, dtype)
@@ -235,13 +194,18 @@ def _weight_squares(factor, gradient, n, dtype):
 class Instruments:
     """The instruments of one `fit`.
 
+    Args:
+        names: of the instruments.
+        model: the model, built.
+        histograms: whether readings have histograms.
+
     Attributes:
         quantities: what a `GradientMeter` measures for them.
         weights: the `WeightCopies`.
     """
 
     def __init__(self, names, model, histograms):
-        needs = needs_of_instruments(names)
+        needs = frozenset().union(*map(needs_of, names))
         variables = list(model.trainable_variables)
         self._names, self._model, self._needs = names, model, needs
         self._histograms = histograms
@@ -249,97 +213,85 @@ class Instruments:
         self.quantities = SampleQuantities(needs, model)
         self.weights = WeightCopies(variables, needs)
 
-    def measure(self, step, meter, repeats):
-        """Return a `BatchGradient`, and what the instruments read of it."""
+    def measure(self, meter, repeats):
+        """Return the `Observation` of the present weights."""
         before, now, direction = self.weights.before_update, [], None
         if self._needs & {"before", "begin", "now"}:
             now = self.weights.current()
         if before is not None and self.quantities.needs_slopes:
             direction = [w - previous for w, previous in zip(now, before)]
-        measurement, slopes_before = meter.measure(repeats, direction), None
-        if direction is not None and "slopes" in measurement.observed:
-            slopes_before = meter.measure_along(direction, before)
-        observation = self._observation(
-            measurement,
-            now,
-            _optional_distances(now, before),
-            self._learning_rate(),
-            slopes_before,
-        )
+        observation = meter.measure(repeats, direction)
+        if direction is not None and observation.end is not None:
+            start = meter.measure_along(direction, before)
+            observation = dataclasses.replace(observation, start=start)
         self.weights.before_update = None
-        return measurement, self._read(step, measurement, observation)
+        return self._with_weights(
+            observation,
+            now,
+            update=_optional_distances(now, before),
+            rate=self._learning_rate(),
+        )
 
-    def step_with_update(self, take_step):
-        """Take a step; return its result, and the data of its update.
+    def measure_step(self, take_step, reader):
+        """Take a step, and return its result and its `Observation`, or None.
 
-        The data: the weights before it, what it did to them, and its rate.
+        The observation is of the weights before the step, and of the update.
         """
         needs = self._needs & {"before", "begin", "now"}
-        before = self.weights.current() if needs else None
-        rate, result = self._learning_rate(), take_step()
-        update = None
+        before = self.weights.current() if needs else []
+        reader.observation, rate = None, self._learning_rate()
+        result, update = take_step(), None
         if "before" in needs:
             update = _optional_distances(self.weights.current(), before)
-        return result, (before, update, rate)
-
-    def read_step(self, step, measurement, update_data):
-        """Return what is read of the `BatchGradient` of a step that trained.
-
-        `update_data`: what `step_with_update` returned beside the result; its
-        weights are those that the gradient was measured at.
-        """
-        observation = self._observation(measurement, *update_data)
-        return self._read(step, measurement, observation)
-
-    def _read(self, step, measurement, observation):
-        figures, by_variable = (
-            log_values(measurement),
-            measurement.by_variable(),
+        return result, self._with_weights(
+            reader.observation, before, update=update, rate=rate
         )
-        layers = {}
+
+    def _with_weights(self, observation, weights, *, update, rate):
+        """Return an observation with what the weights that it is of give."""
+        squares = None
+        if "now" in self._needs:
+            squares = np.array([squared_norm(w) for w in weights])
+        return dataclasses.replace(
+            observation,
+            names=self._paths,
+            units=tuple(self.quantities.units),
+            learning_rate=rate,
+            squared_weights=squares,
+            update=update,
+            distance=_optional_distances(weights, self.weights.initial),
+        )
+
+    def read(self, observation, *, step, epoch):
+        """Return the `Reading` of an `Observation`."""
+        numbers, by_variable = figures.read_basic(observation)
+        layers, lacking = {}, observation.lacks()
         for name in self._names:
-            instrument = INSTRUMENTS[name]
-            if not instrument.can_read(observation):
+            read = figures.READ.get(name)
+            if read is None or needs_of(name) & lacking:
                 continue
-            result = instrument.read(observation)
-            figures |= result.figures
+            result = read(observation)
+            names = [figure.name for figure in figures_of(name)]
+            numbers |= zip(names, result.values, strict=True)
             by_variable |= result.by_variable
             layers |= result.layers
-        return HealthReading(
-            step,
-            measurement.samples,
-            figures,
-            {name: _floats(values) for name, values in by_variable.items()},
-            self._paths,
-            self._histograms_of(measurement) if self._histograms else {},
-            layers,
-            float(measurement.loss),
-        )
-
-    def _observation(
-        self, measurement, weights_now, update, rate, slopes_before=None
-    ):
-        samples, weights = measurement.observed, self.weights
-        endpoints = None
-        if slopes_before is not None and "slopes" in samples:
-            endpoints = slopes_before, samples
-        norms = samples.get("squared_norms")
-        return Observation(
-            measurement.samples,
-            self._paths,
-            measurement.squared_norms,
-            measurement.variances,
-            None if norms is None else norms.sum(0, dtype=np.float64),
-            _as_float64(samples.get("dots")),
-            _as_float64(samples.get("ratios")),
-            samples.get("dead", np.zeros(0)),
-            tuple(self.quantities.units),
-            float(samples.get("loss", np.nan)),
-            rate,
-            _squares(weights_now) if "now" in self._needs else None,
-            update,
-            _optional_distances(weights_now, weights.initial),
-            endpoints,
+        # A number beyond float32 becomes infinite, as it should.
+        with np.errstate(over="ignore"):
+            rows = {
+                k: np.asarray(v, np.float32) for k, v in by_variable.items()
+            }
+        return Reading(
+            step=step,
+            epoch=epoch,
+            samples=observation.samples,
+            loss=observation.loss,
+            figures=numbers,
+            by_variable=rows,
+            variable_names=self._paths,
+            layers=layers,
+            histograms=(
+                self._histograms_of(observation) if self._histograms else {}
+            ),
         )
 
     def _learning_rate(self):
@@ -348,29 +300,18 @@ class Instruments:
             return float("nan")
         return float(np.asarray(optimizer.learning_rate))
 
-    def _histograms_of(self, measurement):
+    def _histograms_of(self, observation):
         histograms = {
             f"gradient/{path}": histogram(gradient)
-            for path, gradient in zip(self._paths, measurement.values)
+            for path, gradient in zip(self._paths, observation.gradient)
         }
-        norms = measurement.observed.get("squared_norms")
-        if norms is not None:
-            norms = np.sqrt(norms.sum(0, dtype=np.float64))
+        if observation.squared_norms is not None:
+            norms = np.sqrt(observation.squared_norms)
             histograms["sample_norms"] = histogram(norms)
         return histograms
 
 
-def _squares(arrays):
-    return np.array([squared_norm(array) for array in arrays])
-
-
 def _optional_distances(weights, others):
-    return None if others is None else squared_distances(weights, others)
-
-
-def _as_float64(array):
-    return None if array is None else np.asarray(array, np.float64)
-
-
-def _floats(values):
-    return tuple(float(value) for value in values)
+    if others is None:
+        return None
+    return figures.squared_distances(weights, others)

@@ -23,7 +23,7 @@ from keras_pergrad.gradient_health.premises import (
     has_no_noise,
 )
 from keras_pergrad.gradient_health.rate_judgements import wrong_rate
-from keras_pergrad.runs.store import HealthReading
+from keras_pergrad.runs.reading import Reading
 
 # The curvature that a layer sees grows with the square of its inputs: above
 # this scale, its largest stable rate is less than a hundredth of that for
@@ -353,9 +353,7 @@ def stop(readings, fit):
     return []
 
 
-def advise(
-    readings: Sequence[HealthReading], fit: FitRecord
-) -> list[HealthAdvice]:
+def advise(readings: Sequence[Reading], fit: FitRecord) -> list[HealthAdvice]:
     """Return the advice on a training, faults first.
 
     A cause is named instead of what follows from it: where the loss sums over

@@ -1,75 +1,56 @@
 """The fixed batch that gradients are measured on."""
 
+import contextlib
+
 import keras
-import numpy as np
-import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.common.refusal_messages import without_batch_mode
 from keras_pergrad.functions.batch_loss import MissingLoss
+from keras_pergrad.functions.given_batch import describe_batch
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.fit.train_function import look_ahead
-from keras_pergrad.keras_internals.graphs.runs import as_in_fit
+from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.state.model import preserve_random_state
 
 
-def as_batch(probe, name="probe"):
-    """Return (x, y, sample_weight) as tensors, from what the user gave."""
-    if not isinstance(probe, (tuple, list)) or not 1 <= len(probe) <= 3:
-        received = type(probe).__name__
-        if isinstance(probe, (tuple, list)):
-            received += f" of {len(probe)}"
-        raise ValueError(
-            f"`{name}` expected a batch: (x, y) or (x, y, sample_weight) of "
-            f"arrays. Received: a {received}"
-        )
-    batch = (*probe, None, None)[:3]
-    try:
-        batch = tf.nest.map_structure(_as_tensor, batch)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`{name}` expected arrays, or lists or dicts of arrays as the "
-            f"model takes them. Received: {_describe(probe)}, which is no "
-            f"tensor: {error}"
-        ) from None
-    sizes = {
-        tensor.shape[0] if tensor.shape.rank else None
-        for tensor in tf.nest.flatten(batch)
-        if tensor is not None
-    }
-    if len(sizes) != 1 or sizes & {None, 0}:
-        raise ValueError(
-            f"`{name}` expected x, y and sample_weight with the same number of "
-            f"samples on their first axis. Received: {_describe(probe)}"
-        )
-    return batch
+def build(model, batch):
+    """Build a model for a batch, if its first call does."""
+    with _explaining(model, batch), preserve_random_state():
+        build_symbolically(model, batch)
 
 
 def make_meter(model, batch, quantities=None):
-    """Return a `GradientMeter` that is ready to measure."""
+    """Return the `GradientMeter` of a batch."""
+    with _explaining(model, batch):
+        return GradientMeter(model, batch, quantities)
+
+
+@contextlib.contextmanager
+def _explaining(model, batch):
+    """Say of an error that it is of the probe."""
     try:
-        gradient_meter = GradientMeter(model, batch, quantities)
-        gradient_meter.prepare()
+        yield
     except MissingLoss as error:
         raise MissingLoss(f"GradientVariance: {error}.") from None
     except Exception as error:  # whatever a model may say to a wrong input
         raise ValueError(
             "`probe` expected a batch like those that model "
-            f"{model.name!r} is trained on. Received: {_describe(batch)}, for "
-            f"which its gradient cannot be computed: {error}"
+            f"{model.name!r} is trained on. Received: {describe_batch(batch)}, "
+            f"for which its gradient cannot be computed: {error}"
         ) from error
-    return gradient_meter
 
 
 def unmeasured_message(meter, instruments):
     """Return a message on what is not measured of the samples, or None."""
-    if meter.undefined is not None:
+    if meter.plan.undefined is not None:
         # The error advises another gradient mode, which does not help here.
-        reason = without_batch_mode(meter.undefined)
+        reason = without_batch_mode(meter.plan.undefined)
         return (
             f"no variance within the batch, since {reason} The other values "
             "are measured."
         )
-    if "alpha" in instruments and not meter.has_sample_losses:
+    if "alpha" in instruments and not meter.plan.has_losses:
         return (
             "no 'alpha', since each sample's own loss is not known: the "
             "model has a `compute_loss` of its own, or a loss that does "
@@ -105,18 +86,3 @@ def _no_first_batch(model):
         f"{type(model.distribute_strategy).__name__}. Received: probe=None. "
         "Pass one, such as GradientVariance(probe=(x[:64], y[:64]))."
     )
-
-
-def _as_tensor(part):
-    return None if part is None else tf.convert_to_tensor(as_in_fit(part))
-
-
-def _describe(probe):
-    names = ("x", "y", "sample_weight")
-    parts = [
-        f"{name} of shape {np.shape(tensor)}"
-        for name, part in zip(names, probe)
-        for tensor in tf.nest.flatten(part)
-        if tensor is not None
-    ]
-    return ", ".join(parts)

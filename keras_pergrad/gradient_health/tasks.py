@@ -105,12 +105,6 @@ def conflict_table(measurements):
     return "\n".join(as_text(columns, shown, columns[:2]))
 
 
-def add_task_figures(reading, conflicts):
-    """Return a reading with the figures of the tasks, too."""
-    figures = {**reading.figures, **conflicts.figures()}
-    return dataclasses.replace(reading, figures=figures)
-
-
 class TaskMeter:
     """Measures the inner products of the gradients of all compiled losses.
 

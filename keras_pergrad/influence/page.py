@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.runs.page import main, whole
+from keras_pergrad.common.page import main, whole
 
 _MAX_NUMBERS, _MAX_LETTERS = 12, 400
 _LEGEND = (

@@ -14,7 +14,7 @@ from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.optional import import_extra
 from keras_pergrad.common.text import as_text
-from keras_pergrad.gradient_health.probe_batch import as_batch
+from keras_pergrad.functions.given_batch import as_batch
 from keras_pergrad.influence import value_reader
 from keras_pergrad.influence.value_reader import (
     ValueReader,

@@ -4,23 +4,26 @@
 """
 
 from keras_pergrad.common.lazy_names import refuse_name as _refuse_name
-from keras_pergrad.runs.recording import export
-from keras_pergrad.runs.store import (
-    HealthReading,
-    Histogram,
+from keras_pergrad.runs.reading import Histogram, Reading
+from keras_pergrad.runs.records import (
     Run,
     RunRecordWarning,
+    export,
     list_runs,
     read_run,
 )
+from keras_pergrad.runs.run_info import RunInfo
+from keras_pergrad.runs.run_page import page
 
 __all__ = [
-    "HealthReading",
     "Histogram",
+    "Reading",
     "Run",
+    "RunInfo",
     "RunRecordWarning",
     "export",
     "list_runs",
+    "page",
     "read_run",
 ]
 

@@ -6,10 +6,15 @@ import warnings
 
 import numpy as np
 
-from keras_pergrad.runs import store
-from keras_pergrad.runs.store import Run, RunRecordWarning
+from keras_pergrad.runs import run_folder
+from keras_pergrad.runs.records import (
+    Run,
+    RunRecordWarning,
+    list_runs,
+    read_run,
+)
+from keras_pergrad.runs.run_info import COMPARABLE_FIELDS
 
-_COMPARED_SCALARS = ("loss", "gradient_norm", "gradient_variance")
 _MAX_NAMED = 5
 _PROBE_HINT = (
     "Unless one is given, the probe is the first batch, which each shuffle "
@@ -66,7 +71,7 @@ class AlignedRuns:
 def align(log_dir, max_steps):
     """Read the runs of one directory or several, and check them."""
     folders = directories(log_dir)
-    paths = [path for d in folders for path in store.list_runs(d)]
+    paths = [path for d in folders for path in list_runs(d)]
     loaded = list(map(_read_run, paths))  # No frame between, for the warning.
     readable = [run for run in loaded if run is not None]
     runs = [run for run in readable if len(run)]
@@ -74,7 +79,7 @@ def align(log_dir, max_steps):
     notes = [f"Without any record: {', '.join(empty)}."] if empty else []
     location = ", ".join(map(repr, folders))
     for directory in folders:
-        if os.path.isfile(os.path.join(directory, store.FILE)):
+        if run_folder.is_run(directory):
             raise ValueError(
                 "`log_dir` expected a directory that holds runs. Received: "
                 f"log_dir={directory!r}, which is one run. Pass "
@@ -119,8 +124,8 @@ def align(log_dir, max_steps):
 
 def _read_run(path):
     try:
-        return store.read_run(path, _COMPARED_SCALARS)
-    except store.DamagedRun as error:
+        return read_run(path)
+    except run_folder.DamagedRun as error:
         message = f"{error} The run is left out."
         warnings.warn(message, RunRecordWarning, stacklevel=4)
 
@@ -138,7 +143,7 @@ def directories(log_dir):
 
 
 def _require_comparable(runs):
-    for field in store.COMPARABLE_FIELDS:
+    for field in COMPARABLE_FIELDS:
         values = [run.info.get(field) for run in runs]
         majority = max(values, key=values.count)
         for run, value in zip(runs, values):

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.numbers import positive_integer
-from keras_pergrad.common.optional import import_extra
+from keras_pergrad.common.optional import import_if_there
 from keras_pergrad.runs import (
     alignment,
     divergence,
@@ -17,10 +17,11 @@ from keras_pergrad.runs import (
     findings,
     report,
     step_statistics,
-    store,
 )
+from keras_pergrad.runs.figures import NORM
 from keras_pergrad.runs.findings import Finding
 from keras_pergrad.runs.grouping import FIELDS, Grouping, mode_name, short_names
+from keras_pergrad.runs.records import list_runs
 
 
 @dataclasses.dataclass(repr=False)
@@ -157,11 +158,11 @@ def compare_runs(
             evenly.
 
     Returns:
-        A `RunComparison`.
+        A `RunComparison`. Without SciPy, which the extra `keras-pergrad[plot]`
+        installs, it lacks the interval of the variance and the p-values of few
+        runs, and says so in its notes.
 
     Raises:
-        ImportError: SciPy is not installed; the extra `keras-pergrad[compare]`
-            brings it.
         FileNotFoundError: `log_dir` is not a directory.
         ValueError: fewer than two runs have records, the runs have different
             models, losses or probe batches or another version, no two runs
@@ -193,8 +194,6 @@ def compare_runs(
         )
     max_steps = positive_integer("max_steps", max_steps)
     _require_no_directory(log_dir, by)
-    # Before the work.
-    import_extra("scipy.special", "Comparing runs", "compare")
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
     data, distances = step_statistics.compute_figures(aligned, grouping)
@@ -220,7 +219,7 @@ def _require_no_directory(log_dir, by):
     """Refuse a second directory of runs that was given as `by`."""
     if by in (None, *FIELDS) or not os.path.isdir(by):
         return
-    if isinstance(by, os.PathLike) or store.list_runs(by):
+    if isinstance(by, os.PathLike) or list_runs(by):
         both = [*alignment.directories(log_dir), os.fspath(by)]
         raise ValueError(
             f"`by` expected a tag of the runs, or one of {', '.join(FIELDS)}. "
@@ -235,7 +234,7 @@ def _run_summaries(aligned, grouping):
     summaries = []
     for r, (name, run) in enumerate(zip(aligned.names, aligned.runs)):
         steps = run.scalars["step"].tolist()
-        finite = np.isfinite(run.scalars["gradient_norm"])
+        finite = np.isfinite(run.scalars[NORM.name])
         nonfinite_steps = (
             s for s, is_finite in zip(steps, finite) if not is_finite
         )
@@ -266,6 +265,11 @@ def _notes(grouping, by, repeats):
         yield (
             f"{unknown} runs have no known seed and count as runs of "
             "different seeds; keras.utils.set_random_seed sets one."
+        )
+    if import_if_there("scipy.special") is None:
+        yield (
+            "The 95 % interval of the variance, and p-values of few runs, need "
+            "SciPy: pip install 'keras-pergrad[plot]'."
         )
     if grouping.repeats.any() and not repeats.any():
         yield (

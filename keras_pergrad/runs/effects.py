@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from keras_pergrad.common.optional import import_extra
+from keras_pergrad.common.optional import import_if_there
 from keras_pergrad.runs.grouping import equality_matrix
 
 REPEATS, SEEDS, RUNS = "repeats", "seeds", "runs"
@@ -36,7 +36,8 @@ class Effect:
         floor: the distance inside the groups.
         ratio: `distance` over `floor`, the effect size; 1 is no effect.
         probability: of such a ratio if the groups were alike; None if
-            undefined.
+            undefined, or `untested`.
+        untested: the test of so few runs needs SciPy, which is not installed.
         paired: whether runs of equal seeds were compared.
         confounded: no pair of runs of different groups has a yardstick, since
             the groups also differ in their seeds.
@@ -51,6 +52,7 @@ class Effect:
     floor: float = math.nan
     ratio: float = math.nan
     probability: float | None = None
+    untested: bool = False
     paired: bool = False
     confounded: bool = False
     besides: list[str] = dataclasses.field(default_factory=list)
@@ -60,7 +62,8 @@ class Effect:
         """Whether the runs that share a step tell chance from an effect."""
         if math.isnan(self.distance) or self.yardstick is None:
             return not math.isnan(self.distance)
-        return self.floor == 0 or self.probability is not None
+        is_tested = self.probability is not None
+        return self.floor == 0 or is_tested or self.untested
 
     @property
     def real(self) -> bool:
@@ -136,14 +139,15 @@ def _pair_statistics(distances, side, seeds, repeats, known_seeds, by_seed):
             confounded = not has_seed_pairs
     ratio = _ratio(distance, floor)
     is_testable = yardstick and np.isfinite(ratio)
+    probability = _p_value(distances, side, strata) if is_testable else None
+    has_scipy = import_if_there("scipy.special") is not None
     return {
         "distance": distance,
         "yardstick": yardstick,
         "floor": floor,
         "ratio": ratio,
-        "probability": _p_value(distances, side, strata)
-        if is_testable
-        else None,
+        "probability": probability,
+        "untested": bool(is_testable and probability is None and not has_scipy),
         "paired": paired,
         "confounded": confounded,
     }
@@ -229,8 +233,5 @@ def _f_test(distances, side, strata):
     if not freedom or not groups or not within:
         return None
     value = (between / groups) / (within / freedom)
-    return float(
-        import_extra("scipy.special", "Comparing runs", "compare").fdtrc(
-            groups, freedom, value
-        )
-    )
+    special = import_if_there("scipy.special")
+    return special and float(special.fdtrc(groups, freedom, value))

@@ -33,6 +33,9 @@ TEXTS = {
     "differ by{pairing} (p {probability:p}).",
     "groups_alike": "{who} show no difference beyond {noise}: {ratio:.2g} "
     "times what {yardstick} differ by{pairing} (p {probability:p}).",
+    "groups_untested": "{who} differ by {ratio:.2g} times what {yardstick} "
+    "differ by{pairing}; whether by chance is not tested, since SciPy is not "
+    "installed.",
     "besides": "They also differ in {besides:list}.",
     # All runs.
     "all_equal": "All {count} runs have the same gradients at {steps}, in "
@@ -175,6 +178,8 @@ def _group_finding(e):
     elif e.floor == 0:
         same = e.distance == 0
         kind = "groups_equal" if same else "groups_differ_from_equal"
+    elif e.untested:
+        kind = "groups_untested"
     else:
         kind = "groups_differ" if e.real else "groups_alike"
     who = f"{e.first} and {e.second}"
@@ -381,6 +386,8 @@ def _unknown_reasons(c, kinds):
     """Yield why nothing can be said."""
     if np.isnan(_rms(c.data["distance"])):
         yield "too few runs share a step"
+    if any(e.untested for e in c.groups):
+        yield "groups are tested with SciPy, which is not installed"
     if not all(e.compared and e.yardstick for e in c.groups):
         yield "not all groups could be judged"
     if "one_seed" in kinds:

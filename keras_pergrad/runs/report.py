@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_pergrad.common import text as tables
+from keras_pergrad.common.page import bullet_list, figure, main, whole
 from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import even_indices
 from keras_pergrad.runs.findings import format_share
-from keras_pergrad.runs.page import bullet_list, figure, main, whole
 from keras_pergrad.runs.step_statistics import MEANINGS
 
 _MAX_ROWS, _MAX_PAGE_ROWS, _MAX_SQUARES = 12, 40, 40
@@ -296,17 +296,7 @@ def content(comparison):
         f"{steps[-1]} · probe batch of {c.samples} samples</p>",
         f'<p class="first">{escape(c.answer)}</p>',
         bullet_list(c.verdict),
-        '<div class="charts">',
-        *[
-            figure(
-                chart.title,
-                drawing.chart(*chart_curves(chart, c.data)),
-                chart.note,
-            )
-            for chart in CHARTS
-        ],
-        _distance_map(c),
-        "</div>",
+        drawing.gallery(_charts(c)),
         f"<h2>Groups by {escape(c.by)}</h2>" if group_columns else "",
         _table(group_columns, c.groups) if group_columns else "",
         f"<h2>Where runs part by more than {c.tolerance:g}</h2>",
@@ -328,54 +318,31 @@ def _table(columns, items):
     return tables.as_html(*table(columns, items))
 
 
+def _charts(c):
+    """Yield the charts of a comparison, and a map of the runs."""
+    for chart in CHARTS:
+        drawn = drawing.chart(*chart_curves(chart, c.data))
+        yield figure(chart.title, drawn, chart.note)
+    if len(c.runs) <= _MAX_SQUARES:
+        yield _distance_map(c)
+
+
 def _distance_map(c):
     """Return a map of the distances of runs, sorted by group and seed."""
-    if len(c.runs) > _MAX_SQUARES:
-        return ""
     order = sorted(
         range(len(c.runs)),
         key=lambda r: (str(c.runs[r]["group"]), str(c.runs[r]["seed"]), r),
     )
-    distance = np.sqrt(np.maximum(c.apart, 0))
-    np.fill_diagonal(distance, 0)
-    positive = distance[distance > 0]
-    names = [escape(run["label"]) for run in c.runs]
-
-    def map_cell(a, b):
-        if a == b:
-            return '<td class="self"></td>'
-        label = f"{names[a]} – {names[b]}: {format_share(distance[a, b])}"
-        return (
-            f'<td title="{label}" {_cell_style(distance[a, b], positive)}></td>'
-        )
-
-    rows = "".join(
-        f'<tr><th scope="row">{names[a]}</th>'
-        f"{''.join(map_cell(a, b) for b in order)}</tr>"
-        for a in order
-    )
-    scale = (
-        f", from {format_share(positive.min())} (pale) to "
-        f"{format_share(positive.max())} (strong)"
-        if len(positive)
-        else ""
-    )
+    distances = np.sqrt(np.maximum(c.apart, 0))
+    np.fill_diagonal(distances, 0)
+    title = "Run against run"
     return figure(
-        "Run against run",
-        f'<table class="map">{rows}</table>',
-        "Columns are in the order of the rows; dots are a run and itself. "
-        f"Distance over the gradient's norm, mean over the steps{scale}; "
-        "empty is equal, hatched is unknown.",
+        title,
+        drawing.distance_map(
+            title,
+            [c.runs[r]["label"] for r in order],
+            distances[np.ix_(order, order)],
+        ),
+        "Distance over the gradient's norm, mean over the steps. Columns are "
+        "in the order of the rows; = is equal, ? is unknown.",
     )
-
-
-def _cell_style(value, distances):
-    """Return the attributes of a distance's square, among all distances."""
-    if np.isnan(value):
-        return 'class="none"'
-    if value == 0:
-        return ""
-    low, high = np.log(distances.min()), np.log(distances.max())
-    position = (np.log(value) - low) / (high - low) if high > low else 0.6
-    color = f"color-mix(in srgb,var(--c1) {15 + 80 * position:.0f}%,"
-    return f'style="background:{color}transparent)"'

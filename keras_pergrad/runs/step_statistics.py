@@ -12,7 +12,8 @@ To add a figure, add an entry to `MEANINGS`; compute it in
 
 import numpy as np
 
-from keras_pergrad.common.optional import import_extra
+from keras_pergrad.common.optional import import_if_there
+from keras_pergrad.runs.figures import NORM, VARIANCE
 from keras_pergrad.runs.grouping import equality_codes, equality_matrix
 
 _NUMBERS_AT_ONCE = 2**22
@@ -54,7 +55,7 @@ def compute_figures(aligned, grouping):
     units = grouping.units
     loss, norm, variance = (
         _nonfinite_to_nan(aligned.scalars(name))
-        for name in ("loss", "gradient_norm", "gradient_variance")
+        for name in ("loss", NORM.name, VARIANCE.name)
     )
     sampling = unit_average(variance, units) / aligned.infos[0]["probe_samples"]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -134,7 +135,7 @@ def _block_figures(sketches, distances, members, repeats):
 def _blocks(aligned):
     """Yield steps that the same runs have: (indices, runs, sketches)."""
     size = aligned.infos[0]["sketch_size"]
-    finite = np.isfinite(aligned.scalars("gradient_norm"))
+    finite = np.isfinite(aligned.scalars(NORM.name))
     is_present = (aligned.rows >= 0) & finite
     patterns, pattern_ids = np.unique(is_present, axis=0, return_inverse=True)
     for k, pattern in enumerate(patterns):
@@ -186,7 +187,9 @@ def _variance_interval(variance, distances, members, size):
     # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at
     # most the number of runs less one: the interval is too wide rather than
     # too narrow. The sketch adds its own 2/(S·directions).
-    special = import_extra("scipy.special", "Comparing runs", "compare")
+    special = import_if_there("scipy.special")
+    if special is None:
+        return np.full((2, len(variance)), np.nan)
     count = len(members)
     max_directions = count - 1
     if count < members.shape[1]:

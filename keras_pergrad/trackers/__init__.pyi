@@ -1,4 +1,3 @@
-from keras_pergrad.trackers.html_page import Page as Page
 from keras_pergrad.trackers.services import MLflow as MLflow
 from keras_pergrad.trackers.services import TensorBoard as TensorBoard
 from keras_pergrad.trackers.services import WandB as WandB

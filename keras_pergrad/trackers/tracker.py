@@ -36,7 +36,7 @@ class Tracker(NamedArguments):
         """Write a measurement.
 
         Args:
-            reading: a `runs.HealthReading`; its `step` counts the
+            reading: a `runs.Reading`; its `step` counts the
                 optimizer's updates, so a `fit` that resumes goes on with it.
         """
 
@@ -63,7 +63,7 @@ class Tracker(NamedArguments):
         """Return the numbers of a reading by name, without undefined ones.
 
         Args:
-            reading: a `runs.HealthReading`.
+            reading: a `runs.Reading`.
 
         Returns:
             A dict of the figures by their names in the logs, and of those of

@@ -12,8 +12,10 @@ import json
 import pathlib
 import sys
 
+import numpy as np
+
 from keras_pergrad.gradient_health.fit_record import FitRecord
-from keras_pergrad.runs.store import HealthReading
+from keras_pergrad.runs import Reading
 from tests.gradient_health import trainings
 
 FILE = pathlib.Path(__file__).with_name("recorded_trainings.json")
@@ -37,17 +39,19 @@ def recorded(task, fault):
     """Return the readings of a training, and its `FitRecord`."""
     kept = _recordings()[f"{task} {fault}"]
     readings = [
-        HealthReading(
-            step,
-            kept["samples"],
-            dict(zip(FIGURES, figures)),
-            {},
-            tuple(kept["variables"]),
+        Reading(
+            step=step,
+            samples=kept["samples"],
+            figures=dict(zip(FIGURES, figures)),
+            by_variable={},
+            variable_names=tuple(kept["variables"]),
         )
         for step, *figures in kept["readings"]
     ]
     for place, figures in kept["by_variable"].items():
-        readings[int(place)].by_variable.update(figures)
+        readings[int(place)].by_variable.update(
+            {k: np.array(v, "float32") for k, v in figures.items()}
+        )
     fit = {name: _tuples(value) for name, value in kept["fit"].items()}
     return readings, FitRecord(**fit)
 
@@ -62,7 +66,8 @@ def as_json(readings, fit):
         "readings": figures,
         "by_variable": {
             str(k): {
-                name: readings[k].by_variable[name] for name in BY_VARIABLE
+                name: readings[k].by_variable[name].tolist()
+                for name in BY_VARIABLE
             }
             for k in (0, -1)
         },

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.gradient_health import (
+    adviser,
     evidence,
-    gradient_records,
     premises,
 )
 from keras_pergrad.gradient_health.fit_record import FitRecord, FitRecorder
 from keras_pergrad.gradient_health.judgements import advise
-from keras_pergrad.runs.store import HealthReading
+from keras_pergrad.runs import Reading
 from tests.gradient_health import trainings
 from tests.gradient_health.recorded import recorded
 from tests.marks import few
@@ -84,9 +84,14 @@ def test_a_loss_that_is_not_finite_is_named():
 
 def made(snr, evidence=-1.0, n=64, count=4):
     figures = {"gradient_snr": snr, "gradient_early_stopping": evidence}
-    norms = {"norm": (1.0,)}
     return [
-        HealthReading(k, n, figures, norms, ("dense/kernel",))
+        Reading(
+            step=k,
+            samples=n,
+            figures=figures,
+            by_variable={"norm": np.ones(1, "float32")},
+            variable_names=("dense/kernel",),
+        )
         for k in range(count)
     ]
 
@@ -182,12 +187,16 @@ def test_the_scale_of_inputs_that_change_their_sign():
     """Two samples, of inputs 100 and −100: the mean of gradients is zero."""
     slope = 3.0  # ‖gradient of the bias‖, in both samples
     kernel = np.array([1, -1]) * 100 * slope * 2  # of four inputs
-    moments = {
-        "norm": (0.0, slope),
-        "variance": (kernel.var(ddof=1), 0.0),
-    }
-    names = "dense/kernel", "dense/bias"
-    reading = HealthReading(1, 2, {}, moments, names)
+    reading = Reading(
+        step=1,
+        samples=2,
+        figures={},
+        by_variable={
+            "norm": np.float32([0.0, slope]),
+            "variance": np.float32([kernel.var(ddof=1), 0.0]),
+        },
+        variable_names=("dense/kernel", "dense/bias"),
+    )
     fit = sound(input_scale=100.0, shapes=((4, 3), (3,)))
     (one,) = advise([reading], fit)
     assert one.name == "inputs_not_normalised"
@@ -415,7 +424,7 @@ def test_a_rate_that_clipping_needs_is_no_fault():
         return advise(*args)
 
     how = {"batch_size": 64, "epochs": 6, "verbose": 0, "callbacks": [watch]}
-    with mock.patch.object(gradient_records, "advise", spy):
+    with mock.patch.object(adviser, "advise", spy):
         model.fit(x[:1200], y[:1200], **how)
     assert watch.advice == []
     readings, fit = given
@@ -431,7 +440,7 @@ def record(model, x, y, sample_weight=None):
     batch = [
         None if p is None else tf.constant(p) for p in (x, y, sample_weight)
     ]
-    recorder = FitRecorder(model, batch, 8)
+    recorder = FitRecorder(model, batch, batch_size=8)
     recorder.record_reading(1.0)
     return recorder.record()
 

@@ -7,8 +7,10 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.functions.batch_loss import MissingLoss
-from keras_pergrad.gradient_health.batch_gradient import BatchGradient
+from keras_pergrad.gradient_health.figures import read_basic
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
+from keras_pergrad.gradient_health.observation import Observation
+from keras_pergrad.keras_internals.models.parts import build_symbolically
 from tests import oracle, zoo
 from tests.models.making import assert_equal, compiled, net
 
@@ -24,7 +26,12 @@ def tensors(*parts):
 
 
 def meter_of(model, *batch):
-    return GradientMeter(compiled(model, jit_compile=False), tensors(*batch))
+    """Return the meter of a batch, of a model that is compiled if need be."""
+    batch = tensors(*batch)
+    if not model.compiled:
+        compiled(model, jit_compile=False)
+    build_symbolically(model, batch)
+    return GradientMeter(model, batch)
 
 
 @pytest.mark.parametrize("maker", ["functional", "sequential"])
@@ -36,56 +43,57 @@ def test_it_agrees_with_the_oracle(maker):
             layer.rate = 0.0
     compiled(model, loss=LOSS)
     batch = tensors(x, y, weights)
-    meter = GradientMeter(model, batch)
+    meter = meter_of(model, x, y, weights)
     found = meter.measure()
-    assert meter.undefined is None
-    norms = [np.linalg.norm(g) for g in found.values]
-    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    assert meter.plan.undefined is None
+    figures, by_variable = read_basic(found)
+    norms = [np.linalg.norm(g) for g in found.gradient]
+    np.testing.assert_allclose(by_variable["norm"], norms, rtol=1e-5)
     each = kpg.gradient_statistics(model, x, y, weights, per_variable=True)
-    np.testing.assert_allclose(found.norms, [g.norm for g in each], 1e-4)
+    np.testing.assert_allclose(norms, [g.norm for g in each], 1e-4)
     traces = [g.variance for g in each]
-    np.testing.assert_allclose(found.variances, traces, rtol=1e-3)
+    np.testing.assert_allclose(found.traces, traces, rtol=1e-3)
     whole = kpg.gradient_statistics(model, x, y, weights)
-    for name, rel in (
-        ("variance", 1e-4),
-        ("norm", 1e-4),
-        ("squared_true_norm", 1e-3),
-    ):
-        expected = pytest.approx(getattr(whole, name), rel=rel)
-        assert getattr(found, name) == expected
+    for name in ("variance", "norm"):
+        expected = pytest.approx(getattr(whole, name), rel=1e-4)
+        assert figures[f"gradient_{name}"] == expected
+    true = figures["gradient_snr"] * found.trace / found.samples
+    assert true == pytest.approx(whole.squared_true_norm, rel=1e-3)
     if maker == "sequential":
         expected = oracle.batch_gradient(model, *batch)
-        oracle.assert_agree(found.values, expected)
+        oracle.assert_agree(found.gradient, expected)
         samples = oracle.per_sample_gradients(model, *batch)
         traces = [np.var(g, 0, ddof=1).sum() for g in samples]
-        np.testing.assert_allclose(found.variances, traces, rtol=1e-3)
+        np.testing.assert_allclose(found.traces, traces, rtol=1e-3)
 
 
 def test_each_variables_snr_and_noise_scale():
-    found = BatchGradient(
-        samples=4,
-        loss=0.0,
-        values=[],
-        squared_norms=np.array([3.0, 1.0, 4.0, 0.0]),
-        variances=np.array([4.0, 8.0, 0.0, 0.0]),
-    )
+    def read(squared_means, traces):
+        return read_basic(
+            Observation(
+                samples=4,
+                loss=0.0,
+                gradient=[],
+                squared_means=np.array(squared_means),
+                traces=None if traces is None else np.array(traces),
+            )
+        )
+
+    squares, traces = [3.0, 1.0, 4.0, 0.0], [4.0, 8.0, 0.0, 0.0]
+    _, found = read(squares, traces)
     # ‖G‖² is 2, −1, 4 and 0.
     np.testing.assert_array_equal(
-        found.noise_scales, [2.0, np.nan, 0.0, np.nan]
+        found["noise_scale"], [2.0, np.nan, 0.0, np.nan]
     )
-    np.testing.assert_array_equal(found.snrs, [2.0, -0.5, np.nan, np.nan])
+    np.testing.assert_array_equal(found["snr"], [2.0, -0.5, np.nan, np.nan])
     for k in range(4):
-        one = BatchGradient(
-            4, 0.0, [], found.squared_norms[k:][:1], found.variances[k:][:1]
-        )
-        for whole, each in (
-            (one.noise_scale, found.noise_scales[k]),
-            (one.snr, found.snrs[k]),
-        ):
-            assert np.isnan(each) if whole is None else each == whole
-    found.variances = None
-    assert np.isnan(found.noise_scales).all()
-    assert found.snrs.shape == (4,)
+        one, _ = read(squares[k:][:1], traces[k:][:1])
+        for name in ("noise_scale", "snr"):
+            whole, each = one[f"gradient_{name}"], found[name][k]
+            np.testing.assert_array_equal(whole, each)
+    figures, by_variable = read(squares, None)
+    assert set(figures) == {"gradient_norm"}
+    assert set(by_variable) == {"norm"}
 
 
 def test_regularisers_are_in_the_loss_and_not_in_the_gradient():
@@ -99,7 +107,7 @@ def test_regularisers_are_in_the_loss_and_not_in_the_gradient():
 
     plain, penalised = measured(None), measured("l2")
     assert penalised.loss > plain.loss
-    assert_equal(penalised.values, plain.values, rtol=1e-5)
+    assert_equal(penalised.gradient, plain.gradient, rtol=1e-5)
 
 
 def test_a_variable_without_influence_has_a_zero_gradient():
@@ -107,12 +115,12 @@ def test_a_variable_without_influence_has_a_zero_gradient():
     outputs = layers.Dense(2, name="used")(inputs)
     unused = layers.Dense(1, name="unused")(inputs)
     model = compiled(keras.Model(inputs, [outputs, unused]), loss=["mse", None])
-    batch = tensors(np.ones((4, 3), "float32"), [np.ones((4, 2)), None])
-    found = GradientMeter(model, batch).measure(2)
-    assert found.bitwise_equal_variables == 4
-    assert [n > 0 for n in found.norms] == [True, True, False, False]
-    assert found.variances[2:].tolist() == [0, 0]
-    assert found.repeat_deviations.tolist() == [0, 0, 0, 0]
+    batch = np.ones((4, 3), "float32"), [np.ones((4, 2)), None]
+    found = meter_of(model, *batch).measure(2)
+    assert found.repeats.equal_variables == 4
+    assert [n > 0 for n in found.squared_means] == [True, True, False, False]
+    assert found.traces[2:].tolist() == [0, 0]
+    assert found.repeats.deviations.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "float64"])
@@ -123,13 +131,14 @@ def test_float_types(policy):
     compiled(model, loss=LOSS, optimizer="adam")
     x, y, _ = zoo.data()
     x = x.astype(keras.config.floatx())
-    found = GradientMeter(model, tensors(x, y)).measure()
-    assert {g.dtype.name for g in found.values} == {keras.config.floatx()}
+    found = meter_of(model, x, y).measure()
+    assert {g.dtype.name for g in found.gradient} == {keras.config.floatx()}
     compiled(model, loss=LOSS)
     known = kpg.gradient_statistics(model, x, y)
     rel = 1e-9 if policy == "float64" else 2e-2
-    assert found.norm == pytest.approx(known.norm, rel=rel)
-    assert found.variance == pytest.approx(known.variance, rel=rel)
+    figures, _ = read_basic(found)
+    assert figures["gradient_norm"] == pytest.approx(known.norm, rel=rel)
+    assert found.trace == pytest.approx(known.variance, rel=rel)
 
 
 class Noisy(layers.Layer):
@@ -163,12 +172,13 @@ def test_repetitions_that_differ_are_found():
     model = net(layers.Dense(3), Noisy(), shape=(3,), units=None)
     found = meter_of(model, x, 0 * x).measure(4)
     # The last of four is the farthest, by three steps.
-    largest = found.repeat_deviations[2]
-    assert found.repeat_deviations[:2].tolist() == [0, 0]
+    largest = found.repeats.deviations[2]
+    assert found.repeats.deviations[:2].tolist() == [0, 0]
     assert largest == pytest.approx(0.003, rel=0.02)
-    share = found.norms[2] / found.norm
-    assert found.repeat_deviation == pytest.approx(largest * share, rel=1e-3)
-    assert found.bitwise_equal_variables == 2
+    share = np.sqrt(found.squared_means[2] / found.squared_mean)
+    deviation = pytest.approx(largest * share, rel=1e-3)
+    assert found.repeats.deviation == deviation
+    assert found.repeats.equal_variables == 2
 
 
 class NeedsTwo(layers.Layer):
@@ -193,11 +203,11 @@ def test_a_layer_that_needs_several_samples_has_variances(error):
     model = net(layers.Dense(2), NeedsTwo(error), shape=(2,), units=None)
     meter = meter_of(model, x, x)
     found = meter.measure(2)
-    assert meter.undefined is None
-    assert found.variances is not None
-    assert found.norm > 0
-    assert found.repeat_deviation == 0
-    assert meter.measure().norm == found.norm
+    assert meter.plan.undefined is None
+    assert found.traces is not None
+    assert found.squared_mean > 0
+    assert found.repeats.deviation == 0
+    assert meter.measure().squared_mean == found.squared_mean
 
 
 def test_a_model_without_a_loss_is_refused():
@@ -206,10 +216,10 @@ def test_a_model_without_a_loss_is_refused():
     x = np.ones((2, 2), "float32")
     model = compiled(net(*parts, shape=(2,), units=None), loss=None)
     with pytest.raises(MissingLoss, match=r"Expected compile\(loss=\.\.\.\)"):
-        GradientMeter(model, tensors(x, x)).measure()
+        meter_of(model, x, x)
     parts.append(layers.ActivityRegularization(l2=1.0))
     model = compiled(net(*parts, shape=(2,), units=None), loss=None)
-    assert GradientMeter(model, tensors(x, x)).measure().norm > 0
+    assert meter_of(model, x, x).measure().squared_mean > 0
 
 
 def test_a_model_without_variables_is_refused():

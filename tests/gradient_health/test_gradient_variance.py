@@ -1,7 +1,9 @@
 """The callback in `fit`: what it logs, records, refuses and leaves alone."""
 
 import csv
+import os
 import re
+import resource
 import subprocess
 import sys
 import warnings
@@ -13,8 +15,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
-from keras_pergrad.gradient_health.run_log import architecture, fingerprint
 from keras_pergrad.runs import RunRecordWarning, list_runs, read_run
+from keras_pergrad.runs.description import architecture, fingerprint
 from tests import zoo
 from tests.marks import few
 from tests.models.making import assert_equal, compiled, net, trained, weights
@@ -94,6 +96,10 @@ CASES = {
 }
 
 
+def norms_of(watch):
+    return [reading.figures["gradient_norm"] for reading in watch.readings]
+
+
 @pytest.mark.parametrize(
     "case", few(CASES, ["eager", "clipped, noisy", "accumulated"])
 )
@@ -112,10 +118,9 @@ def test_training_is_the_same_to_the_bit(case):
         more = set(logs) - set(alone)
         if isinstance(model, kpg.PerGradModel):
             more = {k for k in more if "train" not in k}
-        assert len(watch.measurements) >= 2
+        assert len(watch.readings) >= 2
         if not options:
             assert more == keys
-    assert len(watch.readings) >= 2
     # It needs losses of samples, which the others add to or mix.
     if case not in ("batch norm", "dropout, add_loss", "vectorized"):
         assert all("gradient_alpha" in r.figures for r in watch.readings)
@@ -129,16 +134,17 @@ def test_the_probe_measures_what_the_functions_tell():
     assert logs["gradient_norm"][-1] == pytest.approx(known.norm, rel=1e-5)
     trace = pytest.approx(known.variance, rel=1e-4)
     assert logs["gradient_variance"][-1] == trace
-    last = watch.measurements[-1]
+    last = watch.readings[-1].by_variable
     each = kpg.gradient_statistics(model, X, Y, WEIGHTS, per_variable=True)
     for k, one in enumerate(each):
-        assert last.norms[k] == pytest.approx(one.norm, rel=1e-4)
-        assert last.variances[k] == pytest.approx(one.variance, rel=1e-3)
+        assert last["norm"][k] == pytest.approx(one.norm, rel=1e-4)
+        assert last["variance"][k] == pytest.approx(one.variance, rel=1e-3)
         if one.squared_true_norm > 0:
             scale = pytest.approx(one.noise_scale, rel=0.01)
-            assert last.noise_scales[k] == scale
-    assert last.snrs.shape == last.noise_scales.shape == last.norms.shape
-    assert last.values == []
+            assert last["noise_scale"][k] == scale
+    shapes = {values.shape for values in last.values()}
+    assert shapes == {(len(model.trainable_variables),)}
+    assert {values.dtype.name for values in last.values()} == {"float32"}
 
 
 def test_the_default_probe_is_the_first_batch():
@@ -146,9 +152,9 @@ def test_the_default_probe_is_the_first_batch():
     for probe in (None, (X[:8], Y[:8])):
         watch = GradientVariance(probe=probe)
         fit(make(), watch, epochs=2)
-        found.append([m.norm for m in watch.measurements])
+        found.append(norms_of(watch))
     assert found[0] == found[1]
-    assert watch.measurements[0].samples == 8
+    assert watch.readings[0].samples == 8
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def test_it_measures_at_steps_that_give_a_curve(
     watch = GradientVariance(probe=PROBE, repeats=1, **options)
     logs = fit(make(**compiling), watch, epochs=epochs).history
     assert watch.steps == expected
-    last = {(s - 1) // 3: m.norm for s, m in zip(expected, watch.measurements)}
+    last = {(s - 1) // 3: norm for s, norm in zip(expected, norms_of(watch))}
     assert logs.get("gradient_norm", []) == list(last.values())
     assert bool(PROBE_KEYS & set(logs)) == bool(expected)
 
@@ -185,7 +191,7 @@ def test_statistics_of_the_training_batches(mode, own):
     for name in ("norm", "variance", "noise_scale"):
         given, right = found[f"train_gradient_{name}"], f"gradient_{name}"
         np.testing.assert_allclose(given, expected[right], rtol=1e-3)
-    assert found["gradient_norm"][-1] == watch.measurements[-1].norm
+    assert found["gradient_norm"][-1] == norms_of(watch)[-1]
     # Afterwards the model is as it was compiled.
     assert not model.step_options.is_watched
     assert ("gradient_norm" in fit(model).history) == own
@@ -216,13 +222,13 @@ def test_a_run_is_recorded(tmp_path):
     for key in PROBE_KEYS:
         np.testing.assert_array_equal(run.scalars[key][2::3], logs[key])
     assert (run.scalars["loss"] > 0).all()
-    norms = np.linalg.norm(run.norms, axis=1)
+    norms = np.linalg.norm(run.read("norms"), axis=1)
     expected = run.scalars["gradient_norm"]
     np.testing.assert_allclose(norms, expected, rtol=1e-5)
-    sums = run.variances.sum(1)
+    sums = run.read("variances").sum(1)
     expected = run.scalars["gradient_variance"]
     np.testing.assert_allclose(sums, expected, rtol=1e-5)
-    sketched = np.linalg.norm(run.sketches, axis=1)
+    sketched = np.linalg.norm(run.read("sketches"), axis=1)
     np.testing.assert_allclose(sketched, norms, rtol=0.15)
     info = run.info
     assert info["architecture"] == architecture(model)
@@ -255,7 +261,8 @@ def test_equal_runs_have_equal_records_and_fingerprints(tmp_path):
     for run in runs[1:]:
         for key in ("architecture", "probe", "machine", "seed"):
             assert run.info[key] == runs[0].info[key]
-        np.testing.assert_array_equal(run.sketches, runs[0].sketches)
+        sketches = run.read("sketches"), runs[0].read("sketches")
+        np.testing.assert_array_equal(*sketches)
         assert run.scalars["gradient_repeat_deviation"].tolist() == [0]
         assert run.scalars["bitwise_equal_variables"].tolist() == [6]
 
@@ -339,15 +346,21 @@ def test_a_new_name_for_every_fit(tmp_path):
 def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys):
     watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
 
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
     class Fill(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1:  # SQLite's own way to say how large it may be
-                full = "PRAGMA max_page_count = 1"
-                watch._handlers[-1]._run._writer._connection.execute(full)
+            if epoch == 1:  # no file may be larger now
+                size = os.path.getsize(f"{watch.run_directory}/arrays.f32")
+                most = size + 8, limits[1]
+                resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
-    logs = fit(make(), watch, Fill(), epochs=4).history
+    try:
+        logs = fit(make(), watch, Fill(), epochs=4).history
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert capsys.readouterr().out.count("records stopped at step 6") == 1
-    assert "disk is full" in watch.messages[0]
+    assert "File too large" in watch.messages[0]
     assert len(watch.messages) == 1
     assert len(logs["gradient_norm"]) == 4
     assert len(read_run(watch.run_directory)) == 1
@@ -362,7 +375,7 @@ def test_a_model_that_has_diverged_is_recorded(tmp_path):
     run = read_run(watch.run_directory)
     assert run.scalars["step"].tolist() == [3]
     assert np.isnan(run.scalars["loss"]).all()
-    assert np.isnan(run.sketches).any()
+    assert np.isnan(run.read("sketches")).any()
 
 
 def test_a_run_with_another_first_batch_is_told_before_it_trains(tmp_path):
@@ -396,8 +409,8 @@ def test_two_of_them_watch_at_once():
     one, other = GradientVariance(PROBE), GradientVariance(every=1)
     model = pergrad("vectorized")
     fit(model, one, other)
-    assert one.measurements[-1].samples == 6
-    assert len(other.measurements) == 3
+    assert one.readings[-1].samples == 6
+    assert len(other.readings) == 3
     assert not model.step_options.is_watched
     assert set(fit(model).history) == {"accuracy", "loss"}
     placement = kpg.callbacks.DevicePlacement()
@@ -437,7 +450,7 @@ def test_two_of_them_watch_at_once():
         ),
         (TRAINING | {"probe": (X, Y)}, "a probe, which would not be measured"),
         (TRAINING | {"repeats": 3}, "repeats=3, but a step runs once"),
-        (TRAINING | {"log_dir": "runs"}, "log_dir='runs'.*trackers.Page"),
+        (TRAINING | {"log_dir": "runs"}, "log_dir='runs'.*kpg.trackers"),
         (TRAINING | ALPHA, "'alpha', which needs.*source='probe'"),
         ({"trackers": "logs"}, SUCH),
         ({"trackers": [1]}, SUCH),
@@ -535,9 +548,10 @@ def test_samples_without_gradients_are_explained_once(maker, capsys):
     assert "gradient_mode=" not in printed  # it trains by "batch" already
     assert len(logs["gradient_norm"]) == 2
     assert "gradient_variance" not in logs
-    assert watch.measurements[-1].norm > 0
-    assert watch.measurements[-1].repeat_deviation == 0
-    assert watch.measurements[-1].variances is None
+    last = watch.readings[-1]
+    assert last.figures["gradient_norm"] > 0
+    assert last.figures["gradient_repeat_deviation"] == 0
+    assert set(last.by_variable) == {"norm", "repeat_deviation"}
 
 
 def test_under_a_distribution_strategy(tmp_path):
@@ -550,7 +564,7 @@ def test_under_a_distribution_strategy(tmp_path):
     watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
     assert_equal(weights_after(watch), weights_after())
     assert len(read_run(watch.run_directory)) == 2
-    assert watch.measurements[-1].norm > 0
+    assert norms_of(watch)[-1] > 0
     with pytest.raises(ValueError, match="the first one cannot be looked at"):
         weights_after(GradientVariance())
 
@@ -604,4 +618,4 @@ def test_a_killed_training_loses_at_most_one_record(tmp_path):
         assert steps == list(range(1, len(steps) + 1))
         # Of the last one nobody was told, or it was not finished.
         assert len(steps) - int(said) in (0, 1)
-        assert len(run.sketches) == len(steps)
+        assert len(run.read("sketches")) == len(steps)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras_pergrad.callbacks import GradientVariance
 from keras_pergrad.gradient_health import figures
 from keras_pergrad.gradient_health.instruments import histogram
+from keras_pergrad.gradient_health.observation import Observation
 from tests.gradient_health import health_models, health_oracle
 from tests.models.making import compiled, net, trained
 
@@ -104,22 +105,31 @@ def test_alpha_is_the_place_on_a_parabola(float64, rate, expected):
     assert figures["gradient_alpha"] == pytest.approx(expected, abs=1e-9)
 
 
+def fitted_alpha(losses, slopes, loss=(0.0, 0.0), slope=(0.0, 0.0), length=1):
+    """Return alpha; `loss` and `slope` are the variances."""
+    return figures.fit_alpha(
+        length,
+        losses=losses,
+        slopes=slopes,
+        loss_variances=loss,
+        slope_variances=slope,
+    )
+
+
 def test_alpha_where_the_parabola_bends_down_or_is_not_finite():
-    none = (0.0, 0.0)
-    assert figures.fit_alpha(1, (0, -2), (-1, -3), none, none) == -1
+    assert fitted_alpha((0, -2), (-1, -3)) == -1
     # Up from the start, on a parabola that bends up.
-    assert figures.fit_alpha(1, (0, 2), (1, 3), none, none) < -1
-    nan = (float("nan"), 1.0)
-    assert np.isnan(figures.fit_alpha(1, nan, (1, 1), none, none))
+    assert fitted_alpha((0, 2), (1, 3)) < -1
+    assert np.isnan(fitted_alpha((float("nan"), 1.0), (1, 1)))
 
 
 def test_noisy_ends_count_less():
     """With slopes that cannot be trusted the losses decide, and so on."""
     sure, unsure = (1e-6, 1e-6), (1e6, 1e6)
     losses, slopes = (1.0, 1.0), (-1.0, 0.0)
-    by_losses = figures.fit_alpha(1, losses, slopes, sure, (1e-6, 1e6))
+    by_losses = fitted_alpha(losses, slopes, sure, (1e-6, 1e6))
     assert by_losses == pytest.approx(1, abs=1e-3)
-    by_slopes = figures.fit_alpha(1, losses, slopes, unsure, sure)
+    by_slopes = fitted_alpha(losses, slopes, unsure, sure)
     assert by_slopes == pytest.approx(0, abs=1e-3)
 
 
@@ -128,12 +138,12 @@ def test_alpha_has_no_unit():
     losses, loss_noise = (1.0, 0.7), (0.1, 0.3)
     slopes, slope_noise = np.array([-1.0, -0.2]), np.array([0.5, 0.2])
     found = [
-        figures.fit_alpha(
-            length,
+        fitted_alpha(
             losses,
             slopes / length,
             loss_noise,
             slope_noise / length**2,
+            length=length,
         )
         for length in (1.0, 4.0)
     ]
@@ -146,15 +156,17 @@ def test_figures_of_three_samples_by_hand():
     mean, squares = g.mean(0), np.square(g).sum(0)
     off, size = g - mean, np.linalg.norm(mean)
     ratio = (mean**2 / g.var(0)).mean()
-    seen = figures.Observation(
-        3,
-        ("weight",),
-        np.array([size**2]),
-        np.array([g.var(0, ddof=1).sum()]),
+    seen = Observation(
+        samples=3,
+        loss=0.5,
+        gradient=[mean],
+        names=("weight",),
+        squared_means=np.array([size**2]),
+        traces=np.array([g.var(0, ddof=1).sum()]),
         squared_norms=np.square(g).sum(1),
         dots=g @ mean,
         ratios=figures.snr_sums([mean], [tf.constant(squares)], 3).numpy(),
-        loss=0.5,
+        data_loss=0.5,
         learning_rate=0.1,
     )
     along = (g @ mean)[:, None] * mean / size**2
@@ -163,7 +175,7 @@ def test_figures_of_three_samples_by_hand():
         (figures.inner_product_test, np.square(off @ mean / size).sum()),
         (figures.orthogonality_test, np.square(g - along).sum()),
     ):
-        (found,) = ask(seen).figures.values()
+        (found,) = ask(seen).values
         assert found == pytest.approx(np.sqrt(square / 3 / 2) / size)
     for ask, right in (
         (figures.cabs, 0.1 * g.var(0).sum() / 0.5),
@@ -171,7 +183,7 @@ def test_figures_of_three_samples_by_hand():
         (figures.stopping_evidence, 1 - 2 * ratio),
     ):
         answer = ask(seen)
-        assert [*answer.figures.values()] == pytest.approx([right])
+        assert [*answer.values] == pytest.approx([right])
         for values in answer.by_variable.values():
             assert list(values) == pytest.approx([right])
 
@@ -221,8 +233,8 @@ def test_one_sample_has_no_tests_and_it_is_said_once():
     assert {"update_ratio", "distance", "vanishing_layers"} <= found
     assert not {"norm_test", "alpha", "dead_units", "cabs"} & found
     assert not {"variance", "noise_scale", "snr"} & found
-    measured = watch.measurements[0]
-    assert measured.variance is measured.noise_scale is measured.snr is None
+    assert set(watch.readings[0].by_variable) >= {"norm", "distance"}
+    assert "variance" not in watch.readings[0].by_variable
 
 
 def test_batch_normalization_leaves_what_needs_no_samples(capsys):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.gradient_health.run_log import architecture, settings
+from keras_pergrad.runs.description import architecture, settings
 from tests.models.making import net
 
 layers = keras.layers

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.callbacks import GradientVariance
-from keras_pergrad.gradient_health.run_log import compiled_loss
 from keras_pergrad.runs import read_run
+from keras_pergrad.runs.description import compiled_loss
 from keras_pergrad.runs.grouping import Grouping
 from tests.models.making import net
 

@@ -8,6 +8,7 @@ import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
 from tests.gradient_health import health_models, health_oracle
 from tests.models.making import assert_equal, compiled, net, weights
+from tests.trackers.fits import Kept
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(22, 4))
@@ -257,11 +258,12 @@ def test_models_are_refused_before_training(maker, message):
 
 
 @pytest.mark.quick
-def test_trackers_have_the_readings(tmp_path):
-    page = tmp_path / "page.html"
-    watch = watch_of(trackers=kpg.trackers.Page(page), histograms=True)
+def test_trackers_have_the_readings():
+    kept = Kept()
+    watch = watch_of(trackers=kept, histograms=True)
     fit(make(), watch)
-    assert "gradient_norm_test" in page.read_text()
+    assert kept.readings == watch.readings
+    assert "gradient_norm_test" in kept.readings[0].figures
 
 
 def test_reading_goes_on_in_a_model_that_is_compiled_again():

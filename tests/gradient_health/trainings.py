@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import keras_pergrad as kpg
-from keras_pergrad.gradient_health import gradient_records
+from keras_pergrad.gradient_health import adviser
 from keras_pergrad.gradient_health.judgements import advise
 
 layers = keras.layers
@@ -163,6 +163,6 @@ def watched(name, fault, seed, epochs=EPOCHS):
     watch = kpg.callbacks.GradientVariance(
         probe=probe, repeats=1, instruments=INSTRUMENTS
     )
-    with mock.patch.object(gradient_records, "advise", spy):
+    with mock.patch.object(adviser, "advise", spy):
         model.fit(x, y, BATCH, epochs=epochs, verbose=0, callbacks=[watch])
     return watch.advice, *given

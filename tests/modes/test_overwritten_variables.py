@@ -141,10 +141,10 @@ def test_explain_says_so(layer):
 def test_gradient_variance_measures_the_rest_of_the_batch():
     watch = kpg.callbacks.GradientVariance(probe=(X, Y))
     fit(make("own"), watch)
-    last = watch.measurements[-1]
+    last = watch.readings[-1]
     assert "overwritten with their gradient" in watch.messages[0]
-    assert last.variance is None
-    assert last.norms[0] == 0 < last.norm
+    assert "gradient_variance" not in last.figures
+    assert last.by_variable["norm"][0] == 0 < last.figures["gradient_norm"]
 
 
 @pytest.mark.quick

@@ -79,5 +79,5 @@ def test_the_measured_gradient_is_that_of_the_data(kind):
         model.compile(keras.optimizers.SGD(0.0), run_eagerly=True)
         watch = kpg.callbacks.GradientVariance(probe=(X, Y), repeats=1)
         model.fit(X, Y, verbose=0, callbacks=[watch])
-        norms.append(watch.measurements[-1].norm)
+        norms.append(watch.readings[-1].figures["gradient_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)

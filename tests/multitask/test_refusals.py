@@ -130,7 +130,7 @@ def test_what_watches_does_not_need_the_mode():
     assert kpg.per_sample_norms(model, X, Y).shape == (8,)
     watch = GradientVariance((X, Y), every=1)
     trained(model, X, Y, callbacks=[watch])
-    assert len(watch.measurements) >= 1
+    assert len(watch.readings) >= 1
     assert model.history.history["loss"][0] > 0
     assert_equal(model, trained(plain, X, Y))
 

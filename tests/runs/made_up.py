@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from keras_pergrad.runs.recording import RunInfo, RunWriter
+from keras_pergrad.runs import Reading, RunInfo
+from keras_pergrad.runs.recorder import Recorder
 from keras_pergrad.runs.sketch import GradientSketch
 
 SHAPES = {"first/kernel": (20, 10), "first/bias": (10,), "last/kernel": (10, 9)}
@@ -25,22 +26,23 @@ def write(log_dir, name, gradients, steps=None, variance=None, **info):
     sketch = GradientSketch(info["sketch_size"])
     ends = np.cumsum([np.prod(s) for s in SHAPES.values()])
     steps = range(len(gradients)) if steps is None else steps
-    with RunWriter.create(log_dir, RunInfo(name, **info)) as writer:
-        # The disk need not have it at once.
-        for statement in ("COMMIT", "PRAGMA synchronous = OFF", "BEGIN"):
-            writer._connection.execute(statement)
+    with Recorder.start(log_dir, RunInfo(name, **info)) as recorder:
         for step, gradient in zip(steps, gradients):
             parts = np.split(gradient, ends[:-1])
             whole, each = sketch(parts)
-            scalars = {
-                "step": int(step),
-                "epoch": 0,
-                "loss": 1.0,
-                "gradient_norm": float(np.linalg.norm(gradient)),
-                "gradient_variance": variance,
-            }
+            figures = {"gradient_norm": float(np.linalg.norm(gradient))}
+            if variance is not None:
+                figures["gradient_variance"] = variance
             norms = [np.linalg.norm(part) for part in parts]
-            writer.append(scalars, norms, None, each, whole)
+            reading = Reading(
+                step=int(step),
+                samples=SAMPLES,
+                loss=1.0,
+                figures=figures,
+                by_variable={"norm": np.array(norms, "float32")},
+                variable_names=tuple(SHAPES),
+            )
+            recorder.append(reading, variable_sketches=each, sketch=whole)
 
 
 def around(mean, spread, count, seed):

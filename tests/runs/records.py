@@ -4,7 +4,8 @@ import pathlib
 
 import numpy as np
 
-from keras_pergrad.runs.recording import RunInfo, RunWriter
+from keras_pergrad.runs import Reading, RunInfo
+from keras_pergrad.runs.recorder import Recorder
 
 SKETCH = 32
 VARIABLES = [
@@ -25,28 +26,36 @@ def info(run="first", **changes):
     return RunInfo(run=run, **fields)
 
 
-def record(step, **scalars):
-    """Keyword arguments of `RunWriter.append`, different at each step."""
+def reading(step, loss=None, variances=True, **figures):
+    """A reading that is different at each step."""
     random = np.random.default_rng(step)
+    by_variable = {"norm": random.normal(size=2).astype("float32")}
+    if variances:
+        by_variable["variance"] = random.normal(size=2).astype("float32")
+    return Reading(
+        step=step,
+        epoch=step // 10,
+        time=1e9 + step,
+        samples=8,
+        loss=1.0 / (step + 1) if loss is None else loss,
+        figures={"gradient_norm": float(step), **figures},
+        by_variable=by_variable,
+        variable_names=tuple(v["path"] for v in VARIABLES),
+    )
+
+
+def sketches(step):
+    """Return the sketches of a step, by their names for `append`."""
+    random = np.random.default_rng([step, 1])
     return {
-        "scalars": {
-            "step": step,
-            "epoch": step // 10,
-            "time": 1e9 + step,
-            "loss": 1.0 / (step + 1),
-            "gradient_norm": float(step),
-            **scalars,
-        },
-        "norms": random.normal(size=2).astype("float32"),
-        "variances": random.normal(size=2).astype("float32"),
         "variable_sketches": random.normal(size=(2, 16)).astype("float32"),
         "sketch": random.normal(size=SKETCH).astype("float32"),
     }
 
 
-def write(log_dir, steps, make=RunWriter.create, reads=None, **changes):
-    """Write records, with readings of `reads`; return the run's directory."""
-    with make(log_dir, info(**changes)) as writer:
+def write(log_dir, steps, make=Recorder.start, reads=reading, **changes):
+    """Write records of readings; return the run's directory."""
+    with make(log_dir, info(**changes)) as recorder:
         for step in steps:
-            writer.append(**record(step), reading=reads and reads(step))
-    return pathlib.Path(writer.directory)
+            recorder.append(reads(step), **sketches(step))
+    return pathlib.Path(recorder.directory)

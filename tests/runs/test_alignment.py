@@ -6,7 +6,6 @@ import pytest
 from keras_pergrad.runs import RunRecordWarning
 from keras_pergrad.runs.alignment import align
 from tests.runs import made_up
-from tests.runs.test_store import set_format
 
 
 def _some(count):
@@ -91,8 +90,8 @@ def test_layer_settings_that_differ_are_noted(tmp_path):
 def test_a_damaged_run_is_left_out_with_a_warning(tmp_path):
     for name in "abc":
         made_up.write(tmp_path, name, _some(2))
-    (tmp_path / "b" / "run.sqlite").write_bytes(b"x" * 999)
-    with pytest.warns(RunRecordWarning, match=r"b/run\.sqlite.* left out"):
+    (tmp_path / "b" / "readings.jsonl").write_bytes(b"x" * 999 + b"\n")
+    with pytest.warns(RunRecordWarning, match=r"b/readings\.jsonl.* left out"):
         assert align(tmp_path, 9).names == ["a", "c"]
 
 
@@ -121,6 +120,7 @@ def test_no_common_step(tmp_path):
 def test_records_of_another_version(tmp_path):
     for name in "ab":
         made_up.write(tmp_path, name, _some(1))
-    set_format(tmp_path / "b", 1)
-    with pytest.raises(ValueError, match=r"format 2\. Received: format 1"):
+    path = tmp_path / "b" / "run.json"
+    path.write_text(path.read_text().replace('"format": 3', '"format": 9'))
+    with pytest.raises(ValueError, match=r"format 3\. Received: format 9"):
         align(tmp_path, 9)

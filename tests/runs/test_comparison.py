@@ -148,7 +148,7 @@ def test_zero_gradients_have_no_direction(tmp_path):
     comparison = kpg.diagnose.compare_runs(tmp_path)
     kinds = [finding.kind for finding in comparison.findings]
     assert kinds == ["not_compared", "equal"]
-    assert "<svg" in comparison._repr_html_()
+    assert "data:image/svg" in comparison._repr_html_()
     comparison.plot()
 
 
@@ -181,15 +181,34 @@ def test_plot(comparison):
 def test_what_is_not_installed_is_named(
     log_dir, comparison, monkeypatch, tmp_path
 ):
-    """Only the plot needs matplotlib, and the page does not."""
+    """A plot needs matplotlib; without it a page has no charts."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = r"pip install 'keras-pergrad\[compare"
+    said = r"pip install 'keras-pergrad\[plot"
     with pytest.raises(ImportError, match=said):
         comparison.plot()
     comparison.to_html(tmp_path / "page.html")
+
+
+def test_without_scipy_all_but_interval_and_p_are_there(
+    log_dir, comparison, monkeypatch
+):
+    tested = kpg.diagnose.compare_runs(log_dir, by="repeat")
     monkeypatch.setitem(sys.modules, "scipy.special", None)
-    with pytest.raises(ImportError, match="Comparing runs needs scipy"):
-        kpg.diagnose.compare_runs(log_dir)
+    found = kpg.diagnose.compare_runs(log_dir, by="repeat")
+    for name, values in tested.data.items():
+        if name in ("variance_low", "variance_high"):
+            assert np.isnan(found.data[name]).all()
+        else:
+            np.testing.assert_array_equal(found.data[name], values)
+    assert "need SciPy: pip install" in " ".join(found.notes)
+    assert not any("SciPy" in note for note in tested.notes)
+    few = [e for e in found.groups if e.untested]
+    assert few
+    kinds = {finding.kind for finding in found.findings}
+    assert "groups_untested" in kinds
+    assert "SciPy" in found.answer
+    for one, other in zip(found.groups, tested.groups, strict=True):
+        assert one.ratio == other.ratio or np.isnan(one.ratio)
 
 
 def test_command(log_dir, tmp_path, capsys):

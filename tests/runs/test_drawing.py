@@ -1,14 +1,23 @@
-"""Charts of any values, as SVG."""
+"""Charts of any values."""
 
+import base64
 import math
 import re
+import warnings
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from keras_pergrad.runs import drawing
+from keras_pergrad.runs import Histogram, drawing
 from keras_pergrad.runs.drawing import Line
-from keras_pergrad.runs.store import Histogram
 from tests.runs.html_reader import read
+
+
+def svg(html):
+    """Return the drawing inside a picture."""
+    data = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', html)[1]
+    return base64.b64decode(data).decode()
 
 
 @pytest.mark.parametrize(
@@ -29,17 +38,19 @@ from tests.runs.html_reader import read
 def test_any_values_are_drawn(values):
     steps = range(0, 7 * len(values), 7)
     band = Line(values, "<b>", values, [2 * abs(v) for v in values])
-    for drawn in (
-        drawing.chart("a", steps, [Line(values)]),
-        drawing.chart("a", steps, [Line(values, "&"), band]),
-        drawing.sparkline(steps, values),
-    ):
-        read(drawn)
-        assert "nan" not in drawn
-        assert "inf" not in drawn
-        paths = "".join(re.findall(r' d="([^"]*)"', drawn))
-        for place in re.findall(r"[^MLHVZh ]+", paths):
-            assert -1 <= float(place) <= 470
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for drawn in (
+            drawing.chart("a", steps, [Line(values)]),
+            drawing.chart("a", steps, [Line(values, "&"), band]),
+            drawing.sparkline(steps, values),
+        ):
+            read(drawn)
+            assert drawn
+            assert "nan" not in drawn.partition("base64")[0]
+    paths = "".join(re.findall(r' d="([^"]*)"', drawn))
+    for place in re.findall(r"[^ML ]+", paths):
+        assert -1 <= float(place) <= 100
 
 
 def test_what_has_no_value_is_not_drawn():
@@ -48,26 +59,46 @@ def test_what_has_no_value_is_not_drawn():
     assert drawing.sparkline((0, 1), nothing) == ""
     assert drawing.bars("a", Histogram((), (0.0,))) == ""
     assert drawing.bars("a", Histogram((0,), (0.0, 1.0))) == ""
+    assert "data:" in drawing.bars("a", Histogram((3, 1), (0.0, 1.0, 2.0)))
+
+
+def drawn_axes(lines, steps=range(5)):
+    (ax, *_) = axes = list(Figure().subplots(2, 2).flat)
+    drawing.plot([("a", steps, lines)], axes)
+    return ax
 
 
 def test_a_large_range_is_logarithmic_and_shows_zero():
-    svg = drawing.chart("a", (0, 1, 2), [Line((0.0, 1.0, 1e4))])
-    texts = re.findall(r'text-anchor="end">([^<]*)<', svg)
-    assert texts == ["0", "1", "10", "100", "1000", "10000"]
+    ax = drawn_axes([Line((0.0, 1.0, 1e4))], range(3))
+    assert ax.get_yscale() == "symlog"
+    assert drawn_axes([Line((1.0, 2.0))], range(2)).get_yscale() == "linear"
+    assert drawn_axes([Line((-1.0, 1e4))], range(2)).get_yscale() == "linear"
 
 
-def test_lines_are_named_and_a_band_has_gaps():
-    gap = (1.0, 1.0, math.nan, 1.0, 1.0)
+def test_lines_are_named_and_have_their_values():
+    gap = (1.0, 1.0, math.nan, 1.0, math.inf)
     lines = [Line(range(5), "first", gap, [2.0] * 5), Line(gap, "second")]
-    drawn = read(drawing.chart("a", range(5), lines))
-    assert "first" in drawn.text
-    assert "second" in drawn.text
-    kinds = [value for name, value in drawn.attributes if name == "class"]
-    assert kinds.count("line line1 band") == 2
-    assert "line line2" in kinds
+    ax = drawn_axes(lines)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["first", "second"]
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
+    assert np.isnan(ax.lines[1].get_ydata()).tolist() == [0, 0, 1, 0, 1]
+    assert len(ax.collections) == 1  # the band
+    assert ax.get_xlabel() == "updates"
 
 
 def test_long_runs_are_drawn_without_dots():
-    svg = drawing.chart("a", range(300), [Line([1.0, 2.0] * 150)])
-    assert "<circle" not in svg
-    assert len(svg) < 30_000
+    ax = drawn_axes([Line([1.0, 2.0] * 150)], range(300))
+    assert ax.lines[0].get_marker() == "None"
+    assert len(drawing.chart("a", range(300), [Line([1.0] * 300)])) < 60_000
+
+
+def test_a_map_signs_a_run_itself_equal_and_unknown_runs():
+    distances = np.array([[0, 0.1, 0], [0.1, 0, math.nan], [0, math.nan, 0]])
+    one = svg(drawing.distance_map("a", ["<r>", "s", "t"], distances))
+    signs = [re.findall(rf"<!-- {sign} -->", one) for sign in ("·", "=", r"\?")]
+    assert [len(found) for found in signs] == [3, 2, 2]
+    none = np.zeros((2, 2))
+    assert "data:" in drawing.distance_map("a", ["r", "s"], none)
+    equal = np.array([[0.0, 0.5], [0.5, 0.0]])
+    assert "data:" in drawing.distance_map("a", ["r", "s"], equal)

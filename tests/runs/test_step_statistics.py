@@ -22,7 +22,7 @@ def _measure(log_dir):
     data, apart = step_statistics.compute_figures(
         aligned, Grouping(aligned.infos)
     )
-    sketches = [np.array(run.sketches, float) for run in aligned.runs]
+    sketches = [np.array(run.read("sketches"), float) for run in aligned.runs]
     return sketches, types.SimpleNamespace(**data, apart=apart)
 
 

@@ -2,8 +2,9 @@
 
 import math
 
-from keras_pergrad.runs.recording import RunInfo
-from keras_pergrad.runs.store import HealthReading, Histogram
+import numpy as np
+
+from keras_pergrad.runs import Histogram, Reading, RunInfo
 
 PATHS = ("sequential/dense/kernel", "sequential/dense/bias")
 INFO = RunInfo(
@@ -30,11 +31,11 @@ def written(tracker, *readings):
 def reading(step, **figures):
     """Return a reading with one undefined figure and one of a variable."""
     known = {"gradient_norm": 2.0 + step, "gradient_alpha": math.nan}
-    return HealthReading(
+    return Reading(
         step=step,
         samples=8,
         figures=known | figures,
-        by_variable={"norm_test": (0.5, math.nan)},
+        by_variable={"norm_test": np.float32([0.5, math.nan])},
         variable_names=PATHS,
         histograms={
             f"gradient/{PATHS[0]}": Histogram((1, 3), (-1.0, 0.0, 0.25)),

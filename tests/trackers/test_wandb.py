@@ -92,7 +92,7 @@ def test_a_run_of_the_users_goes_on(tmp_path):
 
 
 def test_many_bins_are_joined(tmp_path):
-    from keras_pergrad.runs.store import Histogram
+    from keras_pergrad.runs import Histogram
     from keras_pergrad.trackers.services import _join_bins
 
     counts, edges = _join_bins(Histogram((1,) * 1025, tuple(range(1026))))

@@ -27,22 +27,10 @@ grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}
 max-width:34rem;overflow-x:auto}
 .kpg figcaption{font-weight:600;font-size:.9rem}
 .kpg figure p{margin:.3rem 0 0;font-size:.8rem}
-.kpg svg{display:block;width:100%;height:auto}
+.kpg figure img,.kpg svg{display:block;width:100%;height:auto}
 .kpg .line{fill:none;stroke:var(--c1);stroke-width:1.8;stroke-linejoin:round}
-.kpg circle,.kpg .bar{fill:var(--c1)}
-.kpg .line2{stroke:var(--c2);stroke-dasharray:6 4}
-.kpg .line3{stroke:var(--c3);stroke-dasharray:2 3}
-.kpg circle.line2{fill:var(--c2)}.kpg circle.line3{fill:var(--c3)}
-.kpg .band{fill:var(--c1);fill-opacity:.16;stroke:none}
-.kpg .grid{stroke:var(--rule)}.kpg text{fill:var(--muted);font-size:11px}
+.kpg circle{fill:var(--c1)}
 .kpg .small{display:inline-block;width:6rem;vertical-align:middle}
-.kpg .map{border-collapse:separate;border-spacing:1px;margin:.5rem 0}
-.kpg .map td{padding:0;border:0;height:1.3rem;width:1.9rem;min-width:.6rem}
-.kpg .map th{padding:0 .5rem 0 0;border:0;font-weight:400;
-font-size:.75rem;text-align:right;vertical-align:middle}
-.kpg .map .none{background:repeating-linear-gradient(45deg,var(--rule) 0 2px,
-transparent 2px 5px)}
-.kpg .map .self{background:radial-gradient(var(--muted) 2px,transparent 2px)}
 .kpg .wide{overflow-x:auto;max-width:100%}
 .kpg table{border-collapse:collapse;font-size:.875rem;
 font-variant-numeric:tabular-nums}

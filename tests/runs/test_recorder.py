@@ -1,6 +1,8 @@
 """Names, resuming, several processes, full disks and killed processes."""
 
+import dataclasses
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -10,8 +12,8 @@ import numpy as np
 import pytest
 
 from keras_pergrad.runs import read_run
-from keras_pergrad.runs.recording import RunWriter
-from tests.runs.records import VARIABLES, info, record, write
+from keras_pergrad.runs.recorder import Recorder, read_advice
+from tests.runs.records import VARIABLES, info, reading, sketches, write
 
 # Without the package's own __init__, which imports TensorFlow.
 WRITE = """
@@ -19,12 +21,12 @@ import sys, types
 package = types.ModuleType("keras_pergrad")
 package.__path__ = ["keras_pergrad"]
 sys.modules["keras_pergrad"] = package
-from keras_pergrad.runs.recording import RunWriter
-from tests.runs.records import info, record
-with RunWriter.create(sys.argv[1], info(sys.argv[2])) as writer:
+from keras_pergrad.runs.recorder import Recorder
+from tests.runs.records import info, reading, sketches
+with Recorder.start(sys.argv[1], info(sys.argv[2])) as recorder:
     print("ready", flush=True)
     for step in range(1, int(sys.argv[3])):
-        writer.append(**record(step))
+        recorder.append(reading(step), **sketches(step))
         print(step, flush=True)
 """
 
@@ -56,17 +58,17 @@ def steps_of(run):
 )
 def test_a_run_of_something_else_keeps_every_byte(tmp_path, changes):
     write(tmp_path, [1, 2])
-    path = tmp_path / "first" / "run.sqlite"
-    before = path.read_bytes()
+    run = tmp_path / "first"
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
     new = info(**changes)
     for named in (new, info()):
         said = "a run 'first' with 2 records"
         with pytest.raises(FileExistsError, match=said):
-            RunWriter.create(tmp_path, named)
+            Recorder.start(tmp_path, named)
     (field,) = changes
     with pytest.raises(ValueError, match=f"cannot be resumed: `{field}` exp"):
-        RunWriter.resume(tmp_path, new)
-    assert path.read_bytes() == before
+        Recorder.resume(tmp_path, new)
+    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
 
 
 def test_a_run_or_file_without_records_is_taken_over(tmp_path):
@@ -74,9 +76,10 @@ def test_a_run_or_file_without_records_is_taken_over(tmp_path):
     write(tmp_path, [], probe="old")
     found = read_run(write(tmp_path, [1], probe="new"))
     assert (len(found), found.info["probe"]) == (1, "new")
-    for name, make in (("a", RunWriter.create), ("b", RunWriter.resume)):
+    for name, make in (("a", Recorder.start), ("b", Recorder.resume)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "run.sqlite").touch()
+        for left in ("lock", "run.json.new", "arrays.f32"):
+            (tmp_path / name / left).write_text("left")
         assert len(read_run(write(tmp_path, [1], make, run=name))) == 1
 
 
@@ -84,7 +87,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "thesis.tex").write_text("precious")
     with pytest.raises(FileExistsError, match=r"such as 'thesis\.tex'"):
-        RunWriter.create(tmp_path, info())
+        Recorder.start(tmp_path, info())
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
 )
 def test_a_name_must_be_that_of_a_directory(tmp_path, name, reason):
     with pytest.raises(ValueError, match="`run_name` becomes the name") as said:
-        RunWriter.create(tmp_path, info(name))
+        Recorder.start(tmp_path, info(name))
     assert reason in str(said.value).partition("Received")[2]
     assert not list(tmp_path.iterdir())
 
@@ -122,7 +125,7 @@ def test_a_name_must_be_that_of_a_directory(tmp_path, name, reason):
     ],
 )
 def test_names_that_every_system_takes_are_served(tmp_path, name):
-    with RunWriter.create(tmp_path, info(name)):
+    with Recorder.start(tmp_path, info(name)):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -130,7 +133,7 @@ def test_names_that_every_system_takes_are_served(tmp_path, name):
 def test_a_directory_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="`log_dir` expected a directory"):
-        RunWriter.create(tmp_path / "file", info())
+        Recorder.start(tmp_path / "file", info())
 
 
 def test_resuming_goes_on_where_the_run_stopped(tmp_path):
@@ -141,18 +144,18 @@ def test_resuming_goes_on_where_the_run_stopped(tmp_path):
         ([4, 5], renamed, [1, 2, 3, 4, 5]),
         ([4, 6], VARIABLES, [1, 2, 3, 4, 6]),
     ):
-        run = write(tmp_path, steps, RunWriter.resume, variables=variables)
+        run = write(tmp_path, steps, Recorder.resume, variables=variables)
         assert steps_of(run) == expected
 
 
 def test_two_writers_of_one_run(tmp_path):
-    with RunWriter.create(tmp_path, info()) as writer:
-        writer.append(**record(1))
-        for make in (RunWriter.create, RunWriter.resume):
+    with Recorder.start(tmp_path, info()) as recorder:
+        recorder.append(reading(1), **sketches(1))
+        for make in (Recorder.start, Recorder.resume):
             with pytest.raises(FileExistsError, match="another process"):
                 make(tmp_path, info())
-        writer.append(**record(2))
-    assert steps_of(write(tmp_path, [3], RunWriter.resume)) == [1, 2, 3]
+        recorder.append(reading(2), **sketches(2))
+    assert steps_of(write(tmp_path, [3], Recorder.resume)) == [1, 2, 3]
 
 
 def test_processes_of_one_directory_do_not_disturb_each_other(tmp_path):
@@ -169,19 +172,32 @@ def test_processes_of_one_directory_do_not_disturb_each_other(tmp_path):
 
 
 def test_a_full_disk_takes_the_record_back(tmp_path):
-    with RunWriter.create(tmp_path, info()) as writer:
-        writer.append(**record(1))
-        full = "PRAGMA max_page_count = 1"  # SQLite keeps what is there
-        writer._connection.execute(full)
-        step = 1
-        with pytest.raises(OSError, match="disk is full"):  # noqa: PT012
-            while step < 99:
-                step += 1
-                writer.append(**record(step))
-        assert len(read_run(writer.directory)) == step - 1
-        writer._connection.execute("PRAGMA max_page_count = 999")
-        writer.append(**record(200))
-    assert steps_of(tmp_path / "first") == [*range(1, step), 200]
+    with Recorder.start(tmp_path, info()) as recorder:
+        recorder.append(reading(1), **sketches(1))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        kept = [1]
+        for size in (700, 1100, 1500):  # bytes that a file may have at most
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            try:
+                with pytest.raises(OSError, match="too large"):  # noqa: PT012
+                    for step in range(len(kept) + 1, 99):
+                        recorder.append(reading(step), **sketches(step))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            kept = steps_of(tmp_path / "first")
+            assert kept == list(range(1, len(kept) + 1))
+        recorder.append(reading(200), **sketches(200))
+    assert steps_of(tmp_path / "first") == [*kept, 200]
+
+
+def test_advice_is_of_the_last_fit(tmp_path):
+    with Recorder.start(tmp_path, info()) as recorder:
+        assert read_advice(recorder.directory) is None
+        recorder.advise([("layer_dead", "It does not learn.")])
+    written = [["layer_dead", "It does not learn."]]
+    assert read_advice(tmp_path / "first") == written
+    write(tmp_path, [1], Recorder.resume)
+    assert read_advice(tmp_path / "first") is None
 
 
 def test_a_killed_process_loses_at_most_the_last_record(tmp_path):
@@ -199,23 +215,21 @@ def test_a_killed_process_loses_at_most_the_last_record(tmp_path):
         assert steps == list(range(1, len(steps) + 1))
         # The one that was being written may be there or not.
         assert len(steps) >= len(said)
-        expected = [record(step)["sketch"] for step in steps]
-        np.testing.assert_array_equal(
-            found.sketches, expected or found.sketches
-        )
+        for step, sketch in zip(steps, found.read("sketches")):
+            np.testing.assert_array_equal(sketch, sketches(step)["sketch"])
         more = [len(steps) + 1]
-        run = write(tmp_path, more, RunWriter.resume, run=f"run{kill}")
+        run = write(tmp_path, more, Recorder.resume, run=f"run{kill}")
         assert steps_of(run) == steps + more
 
 
-def test_shapes_and_names_are_checked(tmp_path):
-    with RunWriter.create(tmp_path, info()) as writer:
+def test_shapes_are_checked(tmp_path):
+    one = reading(1)
+    wrong = dataclasses.replace(one, by_variable={"norm": np.ones(1)})
+    with Recorder.start(tmp_path, info()) as recorder:
         with pytest.raises(ValueError, match=r"`norms` expected the shape"):
-            writer.append(**{**record(1), "norms": [1.0]})
+            recorder.append(wrong, **sketches(1))
         with pytest.raises(ValueError, match=r"`sketch` expected the shape"):
-            writer.append(**{**record(1), "sketch": [1.0]})
-        with pytest.raises(ValueError, match=r"unknown \['accuracy'\]"):
-            writer.append(**record(1, accuracy=1.0))
+            recorder.append(one, **{**sketches(1), "sketch": [1.0]})
     with pytest.raises(ValueError, match="Expected an open run"):
-        writer.append(**record(1))
+        recorder.append(one, **sketches(1))
     assert len(read_run(tmp_path / "first")) == 0

@@ -1,15 +1,12 @@
-"""The description and the records of a run."""
+"""The description of a run: its model, probe, software and machine."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import inspect
 import json
-import os
 import platform
-import time
 import uuid
 import warnings
 
@@ -18,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common import machine
-from keras_pergrad.gradient_health.batch_gradient import scalars
 from keras_pergrad.keras_internals.models import parts
 from keras_pergrad.keras_internals.models.parts import (
     call_arguments_of,
@@ -31,8 +27,7 @@ from keras_pergrad.keras_internals.state.saved import (
     global_seed,
     is_deterministic,
 )
-from keras_pergrad.runs import list_runs, read_run
-from keras_pergrad.runs.recording import RunInfo, RunWriter
+from keras_pergrad.runs.run_info import RunInfo
 
 # The description of a model: its architecture, settings and loss.
 #
@@ -200,7 +195,7 @@ def _describe_loss(entry):
     return description
 
 
-def describe(model, batch, fit, tags, run, sketch_size):
+def describe(model, batch, *, fit, tags, run, sketch_size):
     """Return the `RunInfo` of training `model`, measured on `batch`."""
     accelerators = machine.accelerators()
     device_type = "CPU"
@@ -285,82 +280,3 @@ def _machine():
     """Return a hash that tells machines apart without naming them."""
     text = f"{uuid.getnode()} {platform.machine()} {platform.system()}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-class RunLog:
-    """The run of one `fit`."""
-
-    def __init__(self, log_dir, info, resumes, sketch):
-        open_writer = (
-            RunWriter.resume if info.run and resumes else RunWriter.create
-        )
-        info = dataclasses.replace(
-            info, run=info.run or _new_run_name(info.seed)
-        )
-        self.info, self._sketch = info, sketch
-        self._log_dir = os.fspath(log_dir)
-        self._writer = open_writer(self._log_dir, info)
-        self.directory = self._writer.directory
-
-    def last_with_other_probe(self):
-        """Return the name of the last other run if its probe is another."""
-        for path in reversed(list_runs(self._log_dir)):
-            if os.path.basename(path) != self.info.run:
-                try:
-                    other = read_run(path, scalars=()).info
-                except (OSError, ValueError):  # damaged, or being written
-                    continue
-                is_same = other["probe"] == self.info.probe
-                return None if is_same else other["run"]
-        return None
-
-    def earlier_readings(self):
-        """Return the readings before, of a run that is resumed."""
-        return read_run(self.directory).readings
-
-    def add(self, epoch, measurement, gradient, reading):
-        """Record a `BatchGradient`, its mean gradient and its reading."""
-        sketch, variable_sketches = self._sketch(gradient)
-        record = {"step": reading.step, "epoch": epoch, "time": time.time()}
-        record |= {"loss": measurement.loss, **scalars(measurement)}
-        vectors = (
-            measurement.norms,
-            measurement.variances,
-            variable_sketches,
-            sketch,
-        )
-        self._writer.append(record, *vectors, reading)
-
-    def close(self):
-        """Release the run."""
-        self._writer.close()
-
-
-def require_unnamed(run_name, tags):
-    """Refuse a name and tags where nothing records the run."""
-    if run_name is not None or tags:
-        raise ValueError(
-            "`run_name` and `tags` belong to a run in `log_dir`, or to "
-            f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
-            "log_dir=None, trackers=()"
-        )
-
-
-def require_tags(tags):
-    """Refuse tags that are no dict of names to strings or numbers."""
-    if tags is None:
-        return
-    if not isinstance(tags, dict) or not all(
-        isinstance(name, str) and isinstance(value, (str, int, float))
-        for name, value in tags.items()
-    ):
-        raise ValueError(
-            "`tags` expected a dict of names to strings or numbers, such as "
-            f"{{'device': 'cpu'}}. Received: tags={tags!r}"
-        )
-
-
-def _new_run_name(seed):
-    """Return a new name that sorts by time and tells the seed."""
-    seed_part = "" if seed is None else f"seed{seed}-"
-    return time.strftime("%Y%m%d-%H%M%S-") + seed_part + os.urandom(3).hex()

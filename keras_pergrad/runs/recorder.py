@@ -1,0 +1,291 @@
+"""The writer of a run's records."""
+
+import bisect
+import contextlib
+import dataclasses
+import errno
+import itertools
+import json
+import os
+
+import numpy as np
+
+from keras_pergrad.runs import run_folder
+from keras_pergrad.runs.reading import to_line
+from keras_pergrad.runs.records import Row, read_info, whole_lines
+from keras_pergrad.runs.run_info import COMPARABLE_FIELDS, FORMAT
+
+
+class Recorder:
+    """Appends readings to one run, which belongs to it until `close`.
+
+    `start` and `resume` make one. Other processes may read the run meanwhile.
+
+    Args:
+        log_dir: the directory of runs, for messages.
+        directory: the run's own.
+        info: what the run is, a dict of the fields of `RunInfo`.
+        lock: the file that keeps other writers out.
+
+    Example:
+
+    >>> import tempfile, numpy
+    >>> from keras_pergrad import runs
+    >>> from keras_pergrad.runs.recorder import Recorder
+    >>> variables = [{"path": "dense/kernel", "shape": [4, 1]}]
+    >>> info = runs.RunInfo("first", "ab12", "cd34", 8, variables, 64)
+    >>> reading = runs.Reading(
+    ...     step=1,
+    ...     samples=8,
+    ...     figures={"gradient_norm": 2.0},
+    ...     by_variable={"norm": numpy.float32([2.0])},
+    ...     variable_names=("dense/kernel",),
+    ... )
+    >>> with Recorder.start(tempfile.mkdtemp(), info) as recorder:
+    ...     recorder.append(
+    ...         reading,
+    ...         variable_sketches=numpy.zeros((1, 16)),
+    ...         sketch=numpy.zeros(64),
+    ...     )
+    >>> runs.read_run(recorder.directory).scalars["gradient_norm"]
+    array([2.])
+    """
+
+    def __init__(self, log_dir, directory, *, info, lock):
+        self.directory = directory
+        self._log_dir, self._lock = log_dir, lock
+        self._row = Row(info)
+        self._files = contextlib.ExitStack()
+        names = run_folder.READINGS, run_folder.ARRAYS, run_folder.EPOCHS
+        self._lines, self._rows, self._epochs = (
+            self._files.enter_context(_open_to_append(directory, name))
+            for name in names
+        )
+        # What a killed process left behind the last line feed.
+        epochs = whole_lines(directory, run_folder.EPOCHS)
+        self._epochs.truncate(sum(map(len, epochs)))
+        lines = whole_lines(directory)
+        self._steps = [json.loads(line)["step"] for line in lines]
+        self._ends = [0, *itertools.accumulate(map(len, lines))]
+
+    @classmethod
+    def start(cls, log_dir, info):
+        """Start a run in `log_dir`, a directory that is made if it is missing.
+
+        A run of that name without any record is taken over: a process that was
+        killed early leaves one.
+
+        Raises:
+            FileExistsError: there is a run of that name, or another process
+                is about to write it.
+            OSError: `log_dir` cannot be written.
+            ValueError: the name cannot be that of a directory.
+        """
+        return cls._open(log_dir, info, resumes=False)
+
+    @classmethod
+    def resume(cls, log_dir, info):
+        """Go on with the run `info.run`, or start it if there is none.
+
+        At the first `append` the records of that step and of later ones are
+        removed: they are about to be measured again.
+
+        Raises:
+            ValueError: the run was made with another model, loss, probe
+                batch or sketch size; the message names the field.
+            FileExistsError: another process is writing the run.
+            OSError: `log_dir` cannot be written.
+        """
+        return cls._open(log_dir, info, resumes=True)
+
+    @classmethod
+    def _open(cls, log_dir, info, resumes):
+        directory = run_folder.run_path(log_dir, info.run)
+        with _errors_of(log_dir), contextlib.ExitStack() as undo:
+            os.makedirs(directory, exist_ok=True)
+            _require_own(directory)
+            lock = undo.enter_context(run_folder.hold(directory))
+            stored = read_info(directory)
+            if stored is not None and resumes:
+                _require_same(log_dir, stored, info)
+            else:
+                _begin(log_dir, directory, info=info)
+                stored = dataclasses.asdict(info)
+            # What an earlier `fit` advised is not about this one.
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(directory, run_folder.ADVICE))
+            recorder = cls(log_dir, directory, info=stored, lock=lock)
+            undo.pop_all()
+            return recorder
+
+    def append(self, reading, *, variable_sketches, sketch):
+        """Write one record.
+
+        Records of the same or a later step, which a resumed run may have,
+        are removed first.
+
+        Args:
+            reading: a `Reading`, with the figure "norm" by variable.
+            variable_sketches: (V, R).
+            sketch: (S,).
+
+        Raises:
+            OSError: the record could not be written; the earlier ones stay.
+            ValueError: a wrong shape, or a closed recorder.
+        """
+        if self._lock.closed:
+            raise ValueError(
+                f"Expected an open run. Received: {self.directory!r}, closed."
+            )
+        norms = reading.by_variable["norm"]
+        row = self._row.pack(
+            norms=norms,
+            variances=reading.by_variable.get(
+                "variance", np.full(len(norms), np.nan)
+            ),
+            variable_sketches=variable_sketches,
+            sketch=sketch,
+        )
+        line = to_line(reading)
+        with _errors_of(self._log_dir):
+            self._cut(bisect.bisect_left(self._steps, reading.step))
+            try:
+                _write(self._rows, row)
+                # A reader that sees the line finds the row.
+                _write(self._lines, line)
+            except BaseException:
+                self._cut(len(self._steps))
+                raise
+        self._steps.append(reading.step)
+        self._ends.append(self._ends[-1] + len(line))
+
+    def add_epoch(self, fields):
+        """Write figures of an epoch, a dict with its number, "epoch".
+
+        Raises:
+            OSError: it could not be written.
+        """
+        with _errors_of(self._log_dir):
+            _write(self._epochs, json.dumps(fields).encode() + b"\n")
+
+    def advise(self, advice):
+        """Write what the `fit` advises: pairs of a name and a text.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        path = os.path.join(self.directory, run_folder.ADVICE)
+        with _errors_of(self._log_dir), open(path, "w") as file:
+            json.dump(advice, file)
+
+    def _cut(self, count):
+        """Remove all but the first records, and what is behind the last."""
+        del self._steps[count:], self._ends[count + 1 :]
+        # Lines first: a row without a line is no record.
+        self._lines.truncate(self._ends[count])
+        self._rows.truncate(4 * self._row.size * count)
+
+    def close(self):
+        """Release the run; may be called again."""
+        self._files.close()
+        self._lock.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+
+def read_advice(directory):
+    """Return what a `fit` advised, pairs of a name and a text, or None."""
+    path = os.path.join(directory, run_folder.ADVICE)
+    if not os.path.isfile(path):
+        return None
+    with open(path) as file:
+        return json.load(file)
+
+
+def _open_to_append(directory, name):
+    return open(os.path.join(directory, name), "ab", buffering=0)
+
+
+def _write(file, content):
+    """Write all of some bytes, to the disk."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _errors_of(log_dir):
+    """Raise errors inside as an `OSError` about `log_dir`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileExistsError) and not error.filename:
+            raise  # refused here
+        raise OSError(
+            error.errno or errno.EIO,
+            "`log_dir` expected a directory that can be written. Received: "
+            f"log_dir={os.fspath(log_dir)!r}, with the error: "
+            f"{error.strerror or error}",
+        ) from error
+
+
+def _require_own(directory):
+    """Refuse a directory of something else, or of an older run."""
+    run_folder.refuse_older(directory)
+    names = set(os.listdir(directory))
+    foreign = names - run_folder.OWN
+    if foreign and run_folder.INFO not in names:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"`run_name` expected a new name, but {directory!r} is a "
+            "directory with other files in it, such as "
+            f"{min(foreign)!r}. Choose another name",
+        )
+
+
+def _begin(log_dir, directory, *, info):
+    """Start a run in a directory without records."""
+    count = len(whole_lines(directory))
+    if count:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"`run_name` expected a new name, since {os.fspath(log_dir)!r} "
+            f"has a run {info.run!r} with {count} records. Choose another "
+            "name, remove the directory, or resume the run: restore its "
+            "weights and pass `initial_epoch` to fit(), as "
+            "keras.callbacks.BackupAndRestore does",
+        )
+    names = run_folder.READINGS, run_folder.ARRAYS, run_folder.EPOCHS
+    for name in names:
+        with _open_to_append(directory, name) as file:
+            file.truncate(0)
+    content = json.dumps({"format": FORMAT, **json.loads(info.to_json())})
+    path = os.path.join(directory, run_folder.INFO)
+    with open(os.path.join(directory, run_folder.NEW_INFO), "wb") as file:
+        file.write(content.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)
+
+
+def _require_same(log_dir, old, info):
+    """Refuse to resume a run that measured something else."""
+    new = json.loads(info.to_json())
+    # Keras numbers layers anew in every process: names may differ.
+    shapes = [[v["shape"] for v in facts["variables"]] for facts in (old, new)]
+    compared = {
+        **{k: (old.get(k), new[k]) for k in (*COMPARABLE_FIELDS, "settings")},
+        "variables": tuple(shapes),
+    }
+    for field, (expected, received) in compared.items():
+        if expected != received:
+            raise ValueError(
+                f"The run {info.run!r} in {os.fspath(log_dir)!r} cannot be "
+                f"resumed: `{field}` expected {expected!r}, as when it began. "
+                f"Received: {received!r}. Choose another `run_name`."
+            )
