@@ -45,7 +45,7 @@ def advised(task):
     readings = watch.readings
     return (
         evidence.noise_scale(readings),
-        evidence.advised_batch_size(readings),
+        evidence.largest_batch_within(evidence.noise_scale(readings)),
     )
 
 

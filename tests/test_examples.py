@@ -27,8 +27,6 @@ WORDS = {
         "rate × 30: \n  rate_too_high",
         "rate / 100: \n  rate_too_low",
         "a dead layer: \n  layer_dead: None of the probe's 64 samples",
-        "shuffled labels: \n  labels_unrelated",
-        "raw pixels: \n  inputs_not_normalised",
         "summed loss: \n  loss_is_a_sum",
     ],
     "last_layer_laplace": ["digits: sure by", "noise: sure by"],

@@ -2,8 +2,8 @@
 
 from keras_pergrad.common.callback_list import running_fit
 from keras_pergrad.common.text import reason
+from keras_pergrad.gradient_health.advice import advise
 from keras_pergrad.gradient_health.fit_record import FitRecorder
-from keras_pergrad.gradient_health.judgements import advise
 
 
 class Adviser:
@@ -14,20 +14,14 @@ class Adviser:
     Args:
         model: the model.
         batch: the probe, (x, y, sample_weight).
-        probe_is_trained: whether the probe is known to be trained on.
         say: prints a message.
     """
 
-    def __init__(self, model, batch, *, probe_is_trained, say):
+    def __init__(self, model, batch, say):
         self._say, self._recorder = say, None
         if model.optimizer is not None:
             self._recorder = self._attempt(
-                lambda: FitRecorder(
-                    model,
-                    batch,
-                    batch_size=running_fit(model).batch_size,
-                    probe_is_trained=probe_is_trained,
-                )
+                lambda: FitRecorder(model, batch, running_fit(model).batch_size)
             )
 
     def record_reading(self, reading):
@@ -40,7 +34,7 @@ class Adviser:
         if self._recorder is None:
             return []
         recorder = self._recorder
-        return self._attempt(lambda: advise(readings, recorder.record())) or []
+        return self._attempt(lambda: advise(readings, recorder.record)) or []
 
     def _attempt(self, function):
         try:

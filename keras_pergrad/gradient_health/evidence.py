@@ -1,9 +1,8 @@
-"""The evidence that readings of a training give to judgements."""
+"""The evidence that readings of a training give to advice."""
 
 import itertools
 import math
 
-_MOMENTS = ("norm", "variance")
 # The advised batch takes at most this many times the fewest samples.
 MAX_SAMPLE_RATIO = 1.25
 MIN_RATIOS = 3
@@ -59,47 +58,6 @@ def layers_of_variables(readings):
     return layers
 
 
-def input_scales(readings, fit, indices):
-    """Yield the root mean square of the inputs of a layer with a bias.
-
-    A kernel's gradient is the inputs times the gradient of the bias.
-    """
-    shapes = [fit.shapes[k] if k < len(fit.shapes) else () for k in indices]
-    if (
-        len(shapes) != 2
-        or len(shapes[0]) < 2
-        or len(shapes[1]) >= len(shapes[0])
-    ):
-        return
-    size = math.prod(shapes[0]) / math.prod(shapes[1])
-    for reading in readings:
-        kernel, bias = (_mean_square(reading, k) for k in indices)
-        if not (kernel > 0 and bias > 0):
-            # Units that the first update killed have no gradient any more. The
-            # update itself still shows the ratio.
-            kernel, bias = (_squared_distance(reading, k) for k in indices)
-        if kernel > 0 and bias > 0:
-            yield math.sqrt(kernel / bias / size)
-
-
-def _mean_square(reading, index):
-    """Return the mean of the samples' ‖g_i‖² of a variable, or NaN."""
-    n = reading.samples
-    norm, variance = (
-        _variable_figure(reading, name, index) for name in _MOMENTS
-    )
-    return norm**2 + variance * (n - 1) / n
-
-
-def _squared_distance(reading, index):
-    return _variable_figure(reading, "distance", index) ** 2
-
-
-def _variable_figure(reading, name, index):
-    values = reading.by_variable.get(name)
-    return math.nan if values is None else float(values[index])
-
-
 def trained_fraction(fit):
     """Return the norm of the trained weights over that of all weights."""
     trained = math.hypot(*fit.weight_norms)
@@ -143,33 +101,12 @@ def dead_layers(readings):
     ]
 
 
-def relative_distances(readings, fit):
-    """Return layer → ‖w − w₀‖ / ‖w₀‖, where both are known."""
-    distances = readings[-1].by_variable.get("distance", ())
-    if len(distances) != len(fit.weight_norms):
-        return {}
-    relative = {}
-    for layer, indices in layers_of_variables(readings).items():
-        length = math.hypot(*(fit.weight_norms[k] for k in indices))
-        distance = math.hypot(*(distances[k] for k in indices))
-        relative[layer] = distance / length if length else 0.0
-    return relative
-
-
 def noise_scale(readings):
     """Return 𝔅 of a training, or None where no signal stands out."""
     ratios = finite_figures(readings, "gradient_snr")
     if len(ratios) < MIN_RATIOS or sum(ratios) <= 0:
         return None
     return readings[-1].samples * len(ratios) / sum(ratios)
-
-
-def advised_batch_size(readings):
-    """Return the batch size for a training's noise scale, or None."""
-    scale = noise_scale(readings)
-    if scale is None:
-        return None
-    return largest_batch_within(scale)
 
 
 def largest_batch_within(scale):

@@ -376,12 +376,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         require_distinct_names(self.model, self.instruments)
         self._last_step = step = self._step()
         if self._advises():
-            self._adviser = Adviser(
-                self.model,
-                batch,
-                probe_is_trained=self.probe is None,
-                say=self._say,
-            )
+            self._adviser = Adviser(self.model, batch, self._say)
         is_recorded = self.log_dir is not None or self.trackers
         if is_recorded and fit_records.should_record(self.model):
             self._records = fit_records.begin_records(

@@ -1,10 +1,9 @@
 """The premises of advice: what the updates of a training follow.
 
-A judgement names its premises by `given_where`, and says nothing where one of
-them does not hold. They are looked up once, before the first update.
+A rule of advice names its premises, and says nothing where one of them does
+not hold. They are looked up once, before the first update.
 """
 
-import functools
 from typing import Any
 
 import keras
@@ -12,39 +11,12 @@ import keras
 from keras_pergrad.aggregations.aggregation import Mean
 from keras_pergrad.keras_internals.models.parts import (
     accumulating_optimizer,
-    compiled_loss,
-    entries_of,
     nested_optimizers,
 )
 from keras_pergrad.model.model import PerGradModel
 
 _STEPS = keras.Model.train_step, PerGradModel.train_step
 _CLIPPING = "clipnorm", "clipvalue", "global_clipnorm"
-#: Losses that are least where outputs are the targets, in whatever unit.
-_REGRESSIONS = (
-    keras.losses.mean_squared_error,
-    keras.losses.mean_absolute_error,
-    keras.losses.huber,
-    keras.losses.log_cosh,
-)
-
-
-def given_where(*premises):
-    """Let a judgement of (readings, fit) say nothing but where all hold.
-
-    `premises`: functions of the `FitRecord`.
-    """
-
-    def decorate(judgement):
-        @functools.wraps(judgement)
-        def judge(readings, fit):
-            if not all(premise(fit) for premise in premises):
-                return []
-            return judgement(readings, fit)
-
-        return judge
-
-    return decorate
 
 
 def follows_the_mean(fit):
@@ -59,6 +31,11 @@ def follows_the_mean(fit):
 def has_no_noise(fit):
     """Ask whether an update shows what its gradient does."""
     return not fit.adds_noise
+
+
+def has_learned(fit):
+    """Ask whether the loss has come down by half at least."""
+    return fit.learned
 
 
 def measures_single_updates(fit):
@@ -88,7 +65,6 @@ def facts_of_updates(model) -> dict[str, Any]:
             and not is_clipped
         ),
         "adds_noise": bool(getattr(aggregation, "adds_noise", False)),
-        "is_private": bool(getattr(aggregation, "counts", False)),
         "has_single_updates": (
             int(model.steps_per_execution) == 1 and not by_sample
         ),
@@ -100,9 +76,3 @@ def calls_per_update(model):
     optimizer = accumulating_optimizer(model.optimizer)
     calls = getattr(optimizer, "gradient_accumulation_steps", None) or 1
     return calls * getattr(getattr(model, "gradient_mode", None), "steps", 1)
-
-
-def regresses(model):
-    """Return for each compiled loss whether its targets may be scaled."""
-    losses = [entry.loss for entry in entries_of(compiled_loss(model))]
-    return [getattr(loss, "fn", loss) in _REGRESSIONS for loss in losses]

@@ -3,7 +3,7 @@
     python -m tests.gradient_health.recorded [mlp cnn transformer]
 
 writes them anew: all faults and sound twins of `trainings`, of one seed. The
-figures by variable are kept of the first and the last reading.
+figures by variable are kept of the last reading.
 """
 
 import dataclasses
@@ -27,7 +27,6 @@ FIGURES = (
     "gradient_snr",
     "gradient_early_stopping",
 )
-BY_VARIABLE = ("norm", "variance", "distance")
 
 
 @functools.cache
@@ -65,11 +64,7 @@ def as_json(readings, fit):
         "variables": last.variable_names,
         "readings": figures,
         "by_variable": {
-            str(k): {
-                name: readings[k].by_variable[name].tolist()
-                for name in BY_VARIABLE
-            }
-            for k in (0, -1)
+            "-1": {"norm": last.by_variable["norm"].tolist()},
         },
         "fit": dataclasses.asdict(fit),
     }

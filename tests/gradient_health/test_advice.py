@@ -15,8 +15,8 @@ from keras_pergrad.gradient_health import (
     evidence,
     premises,
 )
+from keras_pergrad.gradient_health.advice import advise
 from keras_pergrad.gradient_health.fit_record import FitRecord, FitRecorder
-from keras_pergrad.gradient_health.judgements import advise
 from keras_pergrad.runs import Reading
 from tests.gradient_health import trainings
 from tests.gradient_health.recorded import recorded
@@ -38,11 +38,7 @@ def accused(advice):
 # Recorded trainings.
 
 
-LAYERS = {
-    "layer_dead": "inner",
-    "untrained_layer_frozen": "inner",
-    "inputs_not_normalised": "outer",
-}
+LAYERS = {"layer_dead": "inner"}
 
 
 @pytest.mark.parametrize("fault", [*trainings.FAULTS, *trainings.SOUND])
@@ -112,7 +108,7 @@ def test_the_noise_scale_is_averaged_by_the_way_that_updates_go():
     ("snr", "advised"), [(1.0, 16), (0.5, 32), (0.51, 16), (16.0, 1)]
 )
 def test_the_advised_batch_is_the_largest_within_a_quarter(snr, advised):
-    assert evidence.advised_batch_size(made(snr)) == advised
+    assert evidence.largest_batch_within(64 / snr) == advised
 
 
 @pytest.mark.parametrize(
@@ -133,82 +129,28 @@ def test_a_batch_far_from_the_noise_scale_is_told(size, optimizer, expected):
     assert not accused(advice)
     if advice:
         assert advice[0].figures["noise_scale"] == 64
-        assert "Batches of 16 take 1.25" in advice[0].text
+        assert "batches of 16 would take 1.2 times" in advice[0].text
         rate = (16 / size) ** (0.5 if optimizer == "Adam" else 1)
-        assert f"rate by {rate:.2g}." in advice[0].text
+        assert f"multiply the learning rate by {rate:.2g}." in advice[0].text
 
 
 def test_no_batch_is_advised_where_all_samples_agree():
     """As with targets far from 0: batches of one sample would help nobody."""
-    fit = sound(batch_size=64, optimizer="Adam", target_moments=(5.0, 1.0))
-    (one,) = advise(made(100.0), fit)
-    assert one.name == "samples_agree"
-    assert "0.64 samples" in one.text
-    assert "atches" not in one.text
+    assert advise(made(100.0), sound(batch_size=64, optimizer="Adam")) == []
 
 
-@pytest.mark.parametrize(
-    "fault", ["rate_too_high", "rate_too_low", "labels_unrelated"]
-)
-def test_unscaled_targets_are_named_instead_of_what_follows(fault):
-    readings, fit = recorded("mlp", fault)
-    fit = dataclasses.replace(fit, target_moments=(-391.0, 43.0))
-    (one,) = advise(readings, fit)
-    assert one.name == "targets_not_scaled"
-    assert one.is_fault
-    assert "mean -391 and the standard deviation 43" in one.text
-
-
-@pytest.mark.parametrize("snr", [100.0, 4.0])
-def test_no_batch_is_advised_while_targets_are_not_scaled(snr):
-    far = sound(batch_size=1024, target_moments=(-391.0, 43.0))
-    (one,) = advise(made(snr), far)
-    assert (one.name, one.is_fault) == ("targets_not_scaled", False)
-    near = sound(batch_size=1024, target_moments=(0.0, 1.0))
-    assert "targets_not_scaled" not in names(advise(made(snr), near))
-
-
-@pytest.mark.parametrize(
-    ("evidence", "losses", "told"),
-    [
-        (0.2, (1.0, 0.5, 0.3, 0.2), "does not stand out of the noise"),
-        (-0.2, (0.3, 0.4, 0.5, 0.6), "after 0 updates"),
-        (-0.2, (0.3, 0.4, 0.5, 0.45), None),
-        (-0.2, (0.3, 0.301, 0.302, 0.303), None),
-    ],
-)
-def test_when_to_stop_is_told(evidence, losses, told):
-    advice = advise(made(1.0, evidence), sound(losses=losses))
-    assert names(advice) == (["stop"] if told else [])
-    assert not told or told in advice[0].text
-
-
-def test_the_scale_of_inputs_that_change_their_sign():
-    """Two samples, of inputs 100 and −100: the mean of gradients is zero."""
-    slope = 3.0  # ‖gradient of the bias‖, in both samples
-    kernel = np.array([1, -1]) * 100 * slope * 2  # of four inputs
-    reading = Reading(
-        step=1,
-        samples=2,
-        figures={},
-        by_variable={
-            "norm": np.float32([0.0, slope]),
-            "variance": np.float32([kernel.var(ddof=1), 0.0]),
-        },
-        variable_names=("dense/kernel", "dense/bias"),
-    )
-    fit = sound(input_scale=100.0, shapes=((4, 3), (3,)))
-    (one,) = advise([reading], fit)
-    assert one.name == "inputs_not_normalised"
-    assert one.figures["layer_scale"] == pytest.approx(100)
+def test_no_batch_is_advised_while_nothing_is_learned():
+    """As with labels that no input tells."""
+    for losses, expected in (((1.9,) * 4, []), ((0.5,) * 4, 1)):
+        advice = advise(made(0.1), sound(batch_size=4, losses=losses))
+        assert names(advice) == ["batch_too_small"] * bool(expected)
 
 
 # The premises: what updates follow, and which advice is given then.
 
 #: Advice that is given under clipping, and that which noise leaves.
-CLIPPED = {"inputs_not_normalised", "loss_is_a_sum", "layer_dead"}
-CLIPPED |= {"rate_too_low", "trained_layer_changed", "untrained_layer_frozen"}
-NOISY = CLIPPED - {"rate_too_low", "trained_layer_changed"}
+CLIPPED = {"loss_is_a_sum", "layer_dead", "rate_too_low"}
+NOISY = CLIPPED - {"rate_too_low"}
 
 
 @pytest.mark.parametrize("fault", trainings.FAULTS)
@@ -232,18 +174,11 @@ def test_advice_is_given_only_where_its_premises_hold(task, fault):
     assert noisy == {fault} & NOISY
 
 
-@pytest.mark.parametrize(
-    ("evidence", "losses"),
-    [(0.2, (1.0, 0.5, 0.3)), (-0.2, (0.3, 0.4, 0.5, 0.6))],
-)
-def test_when_to_stop_is_not_told_without_its_premises(evidence, losses):
-    readings, fit = made(1.0, evidence), sound(losses=losses, batch_size=999)
-    assert {"stop", "batch_too_large"} == {*names(advise(readings, fit))}
-    for facts in ({"follows_mean": False}, {"is_private": True}):
-        facts = {"follows_mean": False, **facts}
-        assert advise(readings, dataclasses.replace(fit, **facts)) == []
-    trained_probe = dataclasses.replace(fit, probe_is_trained=True)
-    assert ("stop" in names(advise(readings, trained_probe))) == (evidence > 0)
+def test_a_batch_is_not_advised_without_its_premises():
+    readings, fit = made(1.0), sound(batch_size=999)
+    assert names(advise(readings, fit)) == ["batch_too_large"]
+    clipped = dataclasses.replace(fit, follows_mean=False)
+    assert advise(readings, clipped) == []
 
 
 def clipped(norm):
@@ -269,54 +204,54 @@ class OwnStep(kpg.PerGradModel):
 
 
 opt = keras.optimizers
-#: Mode, optimizer, class → follows the mean, adds noise, is private, calls.
+#: Mode, optimizer → follows the mean, adds noise, calls an update.
 UPDATES = {
-    "keras.Model": (None, "sgd", (True, False, False, 1)),
-    "batch": ("batch", "adamw", (True, False, False, 1)),
-    "mean": ("vectorized", "adam", (True, False, False, 1)),
-    "momentum": (None, opt.SGD(0.1, momentum=0.9), (True, False, False, 1)),
+    "keras.Model": (None, "sgd", (True, False, 1)),
+    "batch": ("batch", "adamw", (True, False, 1)),
+    "mean": ("vectorized", "adam", (True, False, 1)),
+    "momentum": (None, opt.SGD(0.1, momentum=0.9), (True, False, 1)),
     "loss scale": (
         None,
         opt.LossScaleOptimizer(opt.SGD(0.1)),
-        (True, False, False, 1),
+        (True, False, 1),
     ),
-    "small clip": (clipped(0.01), "adam", (False, False, False, 1)),
-    "large clip": (clipped(1e6), "sgd", (False, False, False, 1)),
+    "small clip": (clipped(0.01), "adam", (False, False, 1)),
+    "large clip": (clipped(1e6), "sgd", (False, False, 1)),
     "noise": (
         kpg.Vectorized(kpg.ClippedMean(1.0, noise_multiplier=1.0)),
         "adam",
-        (False, True, False, 1),
+        (False, True, 1),
     ),
-    "private": (private_mode, "adam", (False, True, True, 1)),
-    "Gramian": (kpg.Vectorized("upgrad"), "sgd", (False, False, False, 1)),
+    "private": (private_mode, "adam", (False, True, 1)),
+    "Gramian": (kpg.Vectorized("upgrad"), "sgd", (False, False, 1)),
     "accumulated": (
         kpg.Accumulated(steps=4, inner="batch"),
         "sgd",
-        (True, False, False, 4),
+        (True, False, 4),
     ),
     "accumulated, clipped": (
         kpg.Accumulated(steps=2, inner=clipped(1.0)),
         "sgd",
-        (False, False, False, 2),
+        (False, False, 2),
     ),
     "Keras accumulates": (
         None,
         opt.Adam(0.1, gradient_accumulation_steps=3),
-        (True, False, False, 3),
+        (True, False, 3),
     ),
     "by sample": (
         kpg.PerSample(updates="sample"),
         "sgd",
-        (False, False, False, 1),
+        (False, False, 1),
     ),
-    "clipnorm": (None, opt.SGD(0.1, clipnorm=1.0), (False, False, False, 1)),
-    "clipvalue": (None, opt.Adam(clipvalue=1.0), (False, False, False, 1)),
+    "clipnorm": (None, opt.SGD(0.1, clipnorm=1.0), (False, False, 1)),
+    "clipvalue": (None, opt.Adam(clipvalue=1.0), (False, False, 1)),
     "global clipnorm inside": (
         None,
         opt.LossScaleOptimizer(opt.SGD(0.1, global_clipnorm=1.0)),
-        (False, False, False, 1),
+        (False, False, 1),
     ),
-    "own step": ("own", "sgd", (False, False, False, 1)),
+    "own step": ("own", "sgd", (False, False, 1)),
 }
 
 
@@ -331,8 +266,7 @@ def test_what_updates_follow_is_known(name):
         optimizer = opt.get(optimizer)
         model = compiled(net(shape=(4,)), mode, optimizer=optimizer)
     facts = premises.facts_of_updates(model)
-    given = ("follows_mean", "adds_noise", "is_private")
-    found = [facts[k] for k in given]
+    found = [facts[k] for k in ("follows_mean", "adds_noise")]
     assert (*found, premises.calls_per_update(model)) == expected
     if "loss scale" in name:
         assert facts["optimizer"] == "SGD"
@@ -376,25 +310,6 @@ def test_a_loss_that_was_not_finite_before_is_no_fault_of_the_rate():
         fit, first_loss=math.nan, losses=(math.nan,) * len(readings)
     )
     assert "rate_too_high" not in names(advise(readings, fit))
-
-
-def test_labels_that_are_all_the_same_are_not_accused():
-    readings, fit = recorded("mlp", "labels_unrelated")
-    same = (fit.label_losses[0],) * 100
-    fit = dataclasses.replace(fit, label_losses=same)
-    assert "labels_unrelated" not in names(advise(readings, fit))
-
-
-def test_private_numbers_do_not_come_from_the_data():
-    far = (-391.0, 43.0)
-    for is_private in (True, False):
-        fit = sound(losses=(1.9,) * 4, target_moments=far)
-        fit = dataclasses.replace(
-            fit, follows_mean=False, is_private=is_private
-        )
-        (one,) = advise(made(1.0), fit)
-        assert one.name == "targets_not_scaled"
-        assert ("is not private" in one.text) == is_private
 
 
 def test_a_rate_that_clipping_needs_is_no_fault():
@@ -442,19 +357,7 @@ def record(model, x, y, sample_weight=None):
     ]
     recorder = FitRecorder(model, batch, batch_size=8)
     recorder.record_reading(1.0)
-    return recorder.record()
-
-
-def test_targets_are_measured_where_they_are_what_the_output_is():
-    y = np.array([100.0, 300.0, 100.0, 300.0])
-    model = compiled(net(shape=(4,), units=1))
-    assert record(model, np.eye(4), y).target_moments == (200.0, 100.0)
-    classes = net(shape=(4,), units=900)
-    compiled(classes, loss="sparse_categorical_crossentropy")
-    assert record(classes, np.eye(4), y).target_moments == ()
-    for loss, known in (("poisson", False), ("mae", True), ("msle", False)):
-        model = compiled(net(shape=(4,), units=1), loss=loss)
-        assert bool(record(model, np.eye(4), y).target_moments) == known
+    return recorder.record
 
 
 def classifier(**loss):
@@ -491,40 +394,9 @@ def test_a_record_leaves_the_model_as_it_was():
     assert_equal(model, before)
     assert fit.optimizer == "Adam"
     assert fit.learning_rates == pytest.approx((1e-3,))
-    assert fit.shapes[0] == (4, 5)
-    assert fit.input_scale == pytest.approx(np.sqrt(np.mean(x**2)))
-    assert len(fit.label_losses) == 100
-
-
-def test_layers_are_told_by_whether_training_has_moved_them():
-    model, (x, y) = classifier(), batch()
-
-    def told(kind):
-        paths = getattr(record(model, x, y), kind)
-        return [path.rpartition("/")[2] for path in paths]
-
-    assert told("untrained") == ["one", "norm", "two"]
-    model.fit(x, y, verbose=0)
-    assert told("trained_before") == ["one", "norm", "two"]
-    model.get_layer("two").trainable = False
-    assert not told("untrained_frozen")
-    model.get_layer("two").bias.assign([0, 0, 0])
-    assert told("untrained_frozen") == ["two"]
-
-
-def test_what_is_set_from_outside_is_not_taken_for_frozen():
-    model, (x, y) = classifier(), batch()
-    model.get_layer("two").trainable = False
-    recorder = FitRecorder(model, (tf.constant(x), tf.constant(y), None))
-    model.get_layer("two").bias.assign([1, 2, 3])
-    assert not recorder.record().untrained_frozen
-
-
-def test_the_bias_of_an_lstm_is_made_of_zeros_and_ones():
-    model = compiled(net(layers.LSTM(2), shape=(3, 4), units=None))
-    fit = record(model, np.ones((4, 3, 4), "f4"), np.ones((4, 2), "f4"))
-    assert not fit.trained_before
-    assert len(fit.untrained) == 1
+    norms = [np.linalg.norm(v) for v in model.trainable_variables]
+    assert fit.weight_norms == pytest.approx(norms)
+    assert fit.frozen_norm == 0
 
 
 class Own(keras.Model):
@@ -538,9 +410,7 @@ def test_whole_numbers_and_losses_without_labels_are_served():
     table = layers.Embedding(5, 2)
     model = net(table, shape=(3,), dtype="int32", units=None, cls=Own)
     fit = record(compiled(model, loss=None), np.ones((4, 3), "int32"), None)
-    assert fit.input_scale is None
-    assert fit.label_losses == ()
-    assert fit.trained_before == fit.untrained == ()
+    assert fit.first_loss == pytest.approx(np.mean(fit.half_losses))
 
 
 def test_scaled_inputs_behind_a_normalisation_are_sound():
@@ -556,10 +426,7 @@ def test_scaled_inputs_behind_a_normalisation_are_sound():
 # Whole trainings: task, fault, seed, epochs.
 
 TASKS, FAULTS = list(trainings.TASKS), trainings.FAULTS
-SHORT = ["rate_too_high", "rate_too_low", "layer_dead"]
-SHORT += ["inputs_not_normalised", "loss_is_a_sum"]
-QUICK = [("mlp", fault, 1, 1) for fault in SHORT]
-QUICK += [("mlp", "labels_unrelated", 1, 5)]
+QUICK = [("mlp", fault, 1, 1) for fault in FAULTS]
 ANOTHER = [(TASKS[k % 3], fault, 10, 6) for k, fault in enumerate(FAULTS)]
 #: Twenty seeds, which the thresholds have not seen, on three tasks.
 SOUND = [(TASKS[seed % 3], "sound", seed, 6) for seed in range(10, 30)]
@@ -571,4 +438,4 @@ SOUND = [(TASKS[seed % 3], "sound", seed, 6) for seed in range(10, 30)]
 )
 def test_a_training_is_accused_of_its_fault_alone(task, fault, seed, epochs):
     advice, *_ = trainings.watched(task, fault, seed, epochs)
-    assert accused(advice) == {fault} - {"sound"}
+    assert accused(advice) == {fault} - {*trainings.SOUND}
