@@ -61,7 +61,7 @@ def doctor(python):
     command = [python, "-m", "keras_pergrad", "doctor", "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
-        return json.loads(done.stdout)
+        return json.loads(without_paths(done.stdout))
     except (OSError, json.JSONDecodeError):
         return None
 

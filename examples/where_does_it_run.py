@@ -129,7 +129,7 @@ def doctor():
     """What `python -m keras_pergrad doctor --json` says."""
     command = [sys.executable, "-m", "keras_pergrad", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.replace(str(pathlib.Path.home()), "~"))
 
 
 def main():

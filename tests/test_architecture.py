@@ -31,7 +31,7 @@ EXTRAS = {
     "checking": set(),
     "explanation": {"checking"},
     "placement": {"checking"},
-    "doctor": {"checking"},
+    "doctor": {"checking", "placement"},
     "gradient_health": {"multitask", "runs", "trackers"},
     "influence": set(),
     "privacy": set(),

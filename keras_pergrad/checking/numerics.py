@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from keras_pergrad.common.names import require_one_of
+from keras_pergrad.keras_internals.models.parts import inner_layers
 
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
@@ -137,9 +138,6 @@ def judge_all(names, references, values, dtype, terms=1, scales=None):
 
 def precision(model):
     """Return the least precise format that a layer with weights computes in."""
-    # Loaded here: the doctor judges numbers in a process without TensorFlow.
-    from keras_pergrad.keras_internals.models.parts import inner_layers
-
     layers = [layer for layer in inner_layers(model) if layer.weights]
     policies = {layer.compute_dtype for layer in layers}
     policies |= {getattr(layer, "quantization_mode", None) for layer in layers}

@@ -1,6 +1,6 @@
 """Numbers: checks of arguments, amounts of memory, squared norms, checksums.
 
-It needs no TensorFlow: comparisons of runs and `doctor` do without.
+It needs no TensorFlow: comparisons of runs do without.
 """
 
 import hashlib

@@ -73,7 +73,7 @@ def _cudnn_version(name):
 
 def judge(facts):
     """Yield what is to say of NVIDIA cards; nothing where there is none."""
-    if not facts.get("driver"):
+    if not facts["driver"]:
         return
     if not facts["built"]:
         message = "there is an NVIDIA driver; this wheel was built without CUDA"

@@ -1,56 +1,93 @@
-"""Trials of TensorFlow from the inside, run in a process of its own.
+"""Trials of TensorFlow, in a process of its own, which may crash.
 
-Each result is printed at once, one JSON object per line, so that results from
-before a crash are kept. With `matmul` on the command line, a known defect of
-oneDNN is tried instead.
+Each finding is printed at once, as one line of JSON, so that those from before
+a crash are kept.
 """
 
+import importlib
 import json
-import sys
 
 from keras_pergrad.doctor import cuda
+from keras_pergrad.doctor.versions import ERROR, NOTE, OK, Finding
 
-#: Sizes b, t, k, n of products to try.
-_SHAPES = [(2, 3, 4, 5), (8, 16, 32, 32), (64, 16, 64, 32)]
-
-
-def print_fact(step, **facts):
-    """Print what is known of one step."""
-    print("PROBE " + json.dumps({"step": step, **facts}), flush=True)
+MARK, DONE = "PROBE ", "PROBE done"
 
 
-def print_attempt(step, probe):
-    """Print what `probe` returns, or the error it raised."""
+def main():
+    """Print what each trial finds."""
     try:
-        print_fact(step, **probe())
+        importlib.import_module("tensorflow")
+        keras = importlib.import_module("keras")
     except Exception as error:  # whatever it is, it belongs in the report
-        text = str(error).strip().splitlines()
-        print_fact(step, error=f"{type(error).__name__}: {(text or [''])[0]}")
+        _print(_stopped("import tensorflow", error))
+    else:
+        backend = keras.backend.backend()
+        if backend != "tensorflow":
+            message = f"expected tensorflow. Received: {backend}"
+            fix = "export KERAS_BACKEND=tensorflow, or edit ~/.keras/keras.json"
+            _print(Finding(ERROR, "Keras backend", message, fix))
+        # Those most likely to crash come last.
+        for trial in _devices, _training, _xla, _cuda:
+            try:
+                for finding in trial():
+                    _print(finding)
+            except Exception as error:
+                _print(_stopped(trial.__name__.strip("_"), error))
+    print(DONE, flush=True)
 
 
-def devices():
-    """Return how many CPUs TensorFlow sees, and which accelerators."""
-    import tensorflow as tf
+def _print(finding):
+    print(MARK + json.dumps(vars(finding)), flush=True)
 
+
+def _stopped(subject, error):
+    """Return the finding that something raised an error."""
+    [first, *_] = [*str(error).strip().splitlines(), ""]
+    return Finding(ERROR, subject, f"{type(error).__name__}: {first}")
+
+
+def _devices():
+    """Yield which accelerators TensorFlow lists."""
     from keras_pergrad.common.machine import accelerators
 
-    cpus = tf.config.list_physical_devices("CPU")
-    accelerator_facts = [
-        {"name": d.name, "platform": d.platform} for d in accelerators()
-    ]
-    return {"cpus": len(cpus), "accelerators": accelerator_facts}
+    names = [f"{d.name} ({d.platform})" for d in accelerators()]
+    is_metal = any(d.is_metal for d in accelerators())
+    remark = "; this is Metal" if is_metal else "" if names else " only"
+    yield Finding(OK, "devices", ", ".join(["CPU", *names]) + remark)
 
 
-def xla(device):
-    """Whether XLA compiles for a device."""
-    import tensorflow as tf
+def _training():
+    """Yield whether a two-layer model trains on each device, as on the CPU."""
+    from keras_pergrad.checking import numerics
+    from keras_pergrad.common.machine import accelerators
 
-    with tf.device(f"/device:{device}"):
-        double = tf.function(lambda x: x + x, jit_compile=True)
-        return {"works": float(double(tf.constant(1.0))) == 2.0}
+    reference = None
+    for device in ["CPU:0", *(d.name for d in accelerators())]:
+        try:
+            losses = _losses(device)
+        except Exception as error:
+            yield _stopped(f"training on {device}", error)
+            continue
+        if reference is None:
+            reference = losses
+            text = ", ".join(f"{loss:.4f}" for loss in losses)
+            message = f"a two-layer model trains on {device} (loss {text})"
+            yield Finding(OK, "training", message)
+            continue
+        verdict = numerics.judge(reference, losses, "float32", terms=32)
+        if verdict.ok:
+            message = f"the same loss on {device} (to {verdict.relative:.0e})"
+            yield Finding(OK, "training", message)
+        else:
+            message = (
+                f"the loss on {device} differs from the CPU's by "
+                f"{verdict.error:.3g}: not rounding"
+            )
+            fix = "keras_pergrad.diagnose.compare_devices names the op"
+            yield Finding(ERROR, "training", message, fix)
 
 
-def training(device):
+def _losses(device):
     """Return losses of a two-layer model; each device has the same weights."""
     import keras
     import numpy as np
@@ -69,53 +106,41 @@ def training(device):
         model.set_weights([random.normal(0, 0.3, shape) for shape in shapes])
         sgd = keras.optimizers.SGD(0.05)
         model.compile(sgd, "mse", jit_compile=False)  # type: ignore[arg-type]
-        losses = [float(model.train_on_batch(x, y)) for _ in range(3)]
-    return {"device": device, "losses": losses}
+        return [float(model.train_on_batch(x, y)) for _ in range(3)]
 
 
-def main():
-    """Run all probes, those most likely to crash last."""
-    import tensorflow as tf
-
-    print_fact("tensorflow", version=tf.__version__)
-    import keras
-
-    backend = keras.backend.backend()
-    print_fact("keras", version=keras.__version__, backend=backend)
-    print_attempt("devices", devices)
-    print_attempt("training", lambda: training("CPU:0"))
+def _xla():
+    """Yield whether XLA compiles for the CPU, and for CUDA's GPUs."""
     from keras_pergrad.common.machine import accelerators
 
-    for device in accelerators():
-        print_attempt("training", lambda name=device.name: training(name))
-        if device.platform == "CUDA":
-            print_attempt("xla_gpu", lambda name=device.name: xla(name))
-    print_attempt("xla", lambda: xla("CPU:0"))
-    print_attempt("cuda", cuda.facts)
-    print_fact("done")
+    cards = [d.name for d in accelerators() if d.platform == "CUDA"]
+    for device in [*cards, "CPU:0"]:
+        error = _xla_error(device)
+        if not error:
+            yield Finding(OK, "XLA", f"works on {device}")
+            continue
+        level = ERROR if device in cards else NOTE
+        fix = "compile(..., jit_compile=False)"
+        yield Finding(level, "XLA", f"fails on {device}: {error}", fix)
 
 
-def matmul(*sizes):
-    """Print "right" or "wrong" for products of shapes, unless it crashes."""
-    # A product of shapes [b, 1, t, k] and [k, n] returns garbage or corrupts
-    # the heap in some builds; the harm may show only when the process ends.
-    import numpy as np
+def _xla_error(device):
+    """Return why XLA fails on a device, or `""`."""
     import tensorflow as tf
 
-    random = np.random.default_rng(0)
-    worst = 0.0
-    for b, t, k, n in [sizes] if sizes else _SHAPES:
-        left = random.normal(size=(b, 1, t, k)).astype("float32")
-        right = random.normal(size=(k, n)).astype("float32")
-        with tf.device("/CPU:0"):
-            product = tf.matmul(left, right).numpy()
-        gap = np.abs(product - left @ right).max()
-        worst = max(worst, float(gap)) if np.isfinite(gap) else float("inf")
-    print("right" if worst < 1e-3 else "wrong", flush=True)
+    with tf.device(f"/device:{device}"):
+        double = tf.function(lambda x: x + x, jit_compile=True)
+        try:
+            right = float(double(tf.constant(1.0))) == 2.0
+        except Exception as error:
+            return _stopped("XLA", error).message
+    return "" if right else "wrong result"
+
+
+def _cuda():
+    """Yield what is to say of NVIDIA cards."""
+    yield from cuda.judge(cuda.facts())
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["matmul"]:
-        matmul(*map(int, sys.argv[2:]))
-    else:
-        main()
+    main()

@@ -8,35 +8,24 @@ import importlib.metadata
 import os
 import platform
 import re
-import sys
+
+from keras_pergrad.placement import metal
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
-METAL_FIX = (
-    'pip install "tensorflow>=2.18,<2.20" "tensorflow-metal==1.2.0" '
-    "(Python 3.12 at most), or, to train on the CPU, "
-    "pip uninstall tensorflow-metal"
-)
-COMMUNITY = "tensorflow-metal-plugin"
-COMMUNITY_FIX = (
-    'pip install "tensorflow==2.21.*", then, once that is done, '
-    "pip install --force-reinstall --no-deps tensorflow-metal-plugin==0.4.1"
-)
+#: The first version of each that the package takes, and the first it does not.
+BOUNDS = {
+    "Python": ((3, 11), (3, 14)),
+    "TensorFlow": ((2, 18), None),
+    "Keras": ((3, 8), None),
+}
 PACKAGES = (
     *("tensorflow", "keras", "numpy", "pandas"),
-    *("tensorflow-metal", COMMUNITY),
+    *(plugin.package for plugin in metal.PLUGINS.values()),
 )
 #: Package → the names under which it is published.
 _WHEELS = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-macos", "tf-nightly"),
     "keras": ("keras-nightly",),
-}
-# tensorflow-metal → the first TensorFlow it loads with, and the first that it
-# does not. Its own metadata names none, so pip lets every pair pass.
-_METAL_BOUNDS: dict[tuple[int, ...], tuple] = {
-    (1, 2): ((2, 18), (2, 20)),
-    (1, 1): ((2, 14), (2, 18)),
-    (1, 0): ((2, 13), (2, 14)),
-    (0, 8): ((2, 12), (2, 13)),
 }
 
 
@@ -59,7 +48,7 @@ class Finding:
 
 def installed():
     """Return package → version or `None`, whichever its wheel's name is."""
-    found = {}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         names = package, *_WHEELS.get(package, ())
         found[package] = next(filter(None, map(_version, names)), None)
@@ -79,113 +68,106 @@ def numbers(version):
     return tuple(int(p) for p in parts.group().split(".")) if parts else ()
 
 
-def check(versions, python=None, system=None):
+def check(versions, system=None):
     """Judge what `installed` returns, as a list of `Finding`."""
-    python = python or sys.version_info[:2]
-    system = system or (platform.system(), platform.machine())
-    findings = [_python_finding(python)]
+    is_mac = (system or (platform.system(), platform.machine())) == metal.MAC
+    findings = [_version_finding(name, versions, is_mac) for name in BOUNDS]
     if versions["tensorflow"] is None:
-        fix = 'pip install "tensorflow>=2.18"'
-        if system == ("Darwin", "arm64"):
-            fix = 'pip install "keras-pergrad[metal]"'
-        absent = Finding(ERROR, "TensorFlow", "it is not installed", fix)
-        return [*findings, absent]
-    findings.append(
-        _minimum_finding("TensorFlow", versions["tensorflow"], (2, 18))
-    )
-    findings.append(_minimum_finding("Keras", versions["keras"], (3, 8)))
+        return findings[:2]  # it brings Keras
     if versions["numpy"] is not None:
         findings.append(Finding(OK, "NumPy", versions["numpy"]))
-    if versions.get("pandas") is not None and system == ("Darwin", "arm64"):
-        message = (
-            "on Apple silicon the first `fit` hangs in a program that imports "
-            "pandas before TensorFlow (keras-team/keras#23083)"
-        )
-        fix = "import tensorflow, keras or keras_pergrad first"
-        findings.append(Finding(NOTE, "pandas", message, fix))
-    return [*findings, *_metal_findings(versions, system)]
+    if versions["pandas"] is not None and is_mac:
+        findings.append(Finding(NOTE, "pandas", *metal.PANDAS))
+    return [*findings, *_metal_findings(versions, is_mac)]
 
 
-def _python_finding(python):
-    version = ".".join(map(str, python))
-    if (3, 11) <= python <= (3, 13):
-        return Finding(OK, "Python", version)
-    message = f"expected 3.11, 3.12 or 3.13. Received: {version}"
-    fix = "make an environment with one of these"
-    return Finding(ERROR, "Python", message, fix)
+def _fits(version, bounds):
+    first, after = bounds
+    release = numbers(version)[:2]
+    return first <= release and (after is None or release < after)
 
 
-def _minimum_finding(name, version, least):
-    requirement = f'"{name.lower()}>={".".join(map(str, least))}"'
-    if version is None:
-        fix = f"pip install {requirement}"
-        return Finding(ERROR, name, "it is not installed", fix)
-    if numbers(version)[:2] >= least:
+def _range(bounds):
+    first, after = (b and ".".join(map(str, b)) for b in bounds)
+    return f"{first} or newer" + (f" and older than {after}" if after else "")
+
+
+def _version_finding(name, versions, is_mac):
+    version, bounds = versions[name.lower()], BOUNDS[name]
+    if version is not None and _fits(version, bounds):
         return Finding(OK, name, version)
-    least_text = ".".join(map(str, least))
-    message = f"expected {least_text} or newer. Received: {version}"
-    return Finding(ERROR, name, message, f"pip install --upgrade {requirement}")
+    fix = f'pip install --upgrade "{name.lower()}>={_range(bounds).split()[0]}"'
+    if name == "Python":
+        fix = "make an environment with one of these"
+    elif version is None and name == "TensorFlow" and is_mac:
+        fix = metal.APPLE.install
+    message = "it is not installed"
+    if version is not None:
+        message = f"expected {_range(bounds)}. Received: {version}"
+    return Finding(ERROR, name, message, fix)
 
 
-def _community_findings(plugin, tensorflow):
-    """Yield what is to say of the community's plugin."""
-    message = f"{COMMUNITY} {plugin} with TensorFlow {tensorflow}"
-    if numbers(plugin)[:2] != (0, 4):
-        message = f"{COMMUNITY} {plugin} is not known here; 0.4.1 is"
-        yield Finding(WARNING, "Metal", message, COMMUNITY_FIX)
-    elif numbers(tensorflow)[:2] != (2, 21):
-        message += " offers no GPU: it needs TensorFlow 2.21"
-        yield Finding(ERROR, "Metal", message, COMMUNITY_FIX)
-    else:
-        message += (
-            " (not Apple's): TensorFlow writes variables from the host beside "
-            "the GPU's work, and weights became NaN until each kernel waited "
-            "for the GPU"
-        )
-        fix = (
-            "keras_pergrad.check_gradients on your model, and the same fit "
-            "twice from one seed: both must give the same numbers"
-        )
-        yield Finding(WARNING, "Metal", message, fix)
-    if os.environ.get("TF_METAL_SYNCHRONOUS") == "0":
-        message = "TF_METAL_SYNCHRONOUS=0: kernels do not wait for the GPU"
-        fix = "unset TF_METAL_SYNCHRONOUS"
-        yield Finding(ERROR, "Metal", message, fix)
-
-
-def _metal_findings(versions, system):
+def _metal_findings(versions, is_mac):
     """Yield what is to say of plugins for Metal, if it concerns this system."""
-    metal, tensorflow = versions["tensorflow-metal"], versions["tensorflow"]
-    community = versions[COMMUNITY]
-    if metal is not None and community is not None:
-        message = (
-            f"tensorflow-metal and {COMMUNITY} are both installed: both "
-            "register the platform METAL, and `import tensorflow` aborts"
-        )
-        fix = f"pip uninstall tensorflow-metal, or pip uninstall {COMMUNITY}"
+    here = [p for p in metal.PLUGINS.values() if versions[p.package]]
+    if len(here) > 1:
+        yield Finding(ERROR, "Metal", *metal.BOTH)
+    elif here:
+        yield _plugin_finding(here[0], versions)
+    elif is_mac:
+        message = f"{metal.APPLE.package} is not installed: training uses the "
+        fix = f"{metal.APPLE.install} (Python 3.12 at most)"
+        yield Finding(NOTE, "Metal", f"{message}CPU", fix)
+    if metal.COMMUNITY in here and os.environ.get(metal.SYNCHRONOUS) == "0":
+        message = f"{metal.SYNCHRONOUS}=0: kernels do not wait for the GPU"
+        fix = f"unset {metal.SYNCHRONOUS}"
         yield Finding(ERROR, "Metal", message, fix)
-        return
-    if community is not None:
-        yield from _community_findings(community, tensorflow)
-        return
-    if metal is None:
-        message = "tensorflow-metal is not installed: training uses the CPU"
-        fix = 'pip install "keras-pergrad[metal]" (Python 3.12 at most)'
-        if system == ("Darwin", "arm64"):
-            yield Finding(NOTE, "Metal", message, fix)
-        return
-    bounds = _METAL_BOUNDS.get(numbers(metal)[:2])
+
+
+def _plugin_finding(plugin, versions):
+    """Return what is to say of the one plugin that is installed."""
+    version, tensorflow = versions[plugin.package], versions["tensorflow"]
+    bounds = plugin.bounds.get(numbers(version)[:2])
+    name = f"{plugin.package} {version}"
     if bounds is None:
-        message = f"tensorflow-metal {metal} is not known here; 1.2.0 is"
-        yield Finding(WARNING, "Metal", message, METAL_FIX)
-        return
-    message = f"tensorflow-metal {metal} with TensorFlow {tensorflow}"
-    if bounds[0] <= numbers(tensorflow)[:2] < bounds[1]:
-        yield Finding(OK, "Metal", message)
-        return
-    first, after = (".".join(map(str, bound)) for bound in bounds)
-    message += (
-        f" does not load; it needs {first} or newer and older than {after}. "
-        "`import tensorflow` fails with such a pair"
-    )
-    yield Finding(ERROR, "Metal", message, METAL_FIX)
+        message = f"{name} is not known here; {plugin.version} is"
+        return Finding(WARNING, "Metal", message, plugin.fix)
+    if not _fits(tensorflow, bounds):
+        message = (
+            f"{name} does not work with TensorFlow {tensorflow}, but with "
+            f"{_range(bounds)}: {plugin.mismatch}"
+        )
+        return Finding(ERROR, "Metal", message, plugin.fix)
+    message = f"{name} with TensorFlow {tensorflow}"
+    if plugin is metal.COMMUNITY:
+        return Finding(WARNING, "Metal", f"{message}: {metal.RACE}", metal.TEST)
+    return Finding(OK, "Metal", message)
+
+
+def check_for_metal(versions):
+    """Return `Finding`s on what to install on a Mac, and what fails there.
+
+    Each plugin also gets one on whether `versions` would work with it.
+    """
+    findings = []
+    for plugin in metal.PLUGINS.values():
+        needs = {**BOUNDS, "Python": plugin.python}
+        needs["TensorFlow"] = plugin.bounds[numbers(plugin.version)[:2]]
+        ranges = [f"{name} {_range(needs[name])}" for name in needs]
+        message = (
+            f"{plugin.release} (by {plugin.maker}) needs macOS {plugin.macos} "
+            f"or newer, {', '.join(ranges)}. With another TensorFlow "
+            f"{plugin.mismatch}"
+        )
+        findings.append(Finding(NOTE, "Metal", message, plugin.install))
+        unfit = [
+            f"{name} {version}"
+            for name, bounds in needs.items()
+            if (version := versions[name.lower()])
+            and not _fits(version, bounds)
+        ]
+        level = WARNING if unfit else OK
+        message = f"does not fit: {', '.join(unfit)}" if unfit else "fits"
+        findings.append(Finding(level, "what is installed here", message))
+    limits = metal.BOTH, metal.NO_XLA, metal.NO_KERNELS, metal.PANDAS
+    return findings + [Finding(NOTE, "Metal", *limit) for limit in limits]

@@ -72,7 +72,6 @@ def test_a_card_that_tensorflow_cannot_use(facts, level, text, fix):
 
 def test_a_machine_without_an_nvidia_driver_hears_nothing():
     assert said(driver=False) == {}
-    assert list(cuda.judge({"error": "ImportError"})) == []
 
 
 def test_a_wheel_that_does_not_say_what_it_was_built_with():

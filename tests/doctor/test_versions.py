@@ -1,13 +1,15 @@
 import pytest
 
 from keras_pergrad.doctor import versions as versions_module
-from keras_pergrad.doctor.versions import check, numbers
+from keras_pergrad.doctor.versions import check, check_for_metal, numbers
 
 COMMUNITYS = "tensorflow-metal-plugin"
 GOOD = {
+    "python": "3.12.4",
     "tensorflow": "2.19.1",
     "keras": "3.10.0",
     "numpy": "2.1.3",
+    "pandas": None,
     "tensorflow-metal": "1.2.0",
     COMMUNITYS: None,
 }
@@ -19,9 +21,9 @@ COMMUNITY = {
 MAC = ("Darwin", "arm64")
 
 
-def found(level, python=(3, 12), system=MAC, **versions):
+def found(level, system=MAC, **versions):
     """The findings of a level, by subject."""
-    findings = check({**GOOD, **versions}, python, system)
+    findings = check({**GOOD, **versions}, system)
     return {f.subject: f for f in findings if f.level == level}
 
 
@@ -53,7 +55,7 @@ def test_a_mac_without_metal_is_told_how_to_get_it():
     versions = {**GOOD, "tensorflow-metal": None}
     [note] = found("note", **versions).values()
     assert "keras-pergrad[metal]" in note.fix
-    other = check(versions, (3, 12), ("Linux", "x86_64"))
+    other = check(versions, ("Linux", "x86_64"))
     assert [f for f in other if f.subject == "Metal"] == []
 
 
@@ -68,7 +70,7 @@ def test_a_mac_without_metal_is_told_how_to_get_it():
     ],
 )
 def test_other_plugins_for_metal(versions, level, message, fix):
-    findings = check({**GOOD, **versions}, (3, 13), MAC)
+    findings = check({**GOOD, **versions}, MAC)
     [metal] = [f for f in findings if f.subject == "Metal"]
     assert metal.level == level
     assert message in metal.message
@@ -79,6 +81,38 @@ def test_kernels_that_do_not_wait_are_an_error(monkeypatch):
     monkeypatch.setenv("TF_METAL_SYNCHRONOUS", "0")
     assert "Metal" in found("warning", **COMMUNITY)
     assert "unset" in found("error", **COMMUNITY)["Metal"].fix
+
+
+@pytest.mark.parametrize(
+    ("versions", "apple", "community"),
+    [
+        (GOOD, "fits", "does not fit: TensorFlow 2.19.1"),
+        (
+            {"python": "3.13.1", "tensorflow": "2.21.0", "keras": "3.7.0"},
+            "does not fit: Python 3.13.1, TensorFlow 2.21.0, Keras 3.7.0",
+            "does not fit: Keras 3.7.0",
+        ),
+        (COMMUNITY, "does not fit: TensorFlow 2.21.0", "fits"),
+        ({"tensorflow": None, "keras": None}, "fits", "fits"),
+    ],
+)
+def test_a_planned_mac(versions, apple, community):
+    first, here, second, here_too, *limits = check_for_metal(
+        {**GOOD, **versions}
+    )
+    assert "TensorFlow 2.18 or newer and older than 2.20" in first.message
+    assert "Python 3.11 or newer and older than 3.13" in first.message
+    assert "keras-pergrad[metal]" in first.fix
+    assert "TensorFlow 2.21 or newer and older than 2.22" in second.message
+    assert "keras-pergrad[metal-community]" in second.fix
+    assert (here.message, here_too.message) == (apple, community)
+    assert [here.level == "ok", here_too.level == "ok"] == [
+        apple == "fits",
+        community == "fits",
+    ]
+    said = " ".join(limit.message for limit in limits)
+    for fact in "aborts", "XLA", "float64", "pandas":
+        assert fact in said
 
 
 def test_pandas_before_tensorflow_is_warned_of_on_apple_silicon():
@@ -98,7 +132,7 @@ def test_old_and_missing_packages_are_errors():
     assert "3.8" in found("error", keras="2.15.0")["Keras"].fix
     old = found("error", tensorflow="2.15.0")
     assert "2.18" in old["TensorFlow"].message
-    assert "Python" in found("error", python=(3, 9))
+    assert "Python" in found("error", python="3.9.1")
     assert "keras>=3.8" in found("error", keras=None)["Keras"].fix
     # Said once.
     errors = found("error", tensorflow=None)
