@@ -107,12 +107,12 @@ def look_at(name, make):
     return {
         "report": str(placement.report),
         "kernels": {
-            kind: placement.report.executions(kind)
+            kind: placement.report.counts(kind)
             for kind in ("device", "generic", "cpu")
         },
         "predicted": {
             platform: {
-                kind: prediction.executions(kind)
+                kind: prediction.counts(kind)
                 for kind in ("device", "generic", "cpu")
             }
             for platform, prediction in predictions.items()

@@ -1,5 +1,4 @@
-"""The comparison of devices: whether gradients are the same, and their "
-"speed."""
+"""The comparison of devices: whether gradients are equal, and their speed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.state.model import ModelState
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.placement import graph
-from keras_pergrad.placement.prediction import CONTRACTIONS, FUSED_AFTER
+from keras_pergrad.placement.metal import CONTRACTIONS, FUSED_AFTER
 
 _CPU = "CPU:0"
 _FUSED = " + "  # between the ops that a device makes one op of

@@ -17,12 +17,7 @@ from keras_pergrad.common.callback_list import (
 from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.keras_internals.fit import train_function
 from keras_pergrad.keras_internals.tensorflow.settings import placed_graphs
-from keras_pergrad.placement import graph, kernels, operations
-from keras_pergrad.placement.prediction import (
-    hazards_of_fusion,
-    hazards_of_operations,
-    hazards_of_settings,
-)
+from keras_pergrad.placement import graph, metal, operations
 from keras_pergrad.placement.profile import replay
 from keras_pergrad.placement.report import PlacementReport
 
@@ -38,9 +33,9 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
 
     The figures come from the graphs that TensorFlow hands to each device
     after placing and optimising the step, not from what was requested.
-    After the first training step the report is printed and kept. An op in a
-    loop or branch is counted once, and how often a step runs it is not told;
-    `deep=True` counts the runs of all.
+    After the first training step the report is printed and kept. An op or copy
+    in a loop or branch is counted once, however often a step runs it;
+    `deep=True` counts the runs.
 
     The logs of each epoch get `ops_on_accelerator`, `ops_on_cpu` and
     `device_copies` (tensors copied between host and accelerator memory in
@@ -114,9 +109,9 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
             )
         self._train_function = wrapped
         at_end_of_fit(self.model, callback_list, wrapped.restore)
-        # Whether to place the function anew, in the first step and the second.
+        # A function that an earlier fit has placed shows nothing more.
         compiled = train_function.compiled_functions(wrapped.function)
-        self._attempts = [train_function.trace_count(compiled) > 0, True]
+        self._places_again = train_function.trace_count(compiled) > 0
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -143,13 +138,15 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
     def _setting_hazards(self):
         if self._device is None or not self._device.is_metal:
             return []
-        platform = kernels.installed_platform()
-        return hazards_of_settings(self.model.jit_compile, platform)
+        return metal.hazards_of_settings(
+            self.model.jit_compile, metal.installed()
+        )
 
     def _first_step(self, function, iterator):
         """Run the first step, and the second if the first shows nothing."""
-        result = self._run_watched(function, iterator, self._attempts.pop(0))
-        if self.report is not None or not self._attempts:
+        result = self._run_watched(function, iterator, self._places_again)
+        self._places_again = True
+        if self.report is not None:
             self._restore()
         return result
 
@@ -169,8 +166,6 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
         if is_xla_alone:  # all that Keras calls
             placed_step.opaque.append(("the step", "", graph.XLA))
         report = self._make_report(placed_step)
-        if self.deep:
-            self._add_measurements(report)
         setting_hazards = self._setting_hazards()
         self._warn_of([h for h in report.hazards if h not in setting_hazards])
         self.report = report
@@ -179,62 +174,72 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
 
     def _make_report(self, placed_step):
         device, model = self._device, self.model
-        name, platform = None, "CPU"
-        if device is not None:
-            name, platform = device.name, device.platform
         variables = [
             *model.variables,
             *getattr(model.optimizer, "variables", ()),
         ]
-        variable_devices = [
-            machine.short_name(v.value.device) for v in variables
-        ]
-        report = PlacementReport(name, platform)
-        report.variables = dict(collections.Counter(variable_devices))
-        report.operations = placed_step.operations
-        report.opaque, report.copies = placed_step.opaque, placed_step.copies
-        report.hazards = self._setting_hazards()
-        if device is not None and device.is_metal:
-            platform = kernels.installed_platform()
-            report.hazards += hazards_of_operations(
-                placed_step.operations, platform
-            )
-            if platform == kernels.METAL:
-                report.hazards += hazards_of_fusion(
-                    placed_step.nodes, placed_step.layer_of
+        deep, notes = None, self._notes_on(placed_step)
+        if self.deep:
+            deep, obstacle = self._measure(placed_step)
+            notes += [f"deep=True: not measured. {obstacle}"] * bool(obstacle)
+        return PlacementReport(
+            device=device and device.name,
+            platform="CPU" if device is None else device.platform,
+            variables=dict(
+                collections.Counter(
+                    machine.short_name(v.value.device) for v in variables
                 )
+            ),
+            operations=placed_step.operations,
+            copies=placed_step.copies,
+            opaque=placed_step.opaque,
+            hazards=self._hazards_of(placed_step),
+            notes=notes,
+            deep=deep,
+        )
+
+    def _hazards_of(self, placed_step):
+        if self._device is None or not self._device.is_metal:
+            return []
+        plugin = metal.installed()
+        return [
+            *self._setting_hazards(),
+            *metal.hazards_of_operations(placed_step.operations, plugin),
+            *metal.hazards_of_fusion(
+                placed_step.nodes, placed_step.layer_of, plugin
+            ),
+        ]
+
+    def _notes_on(self, placed_step):
         if not placed_step.nodes and not placed_step.opaque:
-            report.notes.append(
+            return [
                 "TensorFlow handed over no graph for this step: the train "
                 "function seems to be no tf.function."
+            ]
+        notes = []
+        if self.model.steps_per_execution > 1:
+            notes.append(
+                f"steps_per_execution={self.model.steps_per_execution}: "
+                f"figures are for one of the steps in the loop."
             )
-        elif model.steps_per_execution > 1:
-            report.notes.append(
-                f"steps_per_execution={model.steps_per_execution}: figures "
-                f"are for one of the steps in the loop."
-            )
-        return report
+        if graph.turns(placed_step.nodes):
+            notes.append(graph.COUNTED_ONCE)
+        return notes
 
-    def _add_measurements(self, report):
-        obstacle = self._why_not_measurable(report)
-        if obstacle:
-            report.notes.append(f"deep=True: not measured, {obstacle}.")
-            return
-        data = tf.nest.map_structure(lambda t: t.numpy(), self._batches[0])
-        try:
-            report.deep = replay(self.model, data, self._spec)
-        except ValueError as error:
-            report.notes.append(f"deep=True: not measured. {error}")
-        self._batches = []
-
-    def _why_not_measurable(self, report):
+    def _measure(self, placed_step):
+        """Return a `DeepReport`, or `None` and why there is none."""
         if self.model.jit_compile:
-            return "XLA runs the step as one piece"
-        if report.opaque:
-            return "what opaque parts copy cannot be seen"
+            return None, "XLA runs the step as one piece."
+        if placed_step.opaque:
+            return None, "What opaque parts copy cannot be seen."
         if not self._batches:
-            return "the batch comes from a distributed iterator"
-        return ""
+            return None, "The batch comes from a distributed iterator."
+        data = tf.nest.map_structure(lambda t: t.numpy(), self._batches[0])
+        self._batches = []
+        try:
+            return replay(self.model, data, self._spec), ""
+        except ValueError as error:
+            return None, str(error)
 
     def _warn_of(self, hazards):
         for hazard in hazards if self.warn else ():

@@ -1,4 +1,4 @@
-"""Partition graphs as one graph: nodes, edges, layers, loops and branches.
+"""Partition graphs as one graph: nodes, edges and layers.
 
 Partition graphs are what TensorFlow hands to each device's executor. They show
 the true placement, as they are made after the placer, grappler and the
@@ -22,13 +22,10 @@ _CALL_OPS = {"PartitionedCall", "StatefulPartitionedCall"}
 _XLA_OPS = ("XlaLaunch", "_XlaCompile", "_XlaRun")
 # The functions of a data pipeline are run by the pipeline, not by the node.
 _PIPELINE_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
-# How the loop over steps differs from a loop inside a step: it takes batches,
-# and it asks whether there is one more.
-_BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
 _FETCH = "IteratorGetNext"
-_STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
-
-
+COUNTED_ONCE = (
+    "ops in a loop or branch are counted once, however often a step runs them."
+)
 SENDS = ("_Send", "_HostSend")
 RECEIVES = ("_Recv", "_HostRecv")
 
@@ -41,7 +38,6 @@ class Node:
     part: int
     device: str
     inputs: list = dataclasses.field(default_factory=list)  # (Node, slot)
-    controls: list = dataclasses.field(default_factory=list)
     partner: "Node | None" = None  # the other end of a send or receive
     opaque_kind: str = ""  # "XLA" or "call" if it stands for a function
 
@@ -104,11 +100,9 @@ def read(partitions):
             by_name[part, definition.name] = node
     for node in nodes:
         for source in node.definition.input:
-            name, _, slot = source.removeprefix("^").partition(":")
+            name, _, slot = source.partition(":")
             producer = by_name.get((node.part, name))
-            if producer is not None and source.startswith("^"):
-                node.controls.append(producer)
-            elif producer is not None:
+            if producer is not None:  # none stands for "^name", which orders
                 node.inputs.append((producer, int(slot or 0)))
         if node.op in SENDS + RECEIVES:
             # Both ends of a copy name the same tensor and the same sender.
@@ -133,102 +127,9 @@ def through_plumbing(node, slot=0):
             return node, slot
 
 
-class RunCounts:
-    """Tells which nodes a step runs exactly once: none in a loop or a branch.
-
-    The loop that `steps_per_execution` makes does not count, so that figures
-    are for one step.
-    """
-
-    # Loops arrive as rings of Enter, Merge, Switch, NextIteration and Exit
-    # nodes, branches as Switch nodes whose outputs a Merge joins.
-
-    def __init__(self, nodes):
-        self._loops = {}  # node → names of the loops around it, outermost first
-        self._conditions = {}  # node → {(test, outcome)} that it depends on
-        order = _producers_first(nodes)
-        for node in order:
-            producers = [
-                producer for producer, _ in node.inputs
-            ] + node.controls
-            loops = max(map(self._loops_after, producers), key=len, default=())
-            if node.op == "Enter":
-                loops = (*loops, node.attr["frame_name"].s)
-            self._loops[node] = loops
-        self._step_loops = {
-            name
-            for node in nodes
-            if node.op in _BATCH_OPS
-            for name in self._loops[node]
-        }
-        for node in order:
-            self._conditions[node] = self._conditions_of(node)
-
-    def runs_once(self, node):
-        """Whether one step runs the node exactly once."""
-        return not self._conditions[node] and self._step_loops.issuperset(
-            self._loops[node]
-        )
-
-    @property
-    def loops_over_steps(self):
-        """Whether the graph is a loop over several steps."""
-        return bool(self._step_loops)
-
-    def _loops_after(self, producer):
-        """Return the loops around what is fed by a node."""
-        loops = self._loops.get(producer, ())
-        return loops[:-1] if producer.op == "Exit" else loops
-
-    def _conditions_of(self, node):
-        sources = [*node.inputs, *((f, None) for f in node.controls)]
-        if node.op in RECEIVES and node.partner is not None:
-            # If the sender does not run, what follows here does not either.
-            sources.append((node.partner, None))
-        if node.op == "Merge":  # after an "if", or at the head of a loop
-            # Not yet visited: the NextIteration that closes the ring.
-            sources = [s for s in node.inputs if s[0] in self._conditions]
-        conditions = [self._conditions_along(*source) for source in sources]
-        if node.op == "Merge" and conditions:
-            # Either input may arrive, so only what both need is a condition.
-            return frozenset.intersection(*conditions)
-        return frozenset().union(*conditions)
-
-    def _conditions_along(self, producer, slot):
-        """Return what a consumer of this output depends on."""
-        conditions = self._conditions.get(producer, frozenset())
-        if producer.op != "Switch" or slot is None:
-            return conditions
-        test, _ = through_plumbing(*producer.inputs[1])
-        is_step_loop = self._step_loops.intersection(self._loops[producer][-1:])
-        if test.op == "LoopCond" or (is_step_loop and test.op in _STEP_TESTS):
-            return conditions
-        return conditions | {(test, slot)}
-
-
-def _producers_first(nodes):
-    """Return the nodes, producers first, but for the rings of loops."""
-    # A NextIteration closes a ring, and so may follow what it feeds.
-    done, order = set(), []
-    for root in nodes:
-        stack = [(root, False)]
-        while stack:
-            node, expanded = stack.pop()
-            if expanded:
-                order.append(node)
-            if expanded or node in done:
-                continue
-            done.add(node)
-            stack.append((node, True))
-            producers = [
-                producer for producer, _ in node.inputs
-            ] + node.controls
-            if node.op == "Merge":
-                producers = [f for f in producers if f.op != "NextIteration"]
-            if node.op in RECEIVES and node.partner is not None:
-                producers.append(node.partner)
-            stack += [(f, False) for f in producers if f not in done]
-    return order
+def turns(nodes):
+    """Whether a loop or a branch is among the nodes."""
+    return any(node.op in ("Enter", "Switch") for node in nodes)
 
 
 def step_partitions(metadata):

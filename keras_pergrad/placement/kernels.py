@@ -1,18 +1,15 @@
 """The kernel that runs a node on a device, or the reason why none does.
 
 The kernels of this process are in TensorFlow's registry, those of a Mac in
-tables that ship with the package: op → types (`"from->to"` for Cast, `"any"`
-where nothing is constrained). `tensorflow_metal_1_2_0_kernels.json` was
-extracted from the binary of Apple's plugin. That of the community's plugin,
-which ships as source, is what its own registration code registers with
-TensorFlow 2.21. `tensorflow_generic_kernels.json` holds what
+tables that ship with the package (`metal.py` says which): op → types
+(`"from->to"` for Cast, `"any"` where nothing is constrained).
+`tensorflow_generic_kernels.json` holds what
 TensorFlow registers by itself for any pluggable device, in a wheel without
 CUDA: op → a list of type constraints. Its kernels are host code.
 """
 
 import dataclasses
 import functools
-import importlib.metadata
 import importlib.resources
 import json
 
@@ -53,34 +50,7 @@ _HOST_PREFIXES = tuple(
 )
 _HOST_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4", "Summary")
 _HOST_TYPES = {"string"}
-METAL, COMMUNITY = "metal", "metal-community"
-METAL_VERSION = "tensorflow-metal 1.2.0"
-COMMUNITY_PLUGIN = "tensorflow-metal-plugin"
-# Platform of a prediction → the release that its table describes, the table.
-_TABLES = {
-    METAL: (METAL_VERSION, "tensorflow_metal_1_2_0_kernels.json"),
-    COMMUNITY: (
-        f"{COMMUNITY_PLUGIN} 0.4.1",
-        "tensorflow_metal_plugin_0_4_1_kernels.json",
-    ),
-}
-PLATFORMS = tuple(_TABLES)
 USER_TABLE = "a table of your own"
-#: What to use on a Mac → in place of which ops.
-_HINTS = {
-    "Dense layers and matmul run on Metal, einsum does not": "Einsum",
-    "keras.activations.gelu(approximate=True) avoids it": "Erfc",
-    "relu and leaky_relu have kernels": (
-        "Elu EluGrad Selu SeluGrad Softplus SoftplusGrad"
-    ),
-    "tanh has a kernel": "Softsign SoftsignGrad",
-    "no replacement: 3-D convolutions train on the CPU": (
-        "Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2"
-    ),
-    "bilinear resizing has a forward kernel": "ResizeNearestNeighbor",
-    "do it in the data pipeline": "FloorMod Unique",
-    "a mask and a multiplication run on Metal": "Where",
-}
 
 
 @functools.cache
@@ -173,11 +143,6 @@ def _refused_types(definition, kernels):
     return refused_types
 
 
-def hint(op):
-    """Return what to use in place of an op without a kernel, or `""`."""
-    return next((text for text, ops in _HINTS.items() if op in ops.split()), "")
-
-
 @functools.cache
 def _load_table(name):
     folder = importlib.resources.files("keras_pergrad.placement")
@@ -219,26 +184,13 @@ class Table:
         return sorted(types)
 
 
-def metal(kernels=None, platform=METAL):
+def table_of(plugin, kernels=None):
     """Return the table of a plugin for Metal, or of the user's kernels."""
     generic = _load_table("tensorflow_generic_kernels.json")
     if kernels is not None:
         return Table(USER_TABLE, kernels, generic)
-    version, file = _TABLES[platform]
-    kernels = _load_table(file)
-    if platform == METAL:
-        # Which data its Tile takes cannot be read from its binary.
-        kernels = {**kernels, "Tile": ["any"]}
-    return Table(version, kernels, generic)
-
-
-def installed_platform():
-    """Return which plugin drives Metal here: the community's, if installed."""
-    try:
-        importlib.metadata.version(COMMUNITY_PLUGIN)
-    except importlib.metadata.PackageNotFoundError:
-        return METAL
-    return COMMUNITY
+    kernels = {**_load_table(plugin.kernels), **plugin.free_kernels}
+    return Table(plugin.release, kernels, generic)
 
 
 def _type_name(definition, key):

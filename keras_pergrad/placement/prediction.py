@@ -1,11 +1,5 @@
-"""A prediction of where a step runs on a Mac, and the hazards known there.
+"""A prediction of where a step runs on a Mac."""
 
-Each hazard rests on reports of users or on the plugin's binary; none of it is
-measured. `compare_devices` measures.
-"""
-
-import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -25,7 +19,7 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.modes.inspection import require_compiled, require_one_batch
-from keras_pergrad.placement import graph, kernels
+from keras_pergrad.placement import graph, kernels, metal
 from keras_pergrad.placement.operations import Operation
 from keras_pergrad.placement.report import PlacementReport
 
@@ -41,95 +35,6 @@ _ONEDNN_MERGED = {
 }
 # They take the handle of a variable, as those whose names begin "Resource".
 _VARIABLE_OPS = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
-_ACTIVATIONS = {"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
-#: Ops that a device may make one op of with those after them.
-CONTRACTIONS = {"MatMul", "Conv2D", "DepthwiseConv2dNative"}
-FUSED_AFTER = {"BiasAdd", *_ACTIVATIONS}
-_WITH_BIAS = {"Conv2DWithBias"}
-_COUNTER_OPS = {"Add", "AddV2", "Sub", "AssignAddVariableOp"}
-_RANDOM_OPS = re.compile(
-    "(Random|Stateless|TruncatedNormal|Multinomial|Rng)(?!.*(KeyCounter|GetAlg))"
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Hazard:
-    """One warning.
-
-    Attributes:
-        code: a short name that stays the same between releases.
-        severity: `"wrong"` (known to be wrong on some versions), `"error"` or
-            `"slow"`.
-        message: what is known and what to do.
-        layers: where it was found.
-    """
-
-    code: str
-    severity: str
-    message: str
-    layers: tuple[str, ...] = ()
-
-
-_XLA_HAZARD = Hazard(
-    "xla",
-    "error",
-    "jit_compile=True: no plugin for Metal brings an XLA compiler, and "
-    "TensorFlow stops with 'could not find registered compiler'. "
-    "Pass jit_compile=False to compile().",
-)
-_RACE_HAZARD = Hazard(
-    "variable_race",
-    "wrong",
-    "tensorflow-metal-plugin: TensorFlow's host code writes variables beside "
-    "the GPU's work, since TensorFlow 2.20 and 2.21 give a plugin no way to "
-    "do it. Weights became NaN without an error until each kernel waited for "
-    "the GPU. Leave TF_METAL_SYNCHRONOUS unset, run "
-    "keras_pergrad.check_gradients, and repeat a fit from the same seed: it "
-    "must give the same weights.",
-)
-_FUSION_HAZARD = Hazard(
-    "fused_activation",
-    "wrong",
-    "matmul or convolution + bias + activation (Dense with relu) is fused into "
-    "one op on Metal in compiled steps, and users report wrong numbers from "
-    "it; eager steps are right. Run "
-    "keras_pergrad.diagnose.compare_devices; if it finds a difference, set "
-    "TURN_OFF_REMAPPER=1 in the environment, or use another activation.",
-)
-# Hazards of one op: which, how bad, what is known, and where it applies.
-_OP_HAZARDS = (
-    (
-        "float64",
-        "slow",
-        "float64: Metal computes none of it, so these ops run on the CPU. "
-        "Cast to float32.",
-        lambda o: o.kind == "cpu" and "float64" in o.dtypes,
-    ),
-    (
-        "int64_counter",
-        "slow",
-        "int64 counter: Metal has no int64 arithmetic, so the optimizer's "
-        "step number travels to the CPU and back in every step. Keras makes "
-        "it so; there is nothing to change in the model.",
-        lambda o: (
-            o.kind == "cpu" and "int64" in o.dtypes and o.op in _COUNTER_OPS
-        ),
-    ),
-    (
-        "random",
-        "wrong",
-        "random generator: old tensorflow-metal releases repeat the same "
-        "numbers or fail for whole numbers. Check that two calls differ.",
-        lambda o: o.kind != "cpu" and _RANDOM_OPS.match(o.op),
-    ),
-    (
-        "cudnn_rnn",
-        "slow",
-        "this RNN picked the cuDNN op because a GPU is listed: on Metal it "
-        "is reported slow or failing. Pass use_cudnn=False to the layer.",
-        lambda o: o.op.startswith("CudnnRNN"),
-    ),
-)
 
 
 @advising()
@@ -179,25 +84,20 @@ def predict_placement(
     >>> [op for op, reason, number, layers in report.fallbacks()]
     ['AddV2']
     """
-    require_one_of("platform", platform, kernels.PLATFORMS)
+    require_one_of("platform", platform, metal.PLUGINS)
     require_compiled(model)
     require_one_batch(model, x, y)
     batch = as_in_fit((x, y))
     make_ready(model, as_tensors((*batch, None)))
-    table = kernels.metal(kernels_table, platform)
+    plugin = metal.PLUGINS[platform]
+    table = kernels.table_of(plugin, kernels_table)
     nodes = optimised_nodes(model, batch)
     layer_of = graph.Layers(model, [node.name for node in nodes])
-    run_counts = graph.RunCounts(nodes)
-    report = PlacementReport(None, "Metal", prediction=table.version)
-    report.copies = None
-    report.opaque = [
-        (n.name, "", n.opaque_kind) for n in nodes if n.opaque_kind
-    ]
-    on_device = set()
+    operations, errors, on_device = [], [], set()
     for node, op, kind in _place_nodes(nodes, table):
         layer, where, reason = layer_of(node.name), "GPU:0", ""
         if kind == "error":
-            report.errors.append(_error_text(node, op, layer))
+            errors.append(_error_text(node, op, layer))
         if kind in ("error", "cpu"):
             kind, where, reason = "cpu", "CPU:0", _cpu_reason(node, op, table)
         else:
@@ -209,19 +109,27 @@ def predict_placement(
             kind=kind,
             dtypes=node.dtypes,
             layer=layer,
-            runs=1 if run_counts.runs_once(node) else None,
             reason=reason,
         )
-        report.operations.append(operation)
+        operations.append(operation)
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
     # that the user wrote counts, and compile() keeps that.
     xla = compile_arguments(model).get("jit_compile") is True
-    report.hazards += hazards_of_settings(xla, platform)
-    report.hazards += hazards_of_operations(report.operations, platform)
-    if platform == kernels.METAL:
-        report.hazards += hazards_of_fusion(nodes, layer_of, on_device)
-    report.notes += _notes(model, report, table)
-    return report
+    return PlacementReport(
+        device=None,
+        platform="Metal",
+        operations=operations,
+        copies=None,
+        opaque=[(n.name, "", n.opaque_kind) for n in nodes if n.opaque_kind],
+        hazards=[
+            *metal.hazards_of_settings(xla, plugin),
+            *metal.hazards_of_operations(operations, plugin),
+            *metal.hazards_of_fusion(nodes, layer_of, plugin, on_device),
+        ],
+        notes=_notes(model, operations, table, nodes),
+        prediction=table.version,
+        errors=errors,
+    )
 
 
 def optimised_nodes(model, data):
@@ -254,7 +162,7 @@ def _cpu_reason(node, op, table):
         dtype = kernels.data_type(node.definition)
         listed = ", ".join(types[:6]) + (", ..." if len(types) > 6 else "")
         text = f"{text} for {dtype} (only {listed})"
-    hint = kernels.hint(op)
+    hint = metal.hint(op)
     return f"{text}; {hint}" if hint else text
 
 
@@ -269,12 +177,10 @@ def _error_text(node, op, layer):
     )
 
 
-def _notes(model, report, table):
-    notes = []
-    has_tiles = any(
-        o.op == "Tile" and o.kind != "cpu" for o in report.operations
-    )
-    if has_tiles and table.version == kernels.METAL_VERSION:
+def _notes(model, operations, table, nodes):
+    notes = [graph.COUNTED_ONCE] if graph.turns(nodes) else []
+    has_tiles = any(o.op == "Tile" and o.kind != "cpu" for o in operations)
+    if has_tiles and table.version == metal.APPLE.release:
         notes.append(
             "Tile: the plugin registers it, but for which types cannot be "
             "read from its binary; it is counted as a Metal kernel."
@@ -294,55 +200,3 @@ def _notes(model, report, table):
             f"use_cudnn=False keeps the loop."
         )
     return notes
-
-
-def hazards_of_settings(jit_compile, platform=kernels.METAL):
-    """Return hazards of how the model was compiled, and of the plugin."""
-    hazards = [_XLA_HAZARD] if jit_compile else []
-    if platform == kernels.COMMUNITY:
-        hazards.append(_RACE_HAZARD)
-    return hazards
-
-
-def hazards_of_operations(operations, platform=kernels.METAL):
-    """Return hazards of the ops of a step."""
-    return [
-        Hazard(code, severity, message, _layer_names(layers))
-        for code, severity, message, applies in _OP_HAZARDS
-        # Reports of repeated random numbers are about Apple's plugin.
-        if platform == kernels.METAL or code != "random"
-        if (layers := [o.layer for o in operations if applies(o)])
-    ]
-
-
-def hazards_of_fusion(nodes, layer_of, on_metal=None):
-    """Return hazards of contraction + bias + activation, off the CPU."""
-    if on_metal is None:
-        on_metal = {n for n in nodes if not n.device.startswith("CPU")}
-    consumers = {}
-    for node in nodes:
-        for producer, _ in node.inputs:
-            consumers.setdefault(producer, []).append(node)
-    fused = [n for n in nodes if n in on_metal and _is_fused(n, consumers)]
-    layers = _layer_names(layer_of(node.name) for node in fused)
-    return [dataclasses.replace(_FUSION_HAZARD, layers=layers)] if fused else []
-
-
-def _is_fused(node, consumers):
-    # TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
-    # fuses after the graphs are handed over, so the unfused chain counts too.
-    if node.op.startswith("_Fused"):
-        fused_ops = {p.decode() for p in node.attr["fused_ops"].list.s}
-        return "BiasAdd" in fused_ops and bool(fused_ops & _ACTIVATIONS)
-    next_nodes = consumers.get(node, [])
-    if node.op in CONTRACTIONS:
-        if [consumer.op for consumer in next_nodes] != ["BiasAdd"]:
-            return False
-        next_nodes = consumers.get(next_nodes[0], [])
-    elif node.op not in _WITH_BIAS:
-        return False
-    return any(consumer.op in _ACTIVATIONS for consumer in next_nodes)
-
-
-def _layer_names(layers):
-    return tuple(dict.fromkeys(name for name in layers if name))

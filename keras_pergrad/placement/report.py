@@ -7,9 +7,8 @@ import textwrap
 from typing import Any
 
 from keras_pergrad.common.text import first_few
-from keras_pergrad.placement import operations
 from keras_pergrad.placement.graph import CALL, XLA
-from keras_pergrad.placement.operations import Copy, Operation
+from keras_pergrad.placement.operations import TO_DEVICE, Copy, Operation
 
 _WIDTH = 80
 #: What hides ops → what is said of it, and what shows them.
@@ -83,31 +82,30 @@ class PlacementReport:
 
     @property
     def device_copies(self) -> int | None:
-        """Copies between host and accelerator memory in one step."""
+        """Copies between host and accelerator memory, each counted once."""
         if not self.known or self.copies is None:
             return None
-        return operations.total_copies(self.copies)
+        return len(self.copies)
 
-    def executions(self, kind: str) -> dict[str, int | None]:
-        """How often a step runs each op type.
+    def counts(self, kind: str) -> dict[str, int] | None:
+        """How many ops of each type there are, each counted once.
 
         Args:
             kind: `"device"`, `"generic"` or `"cpu"`.
 
         Returns:
-            A dict from op type to a number, or to `None` if one of these ops
-            is in a loop or branch, or may also be in an opaque part.
+            A dict from op type to a number, or `None` if more of these ops
+            may be in an opaque part.
         """
-        runs_by_op = {}
-        for operation in self.operations:
-            if operation.kind == kind:
-                runs_by_op.setdefault(operation.op, []).append(operation.runs)
-        return {
-            op: sum(run_counts)
-            if self.known and None not in run_counts
-            else None
-            for op, run_counts in runs_by_op.items()
-        }
+        if not self.known:
+            return None
+        return dict(
+            collections.Counter(
+                operation.op
+                for operation in self.operations
+                if operation.kind == kind
+            )
+        )
 
     def fallbacks(self) -> list[tuple[str, str, int, tuple[str, ...]]]:
         """Ops on the CPU that could be seen, by type and reason.
@@ -203,7 +201,6 @@ def _operation_lines(report):
     device, generic, cpu = (counts[k] for k in ("device", "generic", "cpu"))
     if report.device is None and not report.prediction:
         yield f"ops of one step: {cpu}, all on the CPU"
-        yield from _loop_lines(report.operations)
         return
     name = report.device or report.platform
     yield (
@@ -214,37 +211,10 @@ def _operation_lines(report):
     for op, why, number, layers in report.fallbacks():
         times = f" ×{number}" if number > 1 else ""
         yield f"  on the CPU: {op}{times}: {why}{_layer_list(layers)}"
-    yield from _loop_lines(report.operations)
-    if not report.prediction:
+    if report.copies is not None:
+        directions = [copy.direction for copy in report.copies]
+        there = directions.count(TO_DEVICE)
         yield (
-            f"copies a step: "
-            f"{_copies_text(report.copies, report.device_copies)}"
+            f"copies a step: {len(directions)} ({there} to the device, "
+            f"{len(directions) - there} back)"
         )
-
-
-def _loop_lines(operations):
-    looped_layers = [o.layer for o in operations if o.runs is None]
-    if looped_layers:
-        layers = list(dict.fromkeys(filter(None, looped_layers)))
-        yield (
-            f"  in a loop or branch: {len(looped_layers)} of them, which a "
-            f"step may run any number of times{_layer_list(layers)}"
-        )
-
-
-def _copies_text(copies, total):
-    if copies is None:
-        return "not known"
-    if total is None:
-        at_least = sum(copy.runs or 0 for copy in copies)
-        uncounted = [copy.layer for copy in copies if copy.runs is None]
-        return (
-            f"at least {at_least}, and {len(uncounted)} in a loop or branch"
-            f"{_layer_list(list(dict.fromkeys(filter(None, uncounted))))} "
-            f"(deep=True counts them)"
-        )
-    counts = operations.copies_by_direction(copies)
-    return (
-        f"{total} ({counts[operations.TO_DEVICE]} to the device, "
-        f"{counts[operations.TO_HOST]} back)"
-    )

@@ -43,14 +43,17 @@ def watch(plugin, model, x, y, **options):
     logs = trained(model, *data, **how).history.history
     report = placement.report
     last = truth.steps[-1]
-    ways = operations.copies_by_direction(report.copies or [])
+    ways = [copy.direction for copy in report.copies or []]
     return {
         "device": report.device,
         "platform": report.platform,
         "variables": report.variables,
-        "counts": report.executions("device"),
+        "counts": report.counts("device"),
         "truth": last["kernel_calls"],
-        "copies": [ways[operations.TO_DEVICE], ways[operations.TO_HOST]],
+        "copies": [
+            ways.count(operations.TO_DEVICE),
+            ways.count(operations.TO_HOST),
+        ],
         "copies_truth": [last["h2d"], last["d2h"]],
         "wrong_memory": last["wrong_memory"],
         "fallbacks": [list(row) for row in report.fallbacks()],

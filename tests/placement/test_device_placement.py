@@ -76,18 +76,17 @@ def open_sequences():
 @pytest.mark.parametrize(
     "make", [lambda: models.make("rnn"), open_sequences], ids=["rnn", "open"]
 )
-def test_runs_equal_those_of_a_trace_but_in_loops(make):
+def test_ops_in_loops_are_counted_once_and_their_runs_measured(make):
     report, _ = reported(make(), deep=True)
-    counted = report.executions("cpu")
+    counted = report.counts("cpu")
     traced = report.deep.executions["CPU:0"]
-    known = {op for op, runs in counted.items() if runs and op in traced}
     # What Keras hands out of a step is outside of the copy.
-    assert {op: counted[op] for op in known} == {op: traced[op] for op in known}
-    assert "AssignSubVariableOp" in known
-    assert len(known) > 10
-    assert counted["Tanh"] is None
-    assert traced["Tanh"] > 2
-    assert "in a loop or branch" in str(report)
+    alike = {op for op in traced if counted.get(op) == traced[op]}
+    assert "AssignSubVariableOp" in alike
+    assert len(alike) > 10
+    assert 0 < counted["Tanh"] < traced["Tanh"]
+    text = " ".join(str(report).split())
+    assert "in a loop or branch are counted once" in text
 
 
 def test_the_first_batch_is_trained_on_when_it_is_measured():
@@ -231,7 +230,7 @@ def test_ops_without_shape_are_read_like_any_other():
     parts = keras.layers.Dense(3), keras.layers.Lambda(shapeless)
     step = models.stack(*parts)
     report, _ = reported(step, deep=True)
-    assert report.executions("cpu")["PyFunc"] == 1
+    assert report.counts("cpu")["PyFunc"] == 1
     assert report.deep.executions["CPU:0"]["PyFunc"] == 1
     assert kpg.diagnose.compare_devices(*step, devices=["CPU:0"]).ok
     predicted = kpg.diagnose.predict_placement(*step)
@@ -265,7 +264,7 @@ def test_what_a_call_hides_is_not_counted(options, way, what_shows):
         assert len(found.opaque) == 2  # forward and backward
         assert not found.known
         assert found.ops_on_cpu is found.device_copies is None
-        assert set(found.executions("cpu").values()) <= {None}
+        assert found.counts("cpu") is None
         text = " ".join(str(found).split())
         assert way in text
         assert what_shows in text.partition("What shows them:")[2]

@@ -2,7 +2,7 @@ import keras
 import pytest
 from tensorflow.core.framework import graph_pb2
 
-from keras_pergrad.placement import graph, prediction
+from keras_pergrad.placement import graph, metal
 from keras_pergrad.placement.operations import Operation
 from keras_pergrad.placement.report import PlacementReport
 
@@ -40,7 +40,8 @@ def test_fused_activations(ops, fused, found):
     dense = keras.layers.Dense(3, name="dense")
     model = keras.Sequential([keras.Input((4,)), dense], name="net")
     layer_of = graph.Layers(model, ["net/dense/MatMul"])
-    hazard = prediction.hazards_of_fusion(chain(*ops, fused=fused), layer_of)
+    nodes = chain(*ops, fused=fused)
+    hazard = metal.hazards_of_fusion(nodes, layer_of, metal.APPLE)
     assert [h.layers for h in hazard] == [("dense",)] * found
     assert [h.severity for h in hazard] == ["wrong"] * found
     report = PlacementReport("GPU:0", "Metal", hazards=hazard)
@@ -61,7 +62,7 @@ def test_fused_activations(ops, fused, found):
     ],
 )
 def test_ops_that_are_known_to_hurt(op, dtype, kind, code):
-    made = Operation(op, op, "CPU:0", kind, (dtype,), "layer", 1)
-    found = prediction.hazards_of_operations([made])
+    made = Operation(op, op, "CPU:0", kind, (dtype,), "layer")
+    found = metal.hazards_of_operations([made], metal.APPLE)
     expected = [] if code is None else [(code, ("layer",))]
     assert [(hazard.code, hazard.layers) for hazard in found] == expected

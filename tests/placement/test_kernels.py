@@ -1,11 +1,16 @@
+import pathlib
 import re
+import tomllib
 
 import pytest
 import tensorflow as tf
+from packaging import requirements, specifiers
 from tensorflow.core.framework import node_def_pb2
 
-from keras_pergrad.placement import kernels
+from keras_pergrad.placement import kernels, metal
 from tests.metal_stub import build
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def node(op, **types):
@@ -43,9 +48,8 @@ def test_reasons(op, types, reason):
     assert re.match(reason, said)
 
 
-APPLES, FLOAT = {}, tf.float32
-COMMUNITYS = {"platform": "metal-community"}
-OWN = {"kernels": {"Tile": ["float16"]}}
+APPLES, COMMUNITYS, FLOAT = [metal.APPLE], [metal.COMMUNITY], tf.float32
+OWN = [metal.APPLE, {"Tile": ["float16"]}]
 
 
 @pytest.mark.parametrize(
@@ -69,18 +73,42 @@ OWN = {"kernels": {"Tile": ["float16"]}}
     ],
 )
 def test_what_a_table_serves(table, op, types, kind):
-    assert kernels.metal(**table).serving(node(op, **types)) == kind
+    assert kernels.table_of(*table).serving(node(op, **types)) == kind
 
 
 def test_the_plugin_that_drives_metal_is_the_installed_one(monkeypatch):
-    assert kernels.installed_platform() == "metal"
-    monkeypatch.setattr(kernels.importlib.metadata, "version", str)
-    assert kernels.installed_platform() == "metal-community"
+    assert metal.installed() is metal.APPLE
+    monkeypatch.setattr(metal.importlib.metadata, "version", str)
+    assert metal.installed() is metal.COMMUNITY
+
+
+def test_the_extras_install_what_fits():
+    """pip asks what `pyproject.toml` says; all else asks `metal.py`."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for extra, plugin in metal.PLUGINS.items():
+        wanted = declared["project"]["optional-dependencies"][extra]
+        asked = {r.name: r for r in map(requirements.Requirement, wanted)}
+        assert set(asked) == {"tensorflow", plugin.package}
+        assert str(asked[plugin.package].specifier) == f"=={plugin.version}"
+        assert f'"keras-pergrad[{extra}]"' in plugin.install
+        release = tuple(map(int, plugin.version.split(".")[:2]))
+        first, after = plugin.bounds[release]
+        bounds = asked["tensorflow"].specifier
+        assert bounds == specifiers.SpecifierSet(
+            f">={first[0]}.{first[1]},<{after[0]}.{after[1]}"
+        )
+        for python in ("3.11", "3.12", "3.13"):
+            mac = {"sys_platform": "darwin", "platform_machine": "arm64"}
+            minor = tuple(map(int, python.split(".")))
+            has = plugin.python[0] <= minor < plugin.python[1]
+            for requirement in asked.values():
+                here = {**mac, "python_version": python}
+                assert requirement.marker.evaluate(here) == has
 
 
 def test_the_table_of_generic_kernels_is_tensorflows():
     """In the wheel without CUDA it is exact; others have some more."""
-    table = kernels.metal().generic
+    table = kernels.table_of(metal.APPLE).generic
     missing = {
         op
         for op in table
