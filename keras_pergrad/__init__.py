@@ -60,7 +60,6 @@ if not _is_command():
     from keras_pergrad import aggregations as _aggregations  # noqa: F401
     from keras_pergrad import model as _model  # noqa: F401
     from keras_pergrad import multitask as _multitask  # noqa: F401
-    from keras_pergrad.batch_norm import exchange as _exchange  # noqa: F401
     from keras_pergrad.privacy import (
         clipping_variants as _clipping_variants,  # noqa: F401
     )

@@ -154,10 +154,6 @@ CASES = {
     ),
     "Layer._layers": (keras.Layer, lambda: kpg.explain(_model(), 4)),
     "Functional._inputs_struct": (Functional, lambda: kpg.explain(_model(), 4)),
-    "KerasTensor._keras_history": (
-        keras.KerasTensor,
-        lambda: kpg.replace_batch_norm(_norm()),
-    ),
     "TextVectorization._lookup_layer": (
         keras.layers.TextVectorization,
         lambda: _privately(_adapted()),
@@ -169,11 +165,6 @@ CASES = {
     "UnaryDataset._inputs": (_owner(_Batched, "_inputs"), lambda: _profile()),
     "DatasetV2._functions": (tf.data.Dataset, lambda: _profile()),
 }
-
-
-def _norm():
-    norm = keras.layers.BatchNormalization()
-    return net(keras.layers.Dense(4), norm, shape=(3,), units=None)
 
 
 def _profile():

@@ -1,13 +1,8 @@
-"""The exchange of a normalisation layer for another kind, in its place.
-
-A model whose own code makes the layers would have batch normalisation again if
-it were made anew by its config. So it is saved with the layers that it has in
-their places, and these are exchanged once more when it is loaded.
-"""
+"""The exchange of a normalisation layer for another kind, in its place."""
 
 import contextlib
+import functools
 import math
-from typing import Any
 
 import keras
 
@@ -16,11 +11,6 @@ from keras_pergrad.keras_internals.models.parts import (
     is_only_layers,
     layers_of,
     turn_into,
-)
-from keras_pergrad.keras_internals.models.sharing import (
-    as_original,
-    derived_class,
-    saved_as,
 )
 
 #: As published with group normalisation (Wu and He, arXiv 1803.08494).
@@ -175,29 +165,15 @@ def norms(layer):
     ]
 
 
-def made_by_own_code(model):
-    """Return (layer, batch normalisation in it) for layers that make some.
-
-    Of nested layers only the outermost counts.
-    """
-    # Layers are in another order here than among all of the model.
-    norms_by_layer = [(layer, norms(layer)) for layer in _with_own_code(model)]
-    return [
-        (layer, inner) for layer, inner in norms_by_layer if inner != [layer]
-    ]
-
-
-def save_as_exchanged(own_code_layers):
-    """Make layers of `made_by_own_code` save the layers exchanged in them."""
-    norm = keras.layers.BatchNormalization
-    for layer, norms_before in own_code_layers:
-        exchanged = {
-            place: new
-            for place, new in enumerate(norms_before)
-            if not isinstance(new, norm) or not new.trainable
-        }
-        if exchanged:
-            _change_class(layer, exchanged)
+def refuse_saving(model, exchanged_layers):
+    """Let layers that make the exchanged ones themselves give no config."""
+    # What Keras makes of their config has batch normalisation again.
+    exchanged_ids = set(map(id, exchanged_layers))
+    for layer in _with_own_code(model):
+        inner_ids = {id(inner) for inner in layers_of(layer)} - {id(layer)}
+        if exchanged_ids & inner_ids:
+            get_config = functools.partial(_refuse_config, layer.name)
+            object.__setattr__(layer, "get_config", get_config)
 
 
 def _with_own_code(layer):
@@ -209,105 +185,10 @@ def _with_own_code(layer):
         yield from _with_own_code(inner)
 
 
-def _change_class(layer, exchanged):
-    presets = hasattr(layer, "save_to_preset")
-    cls = derived_class(type(layer), _WithPresets if presets else _SavingFront)
-    saved_as(cls, WithoutBatchNorm)
-    object.__setattr__(layer, "__class__", cls)
-    object.__setattr__(layer, "_exchanged", _Exchanged(exchanged))
-
-
-class _Exchanged:
-    """Layers by their place among the `norms`, out of sight of Keras."""
-
-    def __init__(self, layers):
-        self.layers = layers
-
-
-class _SavingFront:
-    """Methods that stand before a layer's own: it is saved as exchanged."""
-
-    _exchanged = _Exchanged({})
-    _awaited = None
-
-    def get_config(self):
-        with as_original(self):
-            config = _serialized(self, "compile_config")
-        layers = self._exchanged.layers.items()
-        # They are built for the layers that they take the place of.
-        new = {
-            str(k): _serialized(layer, "build_config") for k, layer in layers
-        }
-        return {"layer": config, "exchanged": new}
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        return WithoutBatchNorm.from_config(config, custom_objects)
-
-    def build_from_config(self, config):
-        following: Any = super()
-        following.build_from_config(config)
-        if self._awaited is not None:
-            _exchange_again(self, self._awaited)
-
-
-def _serialized(layer, without):
-    config: Any = keras.saving.serialize_keras_object(layer)
-    config.pop(without, None)
-    return config
-
-
-class _WithPresets(_SavingFront):
-    """For models of keras-hub."""
-
-    def save_to_preset(self, *args, **kwargs):
-        raise ValueError(
-            f"{self.name!r} has another normalisation in the place of "
-            "BatchNormalization, and from a preset it would be made with "
-            "BatchNormalization again. Use save() and keras.saving.load_model, "
-            "or save_weights()."
-        )
-
-
-class WithoutBatchNorm(keras.layers.Layer):
-    """The name that these layers and models are saved under."""
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        load = keras.saving.deserialize_keras_object
-        layer = load(config["layer"], custom_objects=custom_objects)
-        new = {
-            int(place): load(saved, custom_objects=custom_objects)
-            for place, saved in config["exchanged"].items()
-        }
-        if layer.built:
-            _exchange_again(layer, new)
-        else:
-            _change_class(layer, {})
-            object.__setattr__(layer, "_awaited", new)
-        return layer
-
-
-saved_as(WithoutBatchNorm, WithoutBatchNorm)
-
-
-def _exchange_again(layer, new):
-    """Exchange the layers of a layer that was made by its own code."""
-    object.__setattr__(layer, "_awaited", None)
-    layer_norms = norms(layer)
-    if len(layer_norms) <= max(new) or not all(
-        layer_norms[k].built for k in new
-    ):
-        raise ValueError(
-            f"Layer {layer.name!r} was saved with other normalisation than it "
-            "makes, and the layers to be exchanged are not there when it is "
-            "loaded. Create them in `__init__` or `build`; or make the model "
-            "by code, call replace_batch_norm on it and load_weights()."
-        )
-    for place, other in new.items():
-        old = layer_norms[place]
-        if isinstance(other, keras.layers.BatchNormalization):
-            old.trainable = False
-        else:
-            _turn_in_place(old, _built_like(other, old))
-    _change_class(layer, {place: layer_norms[place] for place in new})
+def _refuse_config(name):
+    raise ValueError(
+        f"{name!r} makes its layers itself, and would make BatchNormalization "
+        "again where it is loaded or copied: expected save_weights() and no "
+        "save(). To load the weights, make the model by its code, call "
+        "replace_batch_norm(model, in_place=True) and load_weights()."
+    )

@@ -1,7 +1,5 @@
 """Models whose batch normalisation is replaced by one that mixes no samples."""
 
-import functools
-import inspect
 import tempfile
 from typing import Literal
 
@@ -11,9 +9,8 @@ import tensorflow as tf
 from keras_pergrad.batch_norm.exchange import (
     check_exchange,
     exchanged,
-    made_by_own_code,
     norms,
-    save_as_exchanged,
+    refuse_saving,
 )
 from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer
@@ -21,9 +18,6 @@ from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import (
     is_only_layers,
     layers_of,
-    producer_of,
-    rename_like,
-    set_path,
     symbolic_inputs,
 )
 from keras_pergrad.modes.inspection import require_model
@@ -60,12 +54,15 @@ def replace_batch_norm(
     are the same. Names, shared layers, nested models and trainable flags stay.
     A BatchNormalization that is frozen already (`trainable = False`) uses its
     statistics, mixes no samples, and stays as it is. GroupNormalization also
-    counts masked padding. The new model can be saved as a whole, also if its
-    own code makes its BatchNormalization, but not as a preset of keras-hub.
+    counts masked padding.
+
+    A functional or Sequential model is saved and loaded as before. A subclassed
+    model, or one with such a layer, would make its own BatchNormalization again
+    when it is loaded: its `save()` is refused, `save_weights()` is the way out.
 
     Args:
-        model: a built `keras.Model`: functional, Sequential, or subclassed if
-            its config can rebuild it (see `get_config`). It is not changed.
+        model: a built `keras.Model`. Without `in_place=True` it is not
+            changed, and must be functional or Sequential.
         by: "group", "layer" or "frozen".
         groups: for "group", the most groups of channels that a layer may get.
             It gets the largest number that divides its channels and leaves
@@ -74,20 +71,18 @@ def replace_batch_norm(
             are that many, at least 16 values.
 
         in_place: whether to exchange the layers in `model` itself, and return
-            it. For models that no config can rebuild, such as with functions
-            as arguments of layers or regularisers without a config. What
-            shares these layers changes with it.
+            it. For subclassed models, and for layers that no config can make
+            again. What shares these layers changes with it.
 
     Returns:
-        A model of the same class, or of one derived from it, not compiled.
+        A model of the same class, not compiled.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
         ValueError: an argument is none of those above; the model is not built;
             or a layer cannot be replaced (the message names it): its channels
             are on the first axis, it has one value per sample, its class
-            overrides `call`, or it is not an attribute of a layer, such as one
-            created in a layer's `call`.
+            overrides `call`, or it is not an attribute of a layer.
 
     Example:
 
@@ -111,14 +106,15 @@ def replace_batch_norm(
     _check_arguments(model, by, groups)
     for layer in _trained_norms(model):
         check_exchange(layer, by)
-    inputs = _refuse_hidden_norms(model)
+    inputs = _inputs(model)
+    can_run = _runs(model, inputs)
     new = model if in_place else _copy_model(model)
-    own_code_layers = made_by_own_code(new)
-    with exchanged(_trained_norms(new), by, groups):
-        if inputs is not None and by != "frozen":
+    layers = _trained_norms(new)
+    with exchanged(layers, by, groups):
+        if can_run and by != "frozen":
             _check_call(new, inputs)
     new.compiled = False
-    save_as_exchanged(own_code_layers)
+    refuse_saving(new, layers)
     return new
 
 
@@ -144,37 +140,25 @@ def _trained_norms(model):
     return [layer for layer in norms(model) if layer.trainable]
 
 
-def _refuse_hidden_norms(model):
-    """Refuse normalisation that is no layer's attribute; return input specs."""
-    attribute_norms = set(map(id, _trained_norms(model)))
-    hidden = {}
-    norm = keras.layers.BatchNormalization
-    call = norm.call
-
-    @functools.wraps(call)
-    def watched_call(self, inputs, training=None, mask=None):
-        if training and self.trainable and id(self) not in attribute_norms:
-            hidden[self.path] = self
-        return call(self, inputs, training=training, mask=mask)
-
-    inputs = _inputs(model)
-    # For the length of one trace the class reports each layer that is called.
-    norm.call = watched_call
+def _runs(model, inputs):
+    """Whether a model runs; refuse normalisation that is no attribute."""
     try:
-        _trace(model, inputs)
+        traced = _trace(model, inputs)
     except Exception:
-        # For example, TensorFlow raises where a call creates variables.
-        inputs = None
-    finally:
-        norm.call = call
+        # The inputs of a subclassed model are a guess.
+        return False
+    known = {id(weight.value) for weight in model.weights}
+    names = [v.name for v in traced.graph.variables if id(v) not in known]
+    statistic = "/moving_variance:0"
+    hidden = [n.removesuffix(statistic) for n in names if statistic in n]
     if hidden:
         raise ValueError(
             f"model {model.name!r} calls BatchNormalization "
             f"{', '.join(map(repr, hidden))}, which is no attribute of any of "
-            "its layers, so that it cannot be exchanged. Create it in "
-            "`__init__` or `build` of the layer that calls it, not in `call`."
+            "its layers, so that it cannot be exchanged. Make it an attribute "
+            "of the layer that calls it."
         )
-    return inputs
+    return True
 
 
 def _check_call(model, inputs):
@@ -192,7 +176,7 @@ def _check_call(model, inputs):
 def _trace(model, inputs):
     """Call the model in training, without values."""
     step = tf.function(lambda x: model(x, training=True), autograph=False)
-    step.get_concrete_function(inputs)
+    return step.get_concrete_function(inputs)
 
 
 def _inputs(model):
@@ -210,120 +194,50 @@ def _inputs(model):
 
 def _copy_model(model):
     """Return a model with its own weights, of the same values, not compiled."""
-    # What is shared in the model is shared in the copy; Keras's own saving
-    # loses layers that a model shares with a model inside of it.
-    copier = _Copier()
-    own_classes = {
-        keras.saving.get_registered_name(type(layer)): _ClassStandIn(
-            type(layer)
-        )
-        for layer in layers_of(model)
-        if not type(layer).__module__.startswith("keras.")
-    }
     try:
-        with keras.saving.custom_object_scope(own_classes):
-            copy = copier(model)
-            if not copy.built:
-                copy.build_from_config(model.get_build_config())
-        shapes = [[tuple(w.shape) for w in m.weights] for m in (model, copy)]
-        if shapes[0] != shapes[1]:
+        if not is_only_layers(model):
+            raise ValueError("its layers are made by its own code")
+        with patched_attribute(model, "compiled", False):
+            copy = keras.models.clone_model(
+                model, clone_function=_copy_layer, recursive=True
+            )
+        if _weights_of(model) != _weights_of(copy):
             raise ValueError("the copy has other weights")
     except Exception as error:
         raise ValueError(_NOT_COPIED.format(model.name, error)) from error
-    for old, new in copier.pairs():
-        _restore(old, new)
+    for source, target in zip(model.weights, copy.weights):
+        target.trainable = source.trainable
+        target.assign(source)
+    for old, new in zip(layers_of(model), layers_of(copy)):
+        _copy_state(old, new)
     return copy
 
 
 _NOT_COPIED = (
-    "model {!r} cannot be copied by its config: {}\n"
-    "Give layers and models of your own a `get_config` with the arguments of "
-    "`__init__`, and create their layers in `__init__` or `build`. Or let the "
-    "layers be exchanged in this model: "
-    "replace_batch_norm(model, in_place=True)."
+    "model {!r} cannot be copied: {}\n"
+    "Expected a functional or Sequential model whose layers have a "
+    "`get_config` with the arguments of `__init__`. Have the layers exchanged "
+    "in this model itself: replace_batch_norm(model, in_place=True)."
 )
 
 
-class _Copier:
-    """Copies layers, each of them once: what is shared stays shared."""
-
-    def __init__(self):
-        self._copies = {}
-
-    def __call__(self, layer):
-        """Return the layer's copy; operations without state are shared."""
-        if not isinstance(layer, keras.Layer):
-            return layer
-        if id(layer) not in self._copies:
-            self._copies[id(layer)] = layer, self._make(layer)
-        return self._copies[id(layer)][1]
-
-    def pairs(self):
-        """Yield all layers and their copies, including those inside others."""
-        for layer, twin in self._copies.values():
-            if is_only_layers(layer):
-                yield layer, twin
-            else:
-                # Made by the same code, so in the same order.
-                yield from zip(layers_of(layer), layers_of(twin))
-
-    def _make(self, layer):
-        if is_only_layers(layer):
-            # Otherwise the copy would be compiled as well.
-            with patched_attribute(layer, "compiled", False):
-                return keras.models.clone_model(
-                    layer, _input_tensors(layer), clone_function=self
-                )
-        config = layer.get_config()
-        if isinstance(layer, keras.layers.Lambda):
-            return type(layer).from_config(config, safe_mode=False)
-        return _ClassStandIn(type(layer)).from_config(config)
+def _copy_layer(layer):
+    """Return a layer of the same settings, with weights of its own."""
+    if isinstance(layer, keras.layers.Lambda):
+        # Its function comes from this process and not from a file.
+        return type(layer).from_config(layer.get_config(), safe_mode=False)
+    return type(layer).from_config(layer.get_config())
 
 
-def _input_tensors(layer):
-    """Return new inputs under the old names; None: `clone_model` has them."""
-    if isinstance(layer, keras.Sequential):
-        return None
-    return keras.tree.map_structure(
-        lambda t: (
-            keras.layers.InputLayer.from_config(
-                producer_of(t).get_config()
-            ).output
-        ),
-        layer.input,
-    )
+def _weights_of(model):
+    return [(weight.name, tuple(weight.shape)) for weight in model.weights]
 
 
-class _ClassStandIn:
-    """Stands in for a class whose `__init__` lacks arguments Keras passes."""
-
-    def __init__(self, cls):
-        self._cls = cls
-
-    def from_config(self, config):
-        """Return a new object; `_restore` gives it its name."""
-        accepted = inspect.signature(self._cls.__init__).parameters.values()
-        if not any(p.kind is p.VAR_KEYWORD for p in accepted):
-            names = {p.name for p in accepted}
-            for name in {"name", "trainable", "dtype"} - names:
-                config.pop(name, None)
-        return self._cls.from_config(config)
-
-
-def _restore(old, new):
-    """Copy a layer's values, and all that no config holds, to its copy."""
-    rename_like(new, old)
-    if is_only_layers(old):
-        return
-    # The state of random layers is no weight; metrics are no part of a copy.
-    kind = "weights" if isinstance(old, keras.Model) else "variables"
-    for source, target in zip(getattr(old, kind), getattr(new, kind)):
-        set_path(target, source.path)
-        target.trainable = source.trainable
-        target.assign(source)
-    if hasattr(old, "save_assets"):
+def _copy_state(layer, copy):
+    """Copy what a layer holds beside its weights."""
+    if hasattr(layer, "save_assets") and not is_only_layers(layer):
         with tempfile.TemporaryDirectory() as folder:
-            old.save_assets(folder)
-            new.load_assets(folder)
-    if isinstance(old, keras.layers.Normalization):
-        new.finalize_state()
+            layer.save_assets(folder)
+            copy.load_assets(folder)
+    if isinstance(layer, keras.layers.Normalization):
+        copy.finalize_state()

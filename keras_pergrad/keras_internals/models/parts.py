@@ -5,16 +5,16 @@ Private names in use: `Adam._momentums`, `_velocities`;
 `_exclude_from_weight_decay_pattern`; `keras.src.models.functional.Functional`,
 `keras.src.models.functional.functional_like_constructor`,
 `keras.src.models.model.functional_init_arguments`,
-`KerasTensor._keras_history`, `Sequential._functional`;
+`Sequential._functional`;
 `Layer._flatten_layers`, `_get_own_losses`, `_call_has_training_arg`,
 `Operation._inbound_nodes`, `Model._symbolic_build`, `_compute_loss`,
 `_compile_loss`, `_compile_config`, `_loss_tracker`, `_compile_metrics`,
 `_resolve_auto_jit_compile`, `Functional._inputs_struct`, `_outputs_struct`,
 `CompileLoss._flat_losses`, `Loss._fn_kwargs`, the tensor attributes
 `_keras_mask` and `_keras_logits`, `keras.src.backend.compute_output_spec`;
-`Layer._layers`, `_path`, `_trainable`, `_trainable_variables`,
+`Layer._layers`, `_trainable_variables`,
 `_open_name_scope`, `_dtype_policy`, `Operation._inbound_nodes`,
-`_outbound_nodes`, `Variable._path`, `_trainable`, `Functional._inputs`,
+`_outbound_nodes`, `Functional._inputs`,
 `KerasTensor._dtype`, `TextVectorization._lookup_layer`,
 `IndexLookup._has_input_vocabulary`,
 `keras.src.layers.rnn.conv_lstm.ConvLSTMCell`;
@@ -72,11 +72,6 @@ def is_only_layers(layer):
 def inner_model(model):
     """Return the model that a Sequential one is built of, or None."""
     return model._functional if isinstance(model, keras.Sequential) else None
-
-
-def producer_of(tensor):
-    """Return the layer or operation that a symbolic tensor comes from."""
-    return tensor._keras_history.operation
 
 
 _MISSING = object()
@@ -370,18 +365,6 @@ def direct_sublayers(layer):
 def own_weights(layer):
     """List the trainable variables of a layer, and those of its parts."""
     return layer._trainable_variables
-
-
-def rename_like(layer, other):
-    """Give a layer the name, path and flag `trainable` of another."""
-    layer.name, layer._path = other.name, other.path
-    # The property would pass the flag on to the layers inside.
-    layer._trainable = other._trainable
-
-
-def set_path(variable, path):
-    """Give a variable the path of another."""
-    variable._path = path
 
 
 def turn_into(layer, new):

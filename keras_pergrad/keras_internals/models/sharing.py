@@ -72,7 +72,7 @@ def _initialize(twin, model, base):
         base.__init__(twin, name=model.name)
 
 
-def derived_class(cls, front, back=None):
+def derived_class(cls, front, back):
     """Return a class derived from `front`, `cls` and `back`, in this order."""
     # Its `original_class` is `cls`, or that of `cls` if it is derived already.
     if issubclass(cls, front):
@@ -82,13 +82,10 @@ def derived_class(cls, front, back=None):
 
 @functools.cache
 def _derived_class(original, front, back):
-    bases = (front, original) if back is None else (front, original, back)
     namespace = {"original_class": original, "__doc__": original.__doc__}
     namespace["__module__"] = front.__module__
-    name = original.__name__
-    if back is not None:
-        name = f"PerGrad{name}"
-    return type(name, bases, namespace)
+    bases = front, original, back
+    return type(f"PerGrad{original.__name__}", bases, namespace)
 
 
 def saved_as(cls, loader):
