@@ -1,16 +1,12 @@
 """Arrays of any size: those that are read, and those that are written."""
 
 import concurrent.futures
-import mmap
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import batches_of, frame_to_array
-
-#: Bytes of a file to go through before its pages are given back.
-_EVERY = 2**26
 
 
 class Chunks:
@@ -22,17 +18,12 @@ class Chunks:
     """
 
     def __init__(self, x, y, sample_weight, batch_size):
-        arrays, self._pages = (x, y, sample_weight), []
+        arrays = x, y, sample_weight
         if not isinstance(x, tf.data.Dataset):
             for array in tf.nest.flatten(x):
                 _require_array(frame_to_array(array))
             arrays = x, _joined_numbers(y), _joined_numbers(sample_weight)
             arrays = tf.nest.map_structure(_as_array, arrays)
-            self._pages = [
-                (array, _Pages(array))
-                for array in tf.nest.flatten(arrays)
-                if isinstance(array, np.memmap)
-            ]
         self._batches = batches_of(*arrays, batch_size=batch_size)
         self.samples = getattr(self._batches, "samples", None)
         self.count = self._batches.count
@@ -50,12 +41,7 @@ class Chunks:
     def _read(self, batches):
         """Return the next chunk in Keras's float type, None at the end."""
         batch = next(batches, None)
-        if batch is None:
-            return None
-        for array, pages in self._pages:
-            rows = len(tf.nest.flatten(batch)[0])
-            pages.use(rows * (array.nbytes // len(array)))
-        return tf.nest.map_structure(_in_floatx, batch)
+        return batch and tf.nest.map_structure(_in_floatx, batch)
 
 
 class GatheredRows:
@@ -71,7 +57,6 @@ class GatheredRows:
         self._samples = samples
         self._structure = None
         self._arrays = None
-        self._pages = []
         self._chunks = []
 
     def write(self, gradients, count):
@@ -79,7 +64,6 @@ class GatheredRows:
         if self._structure is None:
             self._structure = gradients
             self._arrays = self._open(gradients, flat_gradients)
-            self._pages = [_Pages(array) for array in self._arrays or ()]
         stop = self.rows + count
         if self._arrays is None:
             self._chunks.append(flat_gradients)
@@ -88,11 +72,8 @@ class GatheredRows:
                 f"`out` has {len(self._arrays[0])} rows, but x has more "
                 f"samples. The first {self.rows} are written."
             )
-        for array, pages, flat_gradient in zip(
-            self._arrays or (), self._pages, flat_gradients
-        ):
+        for array, flat_gradient in zip(self._arrays or (), flat_gradients):
             array[self.rows : stop] = flat_gradient
-            pages.use(flat_gradient.nbytes)
         self.rows = stop
 
     def _open(self, gradients, flat_gradients):
@@ -179,36 +160,6 @@ def _checked_out(out, gradients, flat_gradients, samples):
                 'mode="r+" (or "w+" to make it).'
             )
     return arrays
-
-
-class _Pages:
-    """The pages of one array, if it is mapped from a file."""
-
-    # They stay in the process until the system needs them, so its memory seems
-    # to grow with the file. Nothing is lost when they are given back: the
-    # pages of a shared mapping are the file's.
-
-    def __init__(self, array):
-        mapping = array
-        while isinstance(mapping, np.memmap):  # also a view of another one
-            mapping = mapping.base
-        self._writes = getattr(array, "mode", "c") != "r"
-        # Mode "c" keeps its changes only in those pages.
-        is_shared = getattr(array, "mode", "c") != "c"
-        self._file = (
-            mapping if is_shared and hasattr(mapping, "madvise") else None
-        )
-        self._used_bytes = 0
-
-    def use(self, byte_count):
-        """Count bytes that were used; give pages back from time to time."""
-        self._used_bytes += byte_count
-        if self._file is None or self._used_bytes < _EVERY:
-            return
-        if self._writes:
-            self._file.flush()
-        self._file.madvise(mmap.MADV_DONTNEED)
-        self._used_bytes = 0
 
 
 def require_batch(model, x):

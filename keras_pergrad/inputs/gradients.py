@@ -1,6 +1,5 @@
 """`input_gradients`: from arrays of any size to arrays of any size."""
 
-import math
 from typing import Any, Literal
 
 import keras
@@ -8,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.machine import as_text, free_bytes
 from keras_pergrad.common.names import named_arguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.functions.data_passes import require_outside_functions
@@ -29,7 +27,6 @@ from keras_pergrad.inputs.chunk import (
 from keras_pergrad.inputs.targets import Selection, outputs_text
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
-    layers_of,
     require_inputs,
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
@@ -46,11 +43,6 @@ from keras_pergrad.modes.inspection import (
     require_model,
     require_targets,
 )
-
-#: A chunk's gradients are held as computed, stacked, transposed and copied.
-_COPY_COUNT = 4
-#: The parts of the free memory for the result and for a chunk.
-_RESULT_PART, _CHUNK_PART = 0.7, 0.2
 
 
 @advising()
@@ -105,10 +97,10 @@ def input_gradients(
         out: arrays to write to, in the structure of the result, memory-mapped
             or not, of its shape and dtype; not with a reduction over the
             samples.
-        batch_size: how many samples a chunk has at most; it has fewer if its
-            gradients would take too much of the free memory, and one if a
-            sample's own loss cannot be told from that of several (masks,
-            weights in the mean, `add_loss`, an own `compute_loss`).
+        batch_size: how many samples a chunk has; one if a sample's own loss
+            cannot be told from that of several (masks, weights in the mean,
+            `add_loss`, an own `compute_loss`). While a chunk is computed, it
+            takes about four times the memory of its gradients.
         verbose: whether to show a progress bar.
 
     Returns:
@@ -130,10 +122,9 @@ def input_gradients(
         TypeError, ValueError: an argument is of the wrong kind or out of
             range; an integer input is not read by exactly one Embedding; a
             floating one is read as ids; x, y and `out` differ in length; the
-            loss is asked for without targets or `compile`; the model or its
-            loss mixes samples; or the result would not fit in the free
-            memory. An error in the middle says how many rows of `out` are
-            written; they stay.
+            loss is asked for without targets or `compile`; or the model or
+            its loss mixes samples. An error in the middle says how many rows
+            of `out` are written; they stay.
 
     Example:
 
@@ -170,7 +161,12 @@ def input_gradients(
             # The outputs' shapes are known from the first chunk only.
             if compute is None:
                 compute = _Computation(
-                    model, chunk, outputs, reduce, order, chunks.samples, out
+                    model,
+                    chunk,
+                    outputs=outputs,
+                    reduce=reduce,
+                    order=order,
+                    samples=chunks.samples,
                 )
             compute(chunk, result)
             bar.update(number + 1, finalize=number + 1 == chunks.count)
@@ -194,7 +190,7 @@ def input_gradients(
 class _Computation:
     """What is known once the first chunk is read, and the traced function."""
 
-    def __init__(self, model, chunk, outputs, reduce, order, samples, out):
+    def __init__(self, model, chunk, *, outputs, reduce, order, samples):
         self._model = model
         self._is_of_loss = _is_loss(outputs)
         loss, first_sample = None, _first_sample(chunk)
@@ -213,11 +209,7 @@ class _Computation:
             with unchanged(model):
                 predicted = call(model, first_sample[0])
         self.selection = Selection(model, outputs, predicted, samples)
-        targets = self.selection.targets
-        self._sizes = _Sizes(model, chunk[0], targets, reduce, out is None)
-        self._sizes.check_result(samples or 0)
-        is_one_by_one = loss is loss_of_one
-        self._rows = 1 if is_one_by_one else self._sizes.rows()
+        self._is_one_by_one = loss is loss_of_one
         self._function = traced_gradients(
             model, self.selection, reduce, order, loss
         )
@@ -226,10 +218,11 @@ class _Computation:
         """Add the gradients of a chunk to the result."""
         if not self._is_of_loss:
             chunk = chunk[0], None, None
-        # A chunk is as large as asked for; what memory allows may be less.
-        for piece in batches_of(*chunk, batch_size=self._rows):
+        pieces = [chunk]
+        if self._is_one_by_one:
+            pieces = batches_of(*chunk, batch_size=1)
+        for piece in pieces:
             count = len(tf.nest.flatten(piece[0])[0])
-            self._sizes.check_result(result.rows + count)
             sample_indices = [
                 tf.constant(target.chunk_indices(result.rows, count))
                 for target in self.selection.targets
@@ -243,73 +236,6 @@ class _Computation:
                     self._function, piece, sample_indices
                 )
             result.write(gradients, count)
-
-
-class _Sizes:
-    """The sizes of a result, `held` in memory or not, and of its chunks."""
-
-    def __init__(self, model, x, targets, reduce, in_memory):
-        inner_shapes = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
-        item_bytes = np.dtype(keras.config.floatx()).itemsize
-        self._shapes = [
-            (*t.shape, *size) for t in targets for size in inner_shapes
-        ]
-        self._sample_bytes = sum(map(math.prod, self._shapes)) * item_bytes
-        self._result_bytes = self._sample_bytes
-        # A norm leaves one number for each output and input.
-        if reduce == "norm":
-            outputs = sum(math.prod(t.shape) for t in targets)
-            self._result_bytes = outputs * len(inner_shapes) * item_bytes
-        if reduce in OVER_SAMPLES or not in_memory:
-            self._result_bytes = 0
-        self._free = free_bytes()
-
-    def rows(self):
-        """Return how many samples a chunk may have; refuse if none fits."""
-        if self._free is None:
-            return None
-        needed = _COPY_COUNT * self._sample_bytes
-        if needed > self._free:
-            raise ValueError(
-                f"the gradients of one sample, of shape {self._shape_text()}, "
-                f"take {as_text(needed)} while they are computed. Expected at "
-                f"most {as_text(self._free)}, which is free. Choose fewer "
-                "outputs at a time: `outputs=` takes a list of indices."
-            )
-        return max(1, int(_CHUNK_PART * self._free) // max(needed, 1))
-
-    def check_result(self, samples):
-        """Refuse a result that would not fit in memory."""
-        needed = self._result_bytes * samples
-        if self._free is None or needed <= _RESULT_PART * self._free:
-            return
-        shape = self._shape_text(samples)
-        raise ValueError(
-            f"the gradients of {samples} samples would take {as_text(needed)} "
-            "of memory. Expected at most "
-            f"{as_text(_RESULT_PART * self._free)}, "
-            f"of what is free. Received: a result of shape {shape}. There are "
-            "three ways: `outputs=`, one or some of the outputs, or an array "
-            "with one for each sample; `reduce=`, 'norm' or a mean over the "
-            "samples; or `out=`, a file: numpy.lib.format.open_memmap(path, "
-            f"'w+', '{keras.config.floatx()}', shape)."
-        )
-
-    def _shape_text(self, *samples):
-        shapes = [(*samples, *shape) for shape in self._shapes]
-        return " and ".join(map(str, shapes))
-
-
-def _inner_shape(model, tensor):
-    """Return a sample's shape; of ids, that of the largest embedding."""
-    shape = tuple(tensor.shape[1:])
-    if tensor.dtype.is_floating:
-        return shape
-    embedding, layers = keras.layers.Embedding, layers_of(model)
-    widths = [
-        layer.output_dim for layer in layers if isinstance(layer, embedding)
-    ]
-    return (*shape, max(widths, default=1))
 
 
 def _first_sample(chunk):
