@@ -374,8 +374,8 @@ PLANTED = {
             "arrived - requested, 0.0",
         ),
         "waits-of-traced-calls": (
-            "+= call.ended - start - counted_waits.sum()",
-            "+= call.ended - start",
+            "unsteady -= waits[is_stall & traced].sum()",
+            "unsteady -= 0.0",
         ),
     },
 }

@@ -4,31 +4,23 @@ import functools
 import numbers
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
-import numpy as np
 
 from keras_pergrad.common import callback_list
 from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
 from keras_pergrad.common.names import NamedArguments, require_one_of
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
-from keras_pergrad.stalls import verdicts
-from keras_pergrad.stalls.accounting import EpochTimer, StallReport
+from keras_pergrad.stalls.accounting import Epoch, StallReport
 from keras_pergrad.stalls.advice import Advice
-from keras_pergrad.stalls.diagnosis import diagnose, verdict, verdict_label
+from keras_pergrad.stalls.diagnosis import diagnose
 from keras_pergrad.stalls.drawing import plot_epochs, plot_timeline
-from keras_pergrad.stalls.facts import facts_of
+from keras_pergrad.stalls.facts import Facts
 from keras_pergrad.stalls.running import PipelineSamples
-from keras_pergrad.stalls.stages import (
-    StageRow,
-    stage_rows,
-    stage_table,
-    work_shares,
-)
-from keras_pergrad.stalls.stopwatch import Call, Stopwatch
+from keras_pergrad.stalls.stages import StageRow, stage_table, work_shares
+from keras_pergrad.stalls.stopwatch import Stopwatch
 
 LOGS = (
     "data_stall_fraction",
@@ -61,8 +53,8 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         warn_above: Share of the time, 0 to 1. After the first epoch that waits
             longer, one message is printed, after the progress bar. Waits below
             0.2 ms a batch and a single long one cause none, unless this is 0.
-        per_batch: Also report percentiles of the wait and keep a timeline
-            for `plot`. Memory stays constant.
+        per_batch: Keep wait and compute of each batch of the last epoch, for
+            `plot`.
         advise: Name the cause in the message, and what to change.
         verbose: 0: print nothing; 1: message and verdict; 2: also, after every
             epoch, a table of the pipeline's stages with what TensorFlow's
@@ -129,7 +121,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         self.stages: list[StageRow] = []
         self._samples, self._calls = PipelineSamples(), 0
         self._stopwatch = None
-        self._timers: dict[str, EpochTimer] = {}
+        self._epochs: dict[str, Epoch] = {}
         self._data = None
         self._callbacks = self._fit_callbacks = _no_callbacks
         self._last_hook = None
@@ -137,8 +129,6 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         self._validation = None
         self._timeline = None
         self._run_token = None
-
-    # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         require_free_names(self.model, LOGS, "DataStall")
@@ -151,7 +141,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         epochs = (self.params or {}).get("epochs")
         self._passes_left = None if epochs is None else epochs - epoch
         self._validation = None
-        self._open_timer(TRAIN)
+        self._open_epoch(TRAIN)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -162,7 +152,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         if not self._is_validation():
             self._begin_run()
             self._passes_left = 1
-        self._open_timer(TEST)
+        self._open_epoch(TEST)
 
     def on_test_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -171,25 +161,21 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         self._stopwatch.drain()
-        timer = self._timers.pop(TEST)
-        report = timer.report()
+        epoch = self._epochs.pop(TEST)
         if self._is_validation():
-            seconds = time.time() - timer.began
+            seconds = time.time() - epoch.began
+            report, _ = epoch.measure()
             waits = [report.first_batch_s, report.data_stall_s]
             self._validation = seconds, sum(w for w in waits if w is not None)
             return
-        self._publish(report, timer, TEST, logs)
+        self._publish(epoch, logs)
         self._end_run()
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         self._stopwatch.drain()
-        timer = self._timers.pop(TRAIN)
-        report = timer.report()
-        if self._validation is not None:
-            report.validation_s, report.validation_stall_s = self._validation
-        self._publish(report, timer, TRAIN, logs)
+        self._publish(self._epochs.pop(TRAIN), logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._prints_verdict():
@@ -197,28 +183,13 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         self._end_run()
         self._fit_callbacks = _no_callbacks
 
-    # Called by the stopwatch.
-
-    def calls_done(
-        self, calls: Sequence[Call], rows: Sequence[np.ndarray]
-    ) -> None:
-        """Take in the train function's calls and the waits in them."""
-        for slot, timer in self._timers.items():
-            pairs = [pair for pair in zip(calls, rows) if pair[0].slot == slot]
-            if pairs:
-                timer.add_calls(*zip(*pairs))
-
-    def rows_lost(self, count: int) -> None:
-        """Take in how many waits were not recorded."""
-        for timer in self._timers.values():
-            timer.lost_rows += count
-
     def call_failed(self) -> None:
         """Report what was measured before the train function raised."""
-        for slot in [s for s in (TRAIN, TEST) if s in self._timers]:
-            timer = self._timers.pop(slot)
-            if timer.steps or timer.lost_rows:
-                self._publish(timer.report(), timer, slot, None)
+        for slot in [s for s in (TRAIN, TEST) if s in self._epochs]:
+            epoch = self._epochs.pop(slot)
+            report, _ = epoch.measure()
+            if report.steps or report.not_recorded:
+                self._publish(epoch, None)
         self._end_run()
 
     def plot(
@@ -254,12 +225,10 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
             )
         return plot_timeline(self._timeline, ax)
 
-    # Inner workings.
-
     def _begin_run(self):
         self.reports, self.message, self.verdict = [], None, None
         self.advice, self.stages = [], []
-        self._timers, self._timeline = {}, None
+        self._epochs, self._timeline = {}, None
         self._stopwatch = Stopwatch.of(self.model)
         self._stopwatch.disarm()
         self._stopwatch.drain()
@@ -283,8 +252,8 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         else:
             self._last_hook.join()
 
-    def _open_timer(self, slot):
-        self._timers[slot] = EpochTimer(time.time())
+    def _open_epoch(self, slot):
+        self._epochs[slot] = self._stopwatch.begin_epoch(slot)
         self._samples, self._calls = PipelineSamples(), 0
         self._last_hook, callbacks = None, self._callbacks()
         if callbacks is not None and not callback_list.is_last(self, callbacks):
@@ -297,30 +266,31 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
             return False
         return running_fit(self.model).callback_list is fit_callbacks
 
-    def _publish(self, report, timer, slot, logs):
-        self._timeline = timer.timeline if self.per_batch else None
-        running = self._samples.summary(self._stopwatch.iterators[slot]())
-        facts = facts_of(report, self._data, running, self._passes_left)
-        self._set_stages(report, facts)
-        log_values = _log_values(report)
+    def _publish(self, epoch, logs):
+        report, timeline = epoch.measure()
+        self._timeline = timeline if self.per_batch else None
+        if epoch.slot == TRAIN and self._validation is not None:
+            report.validation_s, report.validation_stall_s = self._validation
+        running = self._samples.summary(self._stopwatch.iterators[epoch.slot]())
+        facts = Facts(report, self._data, running, passes=self._passes_left)
+        self.stages = facts.rows
+        _split_stall(report, facts.rows)
+        self.reports.append(report)
         if logs is not None:
-            logs.update(log_values)
-        self.verdict, self._has_spoken = verdict(report, facts), False
+            logs.update(_log_values(report))
+        self.verdict, self._has_spoken = facts.verdict.text, False
         texts = []
+        if self.verbose == 2 and self.stages:
+            cores, memory = running.cpu_budget, running.ram_budget
+            texts.append(stage_table(self.stages, cores, memory))
         if self.message is None:
             self.message, self.advice = diagnose(
-                report, facts, self.warn_above, self.advise
+                facts, self.warn_above, with_advice=self.advise
             )
             self._has_spoken = self.message is not None
             texts += [self.message] if self.message else []
-        if self.verbose == 2 and self.stages:
-            texts.insert(
-                0,
-                stage_table(
-                    self.stages, running.cpu_budget, running.ram_budget
-                ),
-            )
-        if slot == TEST and logs is not None and self._prints_verdict():
+        is_evaluation = epoch.slot == TEST and logs is not None
+        if is_evaluation and self._prints_verdict():
             texts.append(self._last_line())
         text = "\n".join(texts) if self.verbose else None
         if logs is None:  # an error is being raised: no bar follows
@@ -328,9 +298,6 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
                 print(f"\n{text}", flush=True)
         elif text:
             callback_list.print_last(self._callbacks(), text)
-        if not self.per_batch:
-            report.hide_batches()
-        self.reports.append(report)
 
     def _prints_verdict(self):
         """Whether to print the verdict: `fit` prints, and no message had it."""
@@ -339,21 +306,6 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
 
     def _last_line(self):
         return f"DataStall: {self.verdict}."
-
-    def _set_stages(self, report, facts):
-        self.stages = stage_rows(
-            facts.data,
-            facts.kind,
-            facts.stages,
-            facts.running,
-            verdict_label(report, facts) == verdicts.BOTTLENECK,
-        )
-        shares = work_shares(self.stages)
-        if shares is not None and report.data_stall_fraction is not None:
-            load, transform = shares
-            stall_share = report.data_stall_fraction
-            report.stall_load_fraction = stall_share * load
-            report.stall_transform_fraction = stall_share * transform
 
     def _make_end_hook(self):
         """Return a function that ends this `fit`, but no later one."""
@@ -369,7 +321,16 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
     def _end_run(self):
         self._stopwatch.disarm()
         self._stopwatch.listeners.discard(self)
-        self._timers, self._data, self._last_hook = {}, None, None
+        self._epochs, self._data, self._last_hook = {}, None, None
+
+
+def _split_stall(report, rows):
+    """Split the stall of a report into loading and all else, if known."""
+    shares = work_shares(rows)
+    if shares is not None and report.data_stall_fraction is not None:
+        load, transform = shares
+        report.stall_load_fraction = report.data_stall_fraction * load
+        report.stall_transform_fraction = report.data_stall_fraction * transform
 
 
 def _log_values(report):

@@ -1,16 +1,18 @@
-"""The one message about a stall, and the verdict in which it ends."""
+"""The one message about a stall: figures, advice, and the verdict."""
 
 import textwrap
 
 from keras_pergrad.common.text import WIDTH
-from keras_pergrad.stalls import verdicts
+from keras_pergrad.stalls import dataset_advice, loader_advice
 from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
-from keras_pergrad.stalls.advice import advise
-from keras_pergrad.stalls.stages import slowest, stage_rows
+from keras_pergrad.stalls.stages import slowest
+from keras_pergrad.stalls.verdicts import short_number
 
 # The first batch is late when it takes this share of an epoch, and long enough
 # for a user to notice.
 LATE_SHARE, LATE_S = 0.2, 0.1
+#: The rules of advice on each kind of data, the first to follow first.
+RULES = {**loader_advice.RULES, "dataset": dataset_advice.RULES}
 NO_ADVICE = (
     "  No change is known to help. On a busy machine waits may be noise:\n"
     "     measure again: keras_pergrad.diagnose.profile_pipeline(data, model)."
@@ -22,66 +24,28 @@ NO_ADVICE_ON_DRAWS = (
 )
 
 
-def short_number(number):
-    """Return a number with three digits or more, and no power of ten."""
-    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+def advise(facts, stalled=True, starts_late=False):
+    """Return the advice on these facts, the first to follow first.
+
+    Without a stall, only that of rules which apply all the same, or to a first
+    batch that is late.
+    """
+    rules = RULES.get(facts.kind, ())
+    if not stalled:
+        without_stall = dataset_advice.WITHOUT_STALL
+        late = dataset_advice.OF_THE_START if starts_late else ()
+        rules = [rule for rule in rules if rule in (*without_stall, *late)]
+    answers = [rule(facts) for rule in rules]
+    return [advice for advice in answers if advice is not None]
 
 
-def verdict_label(report, facts):
-    """Return the words of `label_of` for an epoch; None: not known."""
-    if report.data_stall_fraction is None or not report.step_ms:
-        return None
-    return verdicts.label_of(
-        report.stalls(),
-        report.data_stall_fraction,
-        facts.wait_ms,
-        report.step_ms,
-    )
-
-
-def verdict(report, facts):
-    """Say in one line whether the data is the bottleneck."""
-    if report.not_recorded:
-        return f"unknown, since {report.not_recorded} fetches were not recorded"
-    label = verdict_label(report, facts)
-    if label is None:
-        return "unknown: it takes two batches, and a step that is not traced"
-    stall_share, wait = report.data_stall_fraction, facts.wait_ms
-    waits = f"{stall_share:.0%} of the time goes by waiting for data"
-    if label == verdicts.FAST_ENOUGH:
-        if (
-            stall_share > verdicts.SMALL_SHARE
-            and wait >= verdicts.SMALL_WAIT_MS
-        ):
-            return (
-                f"{label}, but for one wait of "
-                f"{short_number(report.wait_longest_ms)} ms "
-                f"(step {report.wait_longest_step}): "
-                f"{report.fraction_without_longest:.1%} without it"
-            )
-        return (
-            f"{label}: {stall_share:.1%} of the time goes by waiting for "
-            f"data, {wait:.2g} ms a batch"
-        )
-    if label == verdicts.NEARLY_FAST_ENOUGH:
-        return f"{label}: {waits}"
-    needed = (
-        f"the pipeline must give {short_number(1e3 / report.step_ms)} "
-        f"batches/s, it gives {short_number(1e3 / facts.pipeline_ms)}"
-    )
-    if label == verdicts.BOTTLENECK:
-        return f"{label}: {needed}"
-    if facts.overlaps:
-        return f"{label}: {waits}; {needed} while the model computes"
-    return f"{label}: {waits}, since the pipeline and the model take turns"
-
-
-def diagnose(report, facts, warn_above, with_advice=True):
+def diagnose(facts, warn_above, *, with_advice=True):
     """Return the message and its `Advice`; None if there is nothing to say.
 
     The message names a stall above the threshold, a mistake or a late start.
     With `with_advice` it says why, and what to change.
     """
+    report = facts.report
     if report.not_recorded:
         return (
             f"DataStall: no figures, since {report.not_recorded} fetches of "
@@ -105,9 +69,8 @@ def diagnose(report, facts, warn_above, with_advice=True):
         lines += _advice_lines(advice_list, facts)
     if not lines:
         return None, []
-    return "\n".join(
-        [*lines, f"  Verdict: {verdict(report, facts)}."]
-    ), advice_list
+    lines.append(f"  Verdict: {facts.verdict.text}.")
+    return "\n".join(lines), advice_list
 
 
 def _headline(report):
@@ -120,9 +83,7 @@ def _headline(report):
 
 
 def _slowest_stage(facts):
-    stage = slowest(
-        stage_rows(facts.data, facts.kind, facts.stages, facts.running)
-    )
+    stage = slowest(facts.rows)
     if stage is None:
         return []
     name, share = stage

@@ -1,20 +1,44 @@
 """Drawings of wait and compute, over batches or over epochs."""
 
+import numpy as np
+
 from keras_pergrad.common.optional import import_extra
+
+MOST_GROUPS = 512
 
 
 def plot_timeline(timeline, ax=None):
-    """Stack mean compute and wait; return the matplotlib axes."""
+    """Stack compute and wait of an epoch's batches; return the axes.
+
+    Neighbours are drawn by their mean where there are many. `timeline` is that
+    of `measure_epoch`.
+    """
     ax = _axes(ax)
-    first, wait, compute = timeline.arrays()
+    first, (wait, compute), size = grouped_means(timeline)
     labels = ["compute", "wait for data"]
     ax.stackplot(first, 1e3 * compute, 1e3 * wait, labels=labels, step="post")
-    if timeline.group_size > 1:
-        ax.set_title(f"means of {timeline.group_size} batches")
+    if size > 1:
+        ax.set_title(f"means of {size} batches")
     ax.set_xlabel("batch")
     ax.set_ylabel("ms")
     ax.legend()
     return ax
+
+
+def grouped_means(timeline, most=MOST_GROUPS):
+    """Return the first batch of each group, the means, and the groups' size.
+
+    There are at most `most` groups, of a size that is a power of two. The means
+    have shape (columns of the timeline, groups).
+    """
+    batches = len(timeline)
+    size = 1
+    while size * most < batches:
+        size *= 2
+    first = np.arange(0, batches, size)
+    sums = np.add.reduceat(timeline, first, axis=0)
+    counts = np.minimum(batches - first, size)
+    return first, (sums / counts[:, None]).T, size
 
 
 def plot_epochs(reports, ax=None):

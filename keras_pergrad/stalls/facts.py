@@ -1,6 +1,7 @@
-"""The facts about an epoch and its data, for advice and verdicts."""
+"""The facts about an epoch and its data, for advice and the verdict."""
 
 import dataclasses
+import functools
 import math
 import os
 
@@ -10,8 +11,10 @@ import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import source_of_draws
 from keras_pergrad.keras_internals.data.sources import is_grain
+from keras_pergrad.stalls.accounting import StallReport
 from keras_pergrad.stalls.running import RunningPipeline
-from keras_pergrad.stalls.stages import Stage, match_stages, written_stages
+from keras_pergrad.stalls.stages import match_stages, stage_rows, written_stages
+from keras_pergrad.stalls.verdicts import fit_verdict
 
 PASS_THROUGH = ("Repeat", "Take", "Skip", "AssertCardinality")
 RUN_AHEAD_STAGES = (
@@ -24,36 +27,53 @@ RUN_AHEAD_STAGES = (
 
 @dataclasses.dataclass
 class Facts:
-    """The facts that rules and verdicts may look at.
+    """The facts about an epoch that advice and the verdict follow from.
 
     Attributes:
-        kind: dataset, pydataset, generator, dataloader (torch), grain,
-            arrays, drawn (by this package, whose stages nobody can change)
-            or unknown.
+        report: The `StallReport` of the epoch.
         data: What the user passed.
-        wait_ms, step_ms: Per batch.
-        first_batch_ms: From the start of the epoch to the first batch.
+        running: The pipeline's stages as they run; None if unknown.
         passes: How many epochs there are, from this one on; None if unknown.
-        steps: Batches of this epoch; None if unknown.
-        cpu_ms: Time that this process's threads computed, per batch; None if
-            unknown.
-        copy_ms: Time of a batch's copy to the accelerator, in `step_ms`;
-            None if unknown.
-        stages: As written, last first; for datasets.
-        running: As they run; None if unknown.
     """
 
-    kind: str
+    report: StallReport
     data: object
-    wait_ms: float
-    step_ms: float
-    first_batch_ms: float = 0.0
-    passes: int | None = None
-    steps: int | None = None
-    cpu_ms: float | None = None
-    copy_ms: float | None = None
-    stages: list[Stage] = dataclasses.field(default_factory=list)
     running: RunningPipeline | None = None
+    passes: int | None = None
+
+    @functools.cached_property
+    def kind(self):
+        """What `kind_of` says of the data."""
+        return kind_of(self.data)
+
+    @functools.cached_property
+    def stages(self):
+        """The stages as written, last first; of a `tf.data.Dataset`."""
+        return written_stages(self.data) if self.kind == "dataset" else []
+
+    @functools.cached_property
+    def verdict(self):
+        """The `Verdict` on the epoch."""
+        return fit_verdict(self.report, self.overlaps)
+
+    @functools.cached_property
+    def rows(self):
+        """List of `StageRow` of what runs, the source first."""
+        return stage_rows(
+            self.data,
+            self.kind,
+            written=self.stages,
+            running=self.running,
+            is_bottleneck=self.verdict.is_bottleneck,
+        )
+
+    @property
+    def wait_ms(self):
+        return self.report.wait_ms or 0.0
+
+    @property
+    def step_ms(self):
+        return self.report.step_ms or 0.0
 
     def share(self, *names):
         """Share of the pipeline's work done in stages of these names."""
@@ -116,18 +136,41 @@ class Facts:
         return self.wait_ms + (self.step_ms if self.overlaps else 0.0)
 
     @property
-    def sleeps(self):
-        """Whether the loading surely sleeps (disk, network) mostly."""
+    def surely_waits(self):
+        """Whether the loading mostly waits (disk, network), on any machine."""
         # All that this process computes, the step included, is less than half
-        # of what the step waits.
-        return self.cpu_ms is not None and self.cpu_ms < 0.5 * self.wait_ms
+        # of what the step waits; also if it had got a core whenever it was
+        # ready to compute.
+        cpu, ready = self.report.cpu_ms, self.report.ready_ms or 0.0
+        return cpu is not None and cpu + ready < 0.5 * self.wait_ms
 
     @property
-    def computes(self):
-        """Whether loading surely computes, even if the step took all cores."""
-        if self.cpu_ms is None:
+    def surely_computes(self):
+        """Whether loading computes, even if the step took all cores."""
+        # Time without a core does not count: threads that only wake up have it
+        # on a busy machine, too.
+        cpu = self.report.cpu_ms
+        if cpu is None:
             return False
-        return self.cpu_ms - self.step_ms * cores() > 0.5 * self.wait_ms
+        return cpu - self.step_ms * self.cores > 0.5 * self.wait_ms
+
+    @property
+    def may_wait(self):
+        """Whether the loading waits, or makes a bottleneck and may."""
+        # With a short wait the step alone decides how much is computed.
+        is_open = not self.surely_computes and self.verdict.is_bottleneck
+        return self.surely_waits or is_open
+
+    @property
+    def may_compute(self):
+        """Whether the loading computes, or makes a bottleneck and may."""
+        is_open = not self.surely_waits and self.verdict.is_bottleneck
+        return self.surely_computes or is_open
+
+    @property
+    def cores(self):
+        """The number of cores of this machine."""
+        return cores()
 
     @property
     def threads_to_hide(self):
@@ -150,7 +193,11 @@ def _ends_in_prefetch(names):
 
 
 def kind_of(data):
-    """Return which of the kinds of `Facts` the data is."""
+    """Return the kind of what the user passed.
+
+    dataset, pydataset, generator, dataloader (torch), grain, arrays, drawn (by
+    this package, whose stages nobody can change) or unknown.
+    """
     if source_of_draws(data) is not None:
         return "drawn"
     if isinstance(data, tf.data.Dataset):
@@ -167,27 +214,3 @@ def kind_of(data):
     if parts and all(isinstance(p, (np.ndarray, tf.Tensor)) for p in parts):
         return "arrays"
     return "unknown"
-
-
-def collect_facts(data, running, wait_ms, step_ms, **times):
-    """Return the `Facts` of data, its `RunningPipeline` and its times."""
-    kind = kind_of(data)
-    written = written_stages(data) if kind == "dataset" else []
-    return Facts(
-        kind, data, wait_ms, step_ms, stages=written, running=running, **times
-    )
-
-
-def facts_of(report, data, running=None, passes=None):
-    """Return the `Facts` of an epoch: its report, data, running pipeline."""
-    return collect_facts(
-        data,
-        running,
-        report.wait_ms or 0.0,
-        report.step_ms or 0.0,
-        first_batch_ms=1e3 * (report.first_batch_s or 0.0),
-        passes=passes,
-        steps=report.steps,
-        cpu_ms=report.cpu_ms,
-        copy_ms=report.copy_ms,
-    )

@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import pathlib
-import time
 
 import keras
 import tensorflow as tf
@@ -25,7 +24,7 @@ from keras_pergrad.keras_internals.state.model import (
     preserve_variables,
     variables_in,
 )
-from keras_pergrad.stalls.accounting import EpochTimer, StallReport
+from keras_pergrad.stalls.accounting import StallReport
 from keras_pergrad.stalls.running import PipelineSamples, RunningPipeline
 from keras_pergrad.stalls.stopwatch import Stopwatch
 
@@ -59,62 +58,44 @@ class Measurement:
     """A measured run; `memory` in bytes, worker processes included."""
 
     report: StallReport
-    running: RunningPipeline | None
+    running: RunningPipeline | None = None
     memory: int | None = None
 
-    @property
-    def batches_per_s(self):
-        """At the mean wait and the mean step; None if either is unknown."""
-        wait, step = self.report.wait_ms, self.report.step_ms
-        if wait is None or step is None or not wait + step > 0:
-            return None
-        return 1e3 / (wait + step)
 
-
-class _Listener:
-    def __init__(self):
-        self.timer = EpochTimer(time.time())
-
-    def calls_done(self, calls, rows):
-        self.timer.add_calls(calls, rows)
-
-    def rows_lost(self, count):
-        self.timer.lost_rows += count
-
-    def call_failed(self):
-        pass
-
-
-def measure(data, batches, step=FETCH_CALL, stopwatch=None):
+def measure(data, batches, *, step=FETCH_CALL, stopwatch=None):
     """Time whole calls of a step: `batches` or more after the first batch.
 
     Measurements with one `stopwatch` share their traces.
     """
     stopwatch = stopwatch or Stopwatch()
-    measurement = _measure_once(data, batches, step, stopwatch)
+    measurement = _measure_once(data, batches, step=step, stopwatch=stopwatch)
     if step.batches > 1 and measurement.report.tracing_s is not None:
         # The call that traced has used up many batches, perhaps all.
-        measurement = _measure_once(data, batches, step, stopwatch)
+        measurement = _measure_once(
+            data, batches, step=step, stopwatch=stopwatch
+        )
     return measurement
 
 
-def _measure_once(data, batches, step, stopwatch):
-    measurements = [Measurement(StallReport(), None)]
+def _measure_once(data, batches, *, step, stopwatch):
+    measurements = [Measurement(StallReport())]
 
     def consume(iterator):
-        listener, samples = _Listener(), PipelineSamples()
-        stopwatch.listeners.add(listener)
+        epoch = stopwatch.begin_epoch(train_function.TRAIN)
+        samples = PipelineSamples()
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for call in range(math.ceil((batches + 1) / step.batches)):
                 stopwatch.call(
-                    train_function.TRAIN, step.function, iterator, step.model
+                    train_function.TRAIN,
+                    step.function,
+                    iterator,
+                    model=step.model,
                 )
                 if call + 1 == samples.due:
                     samples.take(iterator)
         memory = _resident_bytes()
         stopwatch.drain()
-        stopwatch.listeners.discard(listener)
-        report = listener.timer.report()
+        report, _ = epoch.measure()
         measurements.append(
             Measurement(report, samples.summary(iterator), memory)
         )
@@ -225,47 +206,43 @@ class WorkerTrial:
 
 def has_workers(kind):
     """Whether numbers of workers can be tried for data of this kind."""
-    return kind in _WITH_WORKERS
+    return kind in ("pydataset", "dataloader")
 
 
-def try_workers(data, kind, counts, measure_changed):
+def try_workers(data, counts, measure_changed):
     """Return a `WorkerTrial` for each number of workers.
 
-    `measure_changed` measures a copy of the data with that number.
+    Args:
+        data: a `PyDataset` or a torch `DataLoader`.
+        counts: the numbers of workers, in order.
+        measure_changed: measures a copy of the data with such a number.
     """
+    has_threads = isinstance(data, keras.utils.PyDataset)
+    tries = [(count, THREADS) for count in counts if has_threads or not count]
+    # Without workers there is one way to load.
+    tries += [(count, PROCESSES) for count in counts if count]
     return [
-        _try_count(
-            _WITH_WORKERS[kind](data, count, by == PROCESSES),
-            count,
-            by,
-            measure_changed,
-        )
-        for by in (THREADS, PROCESSES)
-        for count in counts
-        # Without workers there is one way to load. A torch DataLoader has no
-        # threads.
-        if (by == THREADS and (kind == "pydataset" or not count))
-        or (by == PROCESSES and count)
+        _try(data, count, by, measure=measure_changed) for count, by in tries
     ]
 
 
-def _try_count(changed, count, by, measure_changed):
+def _try(data, count, by, *, measure):
     try:
-        measurement = measure_changed(changed)
+        measurement = measure(_with_workers(data, count, by))
     except Exception as error:  # whatever a loader raises belongs in its row
         return WorkerTrial(count, by, None, error=type(error).__name__)
     memory = None if measurement.memory is None else measurement.memory / 2**20
-    return WorkerTrial(count, by, measurement.batches_per_s, memory)
+    rate = measurement.report.batches_per_s
+    return WorkerTrial(count, by, rate, memory_mib=memory)
 
 
-def _py_dataset_with(data, count, processes):
-    changed = copy.copy(data)
-    changed.workers = count
-    changed.use_multiprocessing = processes
-    return changed
-
-
-def _torch_loader_with(data, count, processes):
+def _with_workers(data, count, by):
+    """Return a copy of the data with so many workers."""
+    if isinstance(data, keras.utils.PyDataset):
+        changed = copy.copy(data)
+        changed.workers = count
+        changed.use_multiprocessing = by == PROCESSES
+        return changed
     return type(data)(
         data.dataset,
         batch_size=data.batch_size,
@@ -274,9 +251,3 @@ def _torch_loader_with(data, count, processes):
         drop_last=data.drop_last,
         num_workers=count,
     )
-
-
-_WITH_WORKERS = {
-    "pydataset": _py_dataset_with,
-    "dataloader": _torch_loader_with,
-}

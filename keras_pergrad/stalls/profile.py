@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import dataclasses
-import math
+import functools
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +19,7 @@ from keras_pergrad.functions.data_passes import make_ready
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.modes.inspection import require_compiled, require_targets
 from keras_pergrad.stalls import verdicts
-from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES
-from keras_pergrad.stalls.diagnosis import short_number
+from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES, StallReport
 from keras_pergrad.stalls.facts import kind_of
 from keras_pergrad.stalls.measuring import (
     FETCH_CALL,
@@ -43,6 +42,11 @@ from keras_pergrad.stalls.stopwatch import (
     accelerator,
     prefetch_ahead,
 )
+from keras_pergrad.stalls.verdicts import (
+    profile_verdict,
+    ratio_text,
+    short_number,
+)
 
 WARM_UP = 10  # batches
 NEAR_THE_BEST = 0.9
@@ -53,41 +57,79 @@ class PipelineProfile:
     """Result of `profile_pipeline`; `print` it to read it.
 
     Attributes:
-        pipeline_batches_per_s: The rate of the pipeline alone.
-        model_batches_per_s: The rate of the model on a cached batch, or None.
-        together_batches_per_s: The rate of `fit` with this pipeline.
-        wait_ms: Wait per batch when both run together (alone without a model).
-        stall_fraction: This wait as a share of the time.
-        fraction_without_longest: The same without the longest wait, which a
-            machine that pauses makes.
-        spread: By what share two measurements of the same rate differed, of
-            the model alone and of both together. Smaller differences mean
-            nothing.
-        copy_ms: Time to copy a batch to an accelerator, part of the step; None
-            without an accelerator, or if it was not timed.
-        slowest_stage: Name and share of the work, or None if unknown.
-        what_if: Each change with its measured (batches a second, wait in ms).
+        alone, model, together: `StallReport` of the pipeline alone, of the
+            model on a cached batch (or None), and of both.
+        changes: The `StallReport` of both with each change.
         stages: List of `StageRow`, the source first: what each stage costs,
             and what AUTOTUNE chose; empty if unknown.
         workers: List of `WorkerTrial`, if `workers` was given.
         cpu_budget, ram_budget: Cores, and bytes for buffers, that AUTOTUNE
             may use; None if unknown.
+        spread: By what share two measurements of the same rate differed, of
+            the model alone and of both together. Smaller differences mean
+            nothing.
     """
 
-    pipeline_batches_per_s: float
-    model_batches_per_s: float | None
-    together_batches_per_s: float
-    wait_ms: float | None
-    stall_fraction: float | None
-    slowest_stage: tuple[str, float] | None
-    what_if: dict[str, tuple[float, float]]
+    alone: StallReport
+    model: StallReport | None
+    together: StallReport
+    changes: dict[str, StallReport]
     stages: list[StageRow] = dataclasses.field(default_factory=list)
     workers: list[WorkerTrial] = dataclasses.field(default_factory=list)
     cpu_budget: int | None = None
     ram_budget: int | None = None
-    copy_ms: float | None = None
-    fraction_without_longest: float | None = None
     spread: float = 0.0
+
+    @property
+    def pipeline_batches_per_s(self) -> float:
+        """The rate of the pipeline alone."""
+        return self.alone.batches_per_s or 0.0
+
+    @property
+    def model_batches_per_s(self) -> float | None:
+        """The rate of the model on a cached batch, or None."""
+        return self.model and self.model.batches_per_s
+
+    @property
+    def together_batches_per_s(self) -> float:
+        """The rate of `fit` with this pipeline."""
+        return self.together.batches_per_s or 0.0
+
+    @property
+    def wait_ms(self) -> float | None:
+        """Wait per batch when both run together (alone without a model)."""
+        return self.together.wait_ms
+
+    @property
+    def stall_fraction(self) -> float | None:
+        """This wait as a share of the time."""
+        return self.together.data_stall_fraction
+
+    @property
+    def fraction_without_longest(self) -> float:
+        """The same without the longest wait, which a pause may make."""
+        return self.together.fraction_without_longest
+
+    @property
+    def copy_ms(self) -> float | None:
+        """Time to copy a batch to an accelerator, a part of the step.
+
+        None without an accelerator, or if it was not timed.
+        """
+        return self.together.copy_ms
+
+    @property
+    def what_if(self) -> dict[str, tuple[float, float]]:
+        """Each change with its measured (batches a second, wait in ms)."""
+        return {
+            name: (report.batches_per_s or 0.0, report.wait_ms or 0.0)
+            for name, report in self.changes.items()
+        }
+
+    @property
+    def slowest_stage(self) -> tuple[str, float] | None:
+        """Name and share of the work of the slowest stage; None if unknown."""
+        return slowest(self.stages)
 
     @property
     def knee(self) -> WorkerTrial | None:
@@ -108,12 +150,21 @@ class PipelineProfile:
     @property
     def verdict(self) -> str:
         """One line: whether the pipeline is the bottleneck, and by how much."""
-        return _verdict(self)
+        verdict = profile_verdict(
+            self.alone, self.model, self.together, change=_best_change(self)
+        )
+        return verdict.text
 
     @property
     def warnings(self) -> list[str]:
         """List of sentences: where the measurements contradict each other."""
-        return _contradictions(self)
+        return [
+            f"`{name}` gives {short_number(rate)} batches/s, more than {part} "
+            f"({short_number(limit)}), which cannot be. Differences of "
+            f"{rate / limit - 1:.0%} mean nothing here: measure again on a "
+            "quiet machine, with more `batches`."
+            for name, rate, part, limit in _excesses(self)
+        ]
 
     def __str__(self) -> str:
         lines = [
@@ -210,11 +261,10 @@ def profile_pipeline(
         )
     if isinstance(data, tuple):
         data = (*data, None, None)[:3]
-    pipeline_alone = _measure(data, batches)
+    alone = _measure(data, batches)
     with contextlib.ExitStack() as undo:
-        model_rate = model_alone = cached = None
         step, stopwatch = FETCH_CALL, Stopwatch()
-        together = pipeline_alone
+        together_runs, model_runs, cached = [alone], [], None
         if model is not None:
             batch = first_batch(data)
             _require_trainable(model, batch)
@@ -224,58 +274,54 @@ def profile_pipeline(
             step = undo.enter_context(temporary_step(model, batches))
             cached = tf.data.Dataset.from_tensors(batch).repeat()
             cached = cached.prefetch(2)
+        measured = functools.partial(_measure, step=step, stopwatch=stopwatch)
+        if cached is not None:
             # A model's first steps take longer than all later ones.
-            _measure(cached, min(batches, WARM_UP), step, stopwatch)
-            model_alone = _measure(cached, batches, step, stopwatch)
-            together = _measure(data, batches, step, stopwatch)
-        what_if = {}
+            measured(cached, min(batches, WARM_UP))
+            model_runs = [measured(cached, batches)]
+            together_runs = [measured(data, batches)]
+        changes = {}
         for name, changed in _changed_pipelines(data, batches, model):
             if changed is not None:
                 if name == "cache":
                     _measure(changed, batches + 1)  # fills it, to its end
-                measurement = _measure(changed, batches, step, stopwatch)
-                what_if[name] = (
-                    measurement.batches_per_s,
-                    measurement.report.wait_ms,
-                )
-        worker_trials = try_workers(
-            data,
-            kind,
-            counts,
-            lambda changed: _measure(changed, batches, step, stopwatch),
+                changes[name] = measured(changed, batches).report
+        trials = try_workers(
+            data, counts, lambda changed: measured(changed, batches)
         )
         # Again: the machine may be quieter now, and repeats show the noise.
-        repeats = [[together, _measure(data, batches, step, stopwatch)]]
-        if cached is not None and model_alone is not None:
-            again = _measure(cached, batches, step, stopwatch)
-            repeats.append([model_alone, again])
-            model_rate = max(map(_rate, repeats[-1]))
-        together = max(repeats[0], key=_rate)
-    written = written_stages(data) if kind == "dataset" else []
-    running = pipeline_alone.running
-    profile = PipelineProfile(
-        pipeline_batches_per_s=_rate(pipeline_alone),
-        model_batches_per_s=model_rate,
-        together_batches_per_s=_rate(together),
-        wait_ms=together.report.wait_ms,
-        stall_fraction=together.report.data_stall_fraction,
-        slowest_stage=None,
-        what_if=what_if,
-        workers=worker_trials,
-        cpu_budget=getattr(running, "cpu_budget", None),
-        ram_budget=getattr(running, "ram_budget", None),
-        copy_ms=together.report.copy_ms,
-        fraction_without_longest=together.report.fraction_without_longest,
-        spread=max(_difference(*map(_rate, pair)) for pair in repeats),
+        together_runs.append(measured(data, batches))
+        if cached is not None:
+            model_runs.append(measured(cached, batches))
+    together = max(together_runs, key=_rate).report
+    model_alone = max(model_runs, key=_rate).report if model_runs else None
+    verdict = profile_verdict(alone.report, model_alone, together, change="")
+    stages = stage_rows(
+        data,
+        kind,
+        written=written_stages(data) if kind == "dataset" else [],
+        running=alone.running,
+        is_bottleneck=verdict.is_bottleneck,
     )
-    is_bottleneck = _label(profile) == verdicts.BOTTLENECK
-    profile.stages = stage_rows(data, kind, written, running, is_bottleneck)
-    profile.slowest_stage = slowest(profile.stages)
-    return profile
+    return PipelineProfile(
+        alone=alone.report,
+        model=model_alone,
+        together=together,
+        changes=changes,
+        stages=stages,
+        workers=trials,
+        cpu_budget=getattr(alone.running, "cpu_budget", None),
+        ram_budget=getattr(alone.running, "ram_budget", None),
+        spread=max(
+            _difference(*map(_rate, runs))
+            for runs in (together_runs, model_runs)
+            if runs
+        ),
+    )
 
 
 def _rate(measurement):
-    return measurement.batches_per_s or 0.0
+    return measurement.report.batches_per_s or 0.0
 
 
 def _difference(one, other):
@@ -297,15 +343,15 @@ def _require_trainable(model, batch):
             ) from None
 
 
-def _measure(data, batches, step=FETCH_CALL, stopwatch=None):
-    measurement = measure(data, batches, step, stopwatch)
+def _measure(data, batches, *, step=FETCH_CALL, stopwatch=None):
+    measurement = measure(data, batches, step=step, stopwatch=stopwatch)
     if measurement.report.not_recorded:
         raise RuntimeError(
             f"{measurement.report.not_recorded} fetches of batches were not "
             "recorded, so nothing can be told of this model: "
             f"{TOO_MANY_FETCHES}"
         )
-    if measurement.batches_per_s is None:
+    if measurement.report.batches_per_s is None:
         raise ValueError(
             "Profiling needs a first batch and at least one more. Received "
             f"data with {measurement.report.steps} batch(es): {data!r}"
@@ -353,85 +399,27 @@ def _trial_cells(trial, knee):
     )
 
 
-def _label(profile):
-    """Return the words of `label_of` for a profile; None without a model."""
-    pipeline = profile.pipeline_batches_per_s
-    model = profile.model_batches_per_s
-    if not model:
-        return None
-    stall_share, wait = profile.stall_fraction, profile.wait_ms
-    without_longest = profile.fraction_without_longest
-    if without_longest is None:
-        without_longest = stall_share
-    return verdicts.label_of(
-        verdicts.stalls(stall_share, wait, without_longest),
-        stall_share,
-        1e3 / pipeline if pipeline else math.inf,
-        1e3 / model,
-    )
-
-
-def _verdict(profile):
-    """Say in one line whether the pipeline of a profile is the bottleneck."""
-    pipeline = profile.pipeline_batches_per_s
-    label = _label(profile)
-    if label is None:
-        return (
-            "none without a model: the pipeline gives "
-            f"{short_number(pipeline)} "
-            f"batches/s{_best_change(profile)}"
-        )
-    ratio = _ratio_text(pipeline / profile.model_batches_per_s)
-    if label == verdicts.FAST_ENOUGH:
-        return f"{label}: the pipeline gives {ratio} what the model takes"
-    waits = f"{label}: the model waits {profile.stall_fraction:.0%} of the time"
-    best = _best_change(profile)
-    if label == verdicts.BOTTLENECK:
-        return waits + (best or f", the pipeline gives {ratio} what it takes")
-    return f"{waits}; alone the pipeline gives {ratio} what it takes{best}"
-
-
-def _ratio_text(ratio):
-    """Say how large a ratio is: "34 times", but "4.7% of"."""
-    value, unit = (ratio, " times") if ratio >= 1 else (100 * ratio, "% of")
-    return (f"{value:.0f}" if value >= 10 else f"{value:.2g}") + unit
-
-
 def _best_change(profile):
     """Return the change that was measured to help most, as words."""
     now = profile.together_batches_per_s
     rates = {name: rate for name, (rate, _) in profile.what_if.items()}
     best = max(rates, key=lambda name: rates[name], default=None)
-    noise = max(
-        verdicts.NOISE,
-        profile.spread,
-        *(_difference(rate, limit) for *_, rate, limit in _excesses(profile)),
-    )
+    excesses = [rate / limit - 1 for _, rate, _, limit in _excesses(profile)]
+    noise = max(verdicts.NOISE, profile.spread, *excesses)
     if best is None or rates[best] <= (1 + noise) * now:
         return ""
-    return f"; best of the changes: {best}, {_ratio_text(rates[best] / now)}"
-
-
-def _contradictions(profile):
-    """Return a sentence for each limit that a measured rate exceeds."""
-    return [
-        f"`{name}` gives {short_number(rate)} batches/s, more than {part} "
-        f"({short_number(limit)}), which cannot be. Differences of "
-        f"{rate / limit - 1:.0%} mean nothing here: measure again on a quiet "
-        "machine, with more `batches`."
-        for name, part, rate, limit in _excesses(profile)
-    ]
+    return f"; best of the changes: {best}, {ratio_text(rates[best] / now)}"
 
 
 def _excesses(profile):
-    """Yield (name, part, rate, limit) where a rate exceeds that of a part."""
-    rates = {name: rate for name, (rate, _) in profile.what_if.items()}
+    """Yield (name, rate, part, its rate) where a whole exceeds its part."""
     together = {"together": profile.together_batches_per_s}
+    changed = {name: rate for name, (rate, _) in profile.what_if.items()}
     limits = {
-        "the model alone": (profile.model_batches_per_s, together | rates),
+        "the model alone": (profile.model_batches_per_s, together | changed),
         "the pipeline alone": (profile.pipeline_batches_per_s, together),
     }
-    for part, (limit, faster) in limits.items():
-        name = max(faster, key=lambda name: faster[name])
-        if limit and faster[name] > (1 + verdicts.NOISE) * limit:
-            yield name, part, faster[name], limit
+    for part, (limit, rates) in limits.items():
+        name = max(rates, key=lambda name: rates[name])
+        if limit and rates[name] > (1 + verdicts.NOISE) * limit:
+            yield name, rates[name], part, limit

@@ -75,7 +75,9 @@ def written_stages(dataset):
         kind = kind.removesuffix("V2").removesuffix("V1Adapter")
         inputs, graphs, function = sources.dataset_components(dataset)
         if kind != "Options":
-            chain.append(_make_stage(kind, dataset, graphs, function))
+            chain.append(
+                _make_stage(kind, dataset, graphs=graphs, function=function)
+            )
             if chain[-1].is_generator:
                 # What comes before was made by `from_generator` itself.
                 break
@@ -83,7 +85,7 @@ def written_stages(dataset):
     return chain
 
 
-def _make_stage(kind, dataset, graphs, function):
+def _make_stage(kind, dataset, *, graphs, function):
     ops = set()
     for graph in graphs:
         op_types = [op.type for op in graph.get_operations()]
@@ -95,7 +97,7 @@ def _make_stage(kind, dataset, graphs, function):
     label = f"{_plain_name(kind)}({name})" if name else _plain_name(kind)
     if "GeneratorDataset" in ops:
         label = "from_generator"
-    return Stage(kind, label, dataset, frozenset(ops), name)
+    return Stage(kind, label, dataset, ops=frozenset(ops), function=name)
 
 
 def _plain_name(kind):
@@ -150,15 +152,19 @@ class StageRow:
     loads: bool = False
 
 
-def stage_rows(data, kind, written, running, is_bottleneck=False):
+def stage_rows(data, kind, *, written, running, is_bottleneck):
     """Return a `StageRow` for each stage that runs, the source first.
 
-    Kinds are those of `Facts`; `written` and `running` are last first, empty
-    or None where unknown; `is_bottleneck`: whether the pipeline is one.
+    Args:
+        data, kind: what the user passed, and what `kind_of` says of it.
+        written, running: the stages, last first; empty or None where unknown.
+        is_bottleneck: whether the pipeline is one.
     """
     if not running:
         return []
-    names, file_maps = _stage_names(data, kind, written, running)
+    names, file_maps = _stage_names(
+        data, kind, written=written, running=running
+    )
     total = sum(stage.seconds for stage in running) or 1.0
     rows = []
     last = len(running) - 1
@@ -204,7 +210,7 @@ def work_shares(rows):
     return loading, 1.0 - loading
 
 
-def _stage_names(data, kind, written, running):
+def _stage_names(data, kind, *, written, running):
     """Return the names of the running stages, and which maps read files."""
     if kind in LOADER_KINDS:
         return [_loader_name(data, stage) for stage in running], set()

@@ -14,8 +14,8 @@ is a wait; so the end of the step is noted as well.
 """
 
 import contextlib
+import math
 import time
-import typing
 import weakref
 
 import numpy as np
@@ -30,6 +30,7 @@ from keras_pergrad.keras_internals.graphs.nodes import (
     outer_graph_of,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import current_device
+from keras_pergrad.stalls.accounting import CALL, Epoch
 from keras_pergrad.stalls.wait_log import WaitLog, log_of_key
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
@@ -42,31 +43,20 @@ STEP_OPS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
 _stopwatches = weakref.WeakKeyDictionary()
 
 
-class Call(typing.NamedTuple):
-    """One call of a train function: begin, end, and what it did."""
-
-    slot: str
-    began: float
-    ended: float
-    traced: bool
-    fresh: bool  # the first on this iterator
-    finished: bool  # False: no batch was left
-    cpu: float | None = None  # seconds of all threads of this process
-
-
 class Stopwatch:
     """The stopwatch of one model, shared by all callbacks that watch it.
 
-    Listeners have three methods: `calls_done(calls, rows)` gets `Call`s and
-    the rows of the `WaitLog` for each; `rows_lost(count)` is called instead if
-    some rows were overwritten unread; and `call_failed()`. `iterators` has for
-    each of `SLOTS` a function that returns the iterator used last, if any.
+    Attributes:
+        listeners: What has a method `call_failed()`, to be told of errors.
+        iterators: For each of `SLOTS` a function that returns the iterator
+            used last, if any.
     """
 
     def __init__(self):
         self.listeners = weakref.WeakSet()
+        self._epochs = weakref.WeakSet()
         self._log = WaitLog()
-        self._calls = []
+        self._calls = {slot: [] for slot in train_function.SLOTS}
         self._undrained = 0
         self.iterators = dict.fromkeys(train_function.SLOTS, _no_iterator)
         self._call_count = 0
@@ -80,6 +70,15 @@ class Stopwatch:
         if model not in _stopwatches:
             _stopwatches[model] = Stopwatch()
         return _stopwatches[model]
+
+    def begin_epoch(self, slot):
+        """Return an `Epoch` that gets the calls of a function from now on.
+
+        For as long as somebody holds it, at each `drain`.
+        """
+        epoch = Epoch(slot)
+        self._epochs.add(epoch)
+        return epoch
 
     def arm(self, model, slot):
         """Make the next call of `model`'s function a timed one."""
@@ -126,7 +125,7 @@ class Stopwatch:
         compiled = train_function.compiled_functions(function)
         traces_before = train_function.trace_count(compiled)
         finished = failed = False
-        cpu_seconds = time.process_time() if reads_cpu else None
+        cpu_before = time.process_time() if reads_cpu else None
         began = time.time()
         try:
             result = function(timed_iterator)
@@ -140,11 +139,12 @@ class Stopwatch:
         finally:
             ended = time.time()
             traced = train_function.trace_count(compiled) > traces_before
-            if cpu_seconds is not None:
-                cpu_seconds = time.process_time() - cpu_seconds
-            # `drain` makes a `Call` of it later.
-            self._calls.append(
-                (slot, began, ended, traced, fresh, finished, cpu_seconds)
+            cpu_s = math.nan
+            if cpu_before is not None:
+                cpu_s = time.process_time() - cpu_before
+            # A row of `CALL`, when the log is drained.
+            self._calls[slot].append(
+                (began, ended, traced, fresh, finished, cpu_s)
             )
             if failed:
                 # Reporting must not hide the error that is being raised.
@@ -162,21 +162,16 @@ class Stopwatch:
             listener.call_failed()
 
     def drain(self):
-        """Pass the measurements to the listeners."""
-        calls, self._calls = [Call(*call) for call in self._calls], []
+        """Pass the measurements on to the epochs."""
         self._undrained = 0
-        rows, lost = self._log.drain()
-        if lost:
-            for listener in list(self.listeners):
-                listener.rows_lost(lost)
-            return
-        if not calls:
-            return
-        # The rows from the begin of a call up to the next belong to that call.
-        edges = np.searchsorted(rows[:, 0], [c.began for c in calls])
-        rows = np.split(rows, edges)[1:]
-        for listener in list(self.listeners):
-            listener.calls_done(calls, rows)
+        fetches, lost = self._log.drain()
+        for slot, calls in self._calls.items():
+            self._calls[slot] = []
+            for epoch in self._epochs:
+                if epoch.slot == slot and calls and not lost:
+                    epoch.add(np.array(calls, CALL), fetches)
+        for epoch in self._epochs:
+            epoch.lost += lost
 
 
 def _no_iterator():
@@ -214,7 +209,12 @@ class TimedIterator(StandIn):
         parts = tf.nest.flatten(batch, expand_composites=True)
         with tf.control_dependencies(parts), tf.device("CPU:0"):
             arrived = tf.timestamp()
-        log.write_fetch(row, requested, arrived, had_batch(batch))
+        log.write_fetch(
+            row,
+            requested=requested,
+            arrived=arrived,
+            had_batch=had_batch(batch),
+        )
         # The step must not overtake the time stamp on a busy machine.
         with tf.control_dependencies([arrived]):
             batch = tf.nest.map_structure(

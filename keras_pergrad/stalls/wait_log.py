@@ -84,7 +84,7 @@ class WaitLog:
             )
             return written % tf.constant(self.capacity, tf.int64)
 
-    def write_fetch(self, row, requested, arrived, had_batch):
+    def write_fetch(self, row, *, requested, arrived, had_batch):
         """Fill in a row (in a graph)."""
         with tf.device("CPU:0"):
             had_batch = tf.cast(had_batch, tf.float64)

@@ -67,7 +67,7 @@ def _of_a_map(advice, function, change=None, step=0.003):
     data = source.map(function)
     names = {"dataset": source, function.__name__: function}
     data = _batched(change(data) if change else data)
-    return Fault(data, advice, names, _batched, step)
+    return Fault(data, advice, names, finish=_batched, step=step)
 
 
 def slow_read():
@@ -83,7 +83,7 @@ def slow_decode_in_python():
         _batched(source.map(in_python(compute))),
         "python map",
         names,
-        _batched,
+        finish=_batched,
     )
 
 
@@ -110,7 +110,7 @@ def interleave_missing():
         _batched(shards.flat_map(read)),
         "interleave",
         {"files": shards, "read": read},
-        _batched,
+        finish=_batched,
     )
 
 
@@ -132,7 +132,7 @@ def batch_after_a_cheap_map():
         data,
         "batch first",
         {"dataset": source, "twice": twice},
-        lambda data: data.map(as_batch),
+        finish=lambda data: data.map(as_batch),
         step=0,
     )
 
@@ -188,7 +188,7 @@ def parallel_calls_that_sleep():
         finish(source.map(decode, num_parallel_calls=calls)),
         "parallel map",
         {"dataset": source, "decode": decode},
-        finish,
+        finish=finish,
     )
 
 
@@ -203,7 +203,7 @@ def a_shuffle_of_batches():
         slow_data.shuffled_batches(),
         "shuffle buffer",
         {"dataset": source},
-        lambda data: data.map(as_batch),
+        finish=lambda data: data.map(as_batch),
         step=0,
     )
 

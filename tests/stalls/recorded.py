@@ -12,7 +12,7 @@ import warnings
 
 from keras_pergrad.stalls import data_stall
 from keras_pergrad.stalls.accounting import StallReport
-from keras_pergrad.stalls.facts import facts_of
+from keras_pergrad.stalls.facts import Facts
 from keras_pergrad.stalls.running import RunningPipeline, RunningStage
 
 FILE = pathlib.Path(__file__).with_name("recorded_faults.json")
@@ -41,7 +41,7 @@ class Epoch:
         return cls(StallReport(**told["report"]), running, told["passes"])
 
     def facts(self, data):
-        return facts_of(self.report, data, self.running, self.passes)
+        return Facts(self.report, data, self.running, passes=self.passes)
 
     def as_dict(self):
         """What JSON can hold of it, without what is not set."""
@@ -66,10 +66,9 @@ def record(plants, fit, followed):
     """Measure every fault, and what comes of its advice; write the file."""
     epochs, diagnose = [], data_stall.diagnose
 
-    def noting(report, facts, *more):
-        said = diagnose(report, facts, *more)
-        whole = dataclasses.replace(report)  # parts of it are hidden later
-        noted = Epoch(whole, facts.running, facts.passes)
+    def noting(facts, warn_above, **more):
+        said = diagnose(facts, warn_above, **more)
+        noted = Epoch(facts.report, facts.running, facts.passes)
         epochs.append((noted, said[0] is not None))
         return said
 

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 
 from keras_pergrad.stalls import profile
-from keras_pergrad.stalls.accounting import EpochTimer
+from keras_pergrad.stalls.accounting import Epoch
 from keras_pergrad.stalls.running import PipelineSamples, RunningPipeline
 
 
@@ -22,30 +22,31 @@ def say(monkeypatch, *epochs, work=None):
             others did nothing.
     """
     figures = itertools.chain(epochs, itertools.repeat(epochs[-1]))
-    measured, summed = EpochTimer.report, PipelineSamples.summary
+    measured, summed = Epoch.measure, PipelineSamples.summary
 
-    def report(timer):
-        counted = measured(timer)
+    def measure(epoch):
+        counted, timeline = measured(epoch)
         if counted.wait_ms is None:  # no figures for fewer than two batches
-            return counted
-        return lasting(counted, **next(figures))
+            return counted, timeline
+        return lasting(counted, **next(figures)), timeline
 
     def summary(samples, iterator):
         running = summed(samples, iterator)
         return running and worked(running, work)
 
-    monkeypatch.setattr(EpochTimer, "report", report)
+    monkeypatch.setattr(Epoch, "measure", measure)
     if work is not None:
         monkeypatch.setattr(PipelineSamples, "summary", summary)
 
 
-def lasting(report, wait_ms, step_ms, cpu_ms=None, **others):
+def lasting(report, wait_ms, step_ms, **others):
     """The report of as many steps that lasted so long, without bursts."""
     figures = {
         "data_stall_s": 1e-3 * wait_ms * (report.steps - 1),
         "data_stall_fraction": wait_ms / (wait_ms + step_ms),
         "step_ms": step_ms,
-        "cpu_ms": cpu_ms,
+        "cpu_ms": None,
+        "ready_ms": None,
         "first_batch_s": 1e-3 * wait_ms,
         "wait_p50_ms": wait_ms,
         "wait_longest_ms": wait_ms,
@@ -74,9 +75,9 @@ def say_in_profile(monkeypatch, figures_of, work=None):
     """
     measured = profile.measure
 
-    def measure(data, batches, step, stopwatch):
-        found = measured(data, batches, step, stopwatch)
-        if found.batches_per_s is not None:
+    def measure(data, batches, *, step, stopwatch):
+        found = measured(data, batches, step=step, stopwatch=stopwatch)
+        if found.report.batches_per_s is not None:
             figures = figures_of(data, step is not profile.FETCH_CALL)
             found.report = lasting(found.report, **figures)
             if work is not None and found.running is not None:

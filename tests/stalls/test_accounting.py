@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 
+from keras_pergrad.stalls import accounting
 from keras_pergrad.stalls.accounting import (
-    EpochTimer,
+    CALL,
+    Epoch,
     StallReport,
-    Timeline,
-    WaitHistogram,
     exposed_waits,
+    measure_epoch,
 )
-from keras_pergrad.stalls.stopwatch import Call
+from keras_pergrad.stalls.drawing import grouped_means
 
 
-def call(began, ended, traced=False, fresh=False, finished=True, cpu=None):
-    return Call("train_function", began, ended, traced, fresh, finished, cpu)
+def call(began, ended, traced=False, fresh=False, finished=True, cpu=np.nan):
+    return began, ended, traced, fresh, finished, cpu
 
 
 def rows(*fetches):
@@ -116,70 +117,85 @@ EPOCHS = {
 }
 
 
+def measured(steps, began=0.0):
+    """The report of calls with their fetches, and the timeline."""
+    steps = list(steps)
+    fetches = [fetch for _, fetched in steps for fetch in fetched]
+    calls = np.array([call for call, _ in steps], CALL)
+    return measure_epoch(calls, rows(*fetches), began)
+
+
 @pytest.mark.parametrize("name", EPOCHS)
 def test_an_epoch_is_reported(name):
     steps, expected = EPOCHS[name]
-    timer = EpochTimer(began=0.0)
-    timer.add_calls([c for c, _ in steps], [rows(*f) for _, f in steps])
-    timer.threads_before = None  # no account of the machine's other work
-    report = timer.report()
+    report, _ = measured(steps)
     found = {figure: getattr(report, figure) for figure in expected}
     assert found == pytest.approx(expected)
 
 
 def test_no_share_where_every_step_traced():
     """An epoch of one call: nothing was timed that it could be a share of."""
-    timer = EpochTimer(began=100.0)
-    assert timer.report() == StallReport(steps=0)
-    timer.add_calls(
-        [call(100.0, 103.0, traced=True, fresh=True)],
-        [rows((100.0, 100.1), (101.0, 101.2), (102.0, 102.1))],
-    )
-    report = timer.report()
+    assert measured([]) == (StallReport(steps=0), None)
+    fetches = [(100.0, 100.1), (101.0, 101.2), (102.0, 102.1)]
+    steps = [(call(100.0, 103.0, traced=True, fresh=True), fetches)]
+    report, timeline = measured(steps, 100.0)
     assert report.data_stall_s == pytest.approx(0.3)
     assert report.data_stall_fraction is None
     assert report.copy_fraction is None
-    timer.add_calls([call(103.0, 104.0)], [rows((103.0, 103.5))])
-    assert timer.report().data_stall_fraction == pytest.approx(0.8 / 1.3)
+    assert timeline.shape == (0, 2)
+    steps.append((call(103.0, 104.0), [(103.0, 103.5)]))
+    report, timeline = measured(steps, 100.0)
+    assert report.data_stall_fraction == pytest.approx(0.8 / 1.3)
+    np.testing.assert_allclose(timeline, [[0.5, 0.5]])
 
 
-def test_lost_rows_leave_no_figures():
-    timer = EpochTimer(began=0.0)
-    timer.add_calls([call(0.0, 1.0, fresh=True)], [rows((0.0, 0.5))])
-    timer.lost_rows += 4
-    assert timer.report() == StallReport(steps=None, not_recorded=4)
-    assert timer.report().wait_ms is None
+def test_fetches_outside_of_the_calls_do_not_count():
+    epoch = Epoch("train_function")
+    epoch.add(
+        np.array([call(1.0, 2.0), call(4.0, 5.0)], CALL),
+        rows((0.5, 0.9), (1.0, 1.5), (3.0, 3.9), (4.0, 4.25), (6.0, 7.0)),
+    )
+    epoch.add(np.array([call(8.0, 9.0)], CALL), rows((8.0, 8.5)))
+    report, timeline = epoch.measure()
+    assert (report.steps, report.data_stall_s) == (3, 1.25)
+    np.testing.assert_allclose(timeline, [[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]])
+    epoch.lost += 4
+    assert epoch.measure() == (StallReport(steps=None, not_recorded=4), None)
 
 
-def test_percentiles_are_right_to_one_per_cent():
+def test_time_without_a_core_is_what_the_system_says(monkeypatch):
+    for seconds, ready_ms in (([(1, 4), (3, 5)], 500), ([None, None], None)):
+        monkeypatch.setattr(accounting, "thread_seconds", seconds.pop)
+        seconds.reverse()
+        epoch = Epoch("train_function")
+        epoch.add(np.array([call(0.0, 2.0, cpu=1.0)], CALL), rows((1.0, 1.5)))
+        report, _ = epoch.measure()
+        assert (report.cpu_ms, report.ready_ms) == (1e3, ready_ms)
+
+
+def test_percentiles_are_those_of_the_waits():
     waits = np.random.default_rng(0).lognormal(-6, 1.5, 5000)
-    histogram = WaitHistogram()
-    for part in np.split(waits, 10):
-        histogram.add(part)
+    ends = np.cumsum(waits + 1.0)
+    report, _ = measured(
+        (call(end - wait, end + 0.5), [(end - wait, end)])
+        for end, wait in zip(ends, waits)
+    )
     for percent in (50, 95, 99):
-        exact = np.percentile(waits, percent, method="inverted_cdf")
-        assert histogram.percentile(percent) == pytest.approx(exact, rel=0.01)
-    assert histogram.longest == waits.max()
-    assert histogram.longest_step == waits.argmax()
+        exact = 1e3 * np.percentile(waits, percent, method="inverted_cdf")
+        found = getattr(report, f"wait_p{percent}_ms")
+        assert found == pytest.approx(exact, abs=1e-6)
+    assert report.wait_longest_step == waits.argmax()
 
 
-def test_waits_of_nothing_are_zero_and_none_are_none():
-    histogram = WaitHistogram()
-    assert histogram.percentile(50) is None
-    histogram.add(np.zeros(3))
-    assert histogram.percentile(99) == 0.0
-    assert histogram.longest_step == 0
-
-
-def test_a_full_timeline_joins_neighbours():
-    timeline = Timeline(size=4)
-    timeline.add(np.arange(8.0), np.full(8, 2.0))
-    first, wait, compute = timeline.arrays()
-    assert timeline.group_size == 2
+def test_neighbours_are_drawn_by_their_mean():
+    timeline = np.column_stack([np.arange(8.0), np.full(8, 2.0)])
+    first, (wait, compute), size = grouped_means(timeline, most=4)
+    assert size == 2
     np.testing.assert_array_equal(first, [0, 2, 4, 6])
     np.testing.assert_array_equal(wait, [0.5, 2.5, 4.5, 6.5])
     np.testing.assert_array_equal(compute, [2, 2, 2, 2])
-    timeline.add(np.array([10.0]), np.array([1.0]))
-    first, wait, _ = timeline.arrays()
+    first, (wait, _), _ = grouped_means(
+        np.append(timeline, [[10, 1]], 0), most=4
+    )
     np.testing.assert_array_equal(first, [0, 4, 8])
     np.testing.assert_array_equal(wait, [1.5, 5.5, 10.0])

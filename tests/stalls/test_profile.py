@@ -122,7 +122,7 @@ def test_executions_of_many_steps_are_counted_in_batches(
 ):
     model = timed(built=True, steps_per_execution=executed)
     with temporary_step(model, count) as step:
-        report = measure(batches(-1), count, step).report
+        report = measure(batches(-1), count, step=step).report
     assert report.steps == taken
     # Once more before, since the first call traced.
     assert len(model.stall_clock.step_ends) == 2 * taken
@@ -249,8 +249,13 @@ def test_the_knee_is_the_fewest_workers_near_the_best():
         kpg.diagnose.WorkerTrial(8, "processes", None, error="OSError"),
     ]
     for workers, knee in ((found, found[2]), (found[-1:], None), ([], None)):
+        report = StallReport(steps=3, data_stall_s=0.0, step_ms=100.0)
         profile = kpg.diagnose.PipelineProfile(
-            10.0, None, 10.0, 0.0, 0.0, None, {}, workers=workers
+            alone=report,
+            model=None,
+            together=report,
+            changes={},
+            workers=workers,
         )
         assert profile.knee is knee
         failed = "8 processes (OSError)     failed"
@@ -277,10 +282,10 @@ def test_a_torch_loader_has_processes_only_and_an_error_has_its_row():
         if loader.num_workers == 4:
             raise OSError("no more processes")
         report = StallReport(steps=3, data_stall_s=0.02, step_ms=0.0)
-        return Measurement(report, None, memory=2**20)
+        return Measurement(report, memory=2**20)
 
     loader = DataLoader([1], **settings)
-    found = try_workers(loader, "dataloader", (0, 2, 4), measured)
+    found = try_workers(loader, (0, 2, 4), measured)
     assert seen == [0, 2, 4]
     assert [trial.batches_per_s for trial in found] == [100.0, 100.0, None]
     assert (found[0].memory_mib, found[2].error) == (1.0, "OSError")

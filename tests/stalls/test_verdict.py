@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from keras_pergrad.callbacks import DataStall
 from keras_pergrad.stalls.accounting import StallReport
-from keras_pergrad.stalls.diagnosis import diagnose, verdict
-from keras_pergrad.stalls.facts import Facts, facts_of
+from keras_pergrad.stalls.diagnosis import diagnose
+from keras_pergrad.stalls.facts import Facts
 from keras_pergrad.stalls.profile import PipelineProfile, profile_pipeline
 from tests.stalls import recorded_stalls
 from tests.stalls.slow_data import PARALLEL, as_batch, serial_map
@@ -56,7 +56,7 @@ def slow(data, with_model):
     return {"wait_ms": 0.2 if cached else 16.0, "step_ms": float(with_model)}
 
 
-def profiled(monkeypatch, make, figures, with_model=True):
+def profiled(monkeypatch, make, figures, *, with_model=True):
     work = {"MapAndBatch": 1.0}
     recorded_stalls.say_in_profile(monkeypatch, figures, work)
     model = timed(built=True) if with_model else None
@@ -80,7 +80,7 @@ def profiled(monkeypatch, make, figures, with_model=True):
 def test_a_profile_ends_in_its_verdict(
     make, figures, with_model, words, monkeypatch
 ):
-    profile = profiled(monkeypatch, make, figures, with_model)
+    profile = profiled(monkeypatch, make, figures, with_model=with_model)
     assert re.match(words, profile.verdict)
     assert str(profile).rstrip("\n").endswith(f"\nVerdict: {profile.verdict}.")
     if with_model:
@@ -94,17 +94,29 @@ def test_a_profile_ends_in_its_verdict(
     assert str(profile).count("<- bottleneck") == stalls
 
 
-def measured(rate=3400.0, together=98.0, **figures):
+def rated(rate, share=0.0, wait_ms=0.0):
+    """A report at so many batches a second, with such waits."""
+    step_ms = 1e3 / rate - wait_ms
+    return StallReport(101, 0.1 * wait_ms, share, step_ms=step_ms)
+
+
+def measured(
+    rate=3400.0, together=98.0, *, share=0.01, wait_ms=0.1, changes=(), spread=0
+):
     """A profile of a model that takes 100 batches a second."""
-    changes = {"prefetch": (99.0, 0.1), "cache": (105.0, 0.0)}
-    shares = {"wait_ms": 0.1, "stall_fraction": 0.01, "slowest_stage": None}
-    figures = {**shares, "what_if": changes, **figures}
-    return PipelineProfile(rate, 100.0, together, **figures)
+    rates = {"prefetch": 99.0, "cache": 105.0, **dict(changes)}
+    return PipelineProfile(
+        alone=rated(rate),
+        model=rated(100.0),
+        together=rated(together, share, wait_ms),
+        changes={name: rated(rate) for name, rate in rates.items()},
+        spread=spread,
+    )
 
 
-SLOWER = {"what_if": {}, "wait_ms": 200.0}
-CACHED = {"stall_fraction": 0.3, "wait_ms": 4.0, "together": 70.0}
-CACHED["what_if"] = {"cache": (95.0, 0)}
+CACHED = {"share": 0.3, "wait_ms": 4.0, "together": 70.0}
+CACHED["changes"] = {"cache": 95.0, "prefetch": 70.0}
+SLOWER = {"changes": {"prefetch": 98.0, "cache": 98.0}, "wait_ms": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -118,8 +130,8 @@ CACHED["what_if"] = {"cache": (95.0, 0)}
         ),
         (134.0, SLOWER, "gives 1.3 times what the model takes"),
         (4.7, SLOWER, "gives 4.7% of what the model takes"),
-        (134.0, {**SLOWER, "stall_fraction": 0.9}, "1.3 times what it takes"),
-        (4.7, {**SLOWER, "stall_fraction": 0.9}, "gives 4.7% of what it takes"),
+        (134.0, {**SLOWER, "share": 0.9}, "1.3 times what it takes"),
+        (4.7, {**SLOWER, "share": 0.9}, "gives 4.7% of what it takes"),
         (
             3400.0,
             {**CACHED, "spread": 0.2},
@@ -152,16 +164,16 @@ def stalled(steps, seconds, **figures):
 def test_a_fit_and_a_profile_of_one_pipeline_agree(wait_ms, words):
     """Alone it gives 6.1 times what the model takes: no bottleneck."""
     share = wait_ms / (wait_ms + 10)
-    figures = {"wait_ms": wait_ms, "stall_fraction": share}
-    figures["what_if"] = {"prefetch": (96.0, 0.4)}
+    figures = {"wait_ms": wait_ms, "share": share}
+    figures["changes"] = {"prefetch": 96.0, "cache": 90.0}
     profile = measured(610.0, 100 * (1 - share), **figures)
     assert profile.verdict == (
         f"{words}: the model waits {share:.0%} of the time; alone the pipeline "
         "gives 6.1 times what it takes"
     )
     report = stalled(101, wait_ms / 10)
-    said = verdict(report, facts_of(report, (BATCH[0] for _ in range(16))))
-    assert said.startswith(f"{words}: {share:.0%} of the time")
+    said = Facts(report, (BATCH[0] for _ in range(16))).verdict
+    assert said.text.startswith(f"{words}: {share:.0%} of the time")
 
 
 def test_the_spread_is_that_of_two_measurements(monkeypatch):
@@ -183,11 +195,11 @@ def test_the_spread_is_that_of_two_measurements(monkeypatch):
     [
         ({}, None),
         (
-            {"what_if": {"cache": (160.0, 0.0)}},
+            {"changes": {"cache": 160.0}},
             "`cache` gives 160 batches/s, more than the model alone (100)",
         ),
         (
-            {"together": 130.0, "what_if": {}},
+            {"together": 130.0},
             "`together` gives 130 batches/s, more than the model alone",
         ),
         (
@@ -288,8 +300,8 @@ def test_without_its_advice_a_message_has_its_verdict(monkeypatch):
 
 
 def test_a_stall_without_advice_is_to_be_measured_again():
-    facts = Facts("arrays", None, wait_ms=2.0, step_ms=10.0)
-    message, given = diagnose(stalled(11, 0.02), facts, 0.1)
+    facts = Facts(stalled(11, 0.02), np.zeros(3))
+    message, given = diagnose(facts, 0.1)
     assert given == []
     assert "keras_pergrad.diagnose.profile_pipeline(data, model)" in message
 
@@ -299,14 +311,14 @@ def paused(longest_ms, others_ms, steps=16):
     seconds = 1e-3 * (longest_ms + others_ms * (steps - 2))
     longest = {"wait_longest_ms": longest_ms, "wait_longest_step": 7}
     report = stalled(steps, seconds, **longest)
-    return report, facts_of(report, (BATCH[0] for _ in range(16)))
+    return report, Facts(report, (BATCH[0] for _ in range(16)))
 
 
 @pytest.mark.parametrize("longest_ms", [100.0, 90_000.0])
 def test_one_long_wait_is_the_machines_and_no_stall(longest_ms):
     report, facts = paused(longest_ms, others_ms=0.1)
-    assert diagnose(report, facts, 0.05) == (None, [])
-    assert verdict(report, facts) == (
+    assert diagnose(facts, 0.05) == (None, [])
+    assert facts.verdict.text == (
         f"not the bottleneck, but for one wait of {longest_ms:.0f} ms "
         "(step 7): 0.9% without it"
     )
@@ -315,8 +327,8 @@ def test_one_long_wait_is_the_machines_and_no_stall(longest_ms):
 
 
 def test_one_long_wait_hides_no_stall():
-    report, facts = paused(90_000.0, others_ms=2.0)
-    message, (advice,) = diagnose(report, facts, 0.05)
+    _, facts = paused(90_000.0, others_ms=2.0)
+    message, (advice,) = diagnose(facts, 0.05)
     assert advice.name == "python generator"
     assert "the bottleneck: the pipeline must give" in message
 
