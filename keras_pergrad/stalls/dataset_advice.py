@@ -239,9 +239,11 @@ def python_map(facts):
     computes = "computes" if facts.surely_computes else "may compute"
     return Advice(
         "python map",
-        f"`{stage.label}` {computes} in Python, where threads take turns:",
+        f"`{stage.label}` {computes} in Python, where threads take turns. "
+        "Processes do not; they import `python_function` from a file, with "
+        'your code below `if __name__ == "__main__":`.',
         "import concurrent.futures as futures, multiprocessing as mp\n"
-        f"pool = futures.ProcessPoolExecutor({count}, mp.get_context('fork'))"
+        f"pool = futures.ProcessPoolExecutor({count}, mp.get_context('spawn'))"
         "\nin_process = lambda *a: pool.submit(python_function, *a).result()\n"
         "# in the map: tf.numpy_function(in_process, ...), or TensorFlow ops\n"
         f"dataset = dataset.map({_function(stage)}, "

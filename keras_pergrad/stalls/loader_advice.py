@@ -14,6 +14,11 @@ from keras_pergrad.keras_internals.data.sources import (
 from keras_pergrad.stalls.advice import Advice
 
 MOST_WORKERS = 64
+# A fork copies this process without TensorFlow's threads.
+PROCESSES = (
+    "Processes compute side by side. Keras forks them; should they hang, call "
+    "`multiprocessing.set_start_method('spawn')` first."
+)
 
 
 def few_workers(facts):
@@ -30,6 +35,7 @@ def few_workers(facts):
         count = min(threads, MOST_WORKERS)
     elif facts.surely_computes:
         count = max(facts.cores, 2)
+        how += f" {PROCESSES}"
         more = "\ndataset.use_multiprocessing = True"
     else:
         more = (
@@ -52,7 +58,7 @@ def computing_threads(facts):
     return Advice(
         "threads that compute",
         f"The {threads} workers are threads and {compute}, and Python lets one "
-        "of them run at a time. Processes compute side by side.",
+        f"of them run at a time. {PROCESSES}",
         f"dataset.workers = {max(facts.cores, 2)}\n"
         "dataset.use_multiprocessing = True",
     )

@@ -212,6 +212,9 @@ def has_workers(kind):
 def try_workers(data, counts, measure_changed):
     """Return a `WorkerTrial` for each number of workers.
 
+    Keras and PyTorch make the worker processes: where fork is the default of
+    `multiprocessing`, by fork.
+
     Args:
         data: a `PyDataset` or a torch `DataLoader`.
         counts: the numbers of workers, in order.

@@ -220,7 +220,8 @@ def profile_pipeline(
             where the model was compiled with `steps_per_execution`.
         workers: Numbers of workers to try, such as `(0, 1, 2, 4)`, for a
             PyDataset (with threads and with processes) or a torch DataLoader.
-            0 loads in the training thread.
+            0 loads in the training thread. Keras and PyTorch start the
+            processes, as `multiprocessing.set_start_method` says.
 
     Returns:
         A `PipelineProfile`.

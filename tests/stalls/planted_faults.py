@@ -7,18 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tests.stalls import slow_data
+from tests.stalls.plain_python import compute
 from tests.stalls.slow_data import as_batch, generated_plainly
 from tests.stalls.stall_truth import BATCH, Loader
 
 BATCHES = 24
-
-
-def compute(i):
-    """Computes in Python for some milliseconds, whatever `i` is."""
-    total = 0
-    for number in range(300_000):
-        total += number & 7
-    return i + 0 * np.int64(total)
 
 
 def sleeping(seconds):

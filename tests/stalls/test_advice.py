@@ -91,6 +91,7 @@ def test_a_planted_fault_is_named_and_mended_as_printed(plant):
         for _ in data.take(1):  # it runs
             pass
     if "pool" in fault.names:  # of processes, which must not live on
+        assert "mp.get_context('spawn')" in before.message
         fault.names["pool"].shutdown()
     after = told(plant.__name__, "after", data)
     assert fault.advice not in [advice.name for advice in after.advice]
