@@ -11,8 +11,26 @@ WORKERS ?= 2
 TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-rest test-slow test-all coverage prices test-exhaustive test-timing test-gpu test-oldest test-keras313 test-cpu-wheel \
+.PHONY: help setup demo test test-rest test-slow test-all coverage prices test-exhaustive test-timing test-gpu test-oldest test-keras313 test-cpu-wheel \
 	test-nightly hunt hunt-proof mutants lint format docs versions notebooks figures outputs bench bench-gpu bench-venvs clean
+
+.DEFAULT_GOAL := help
+## make demo         the main job on real data; sets itself up, downloads no data
+## make test         the tests of each change (ROOM=stalls: of one feature)
+## make lint         ruff and pyright; `make format` mends what ruff can
+## make docs         the site, into build/site, and its tests
+##
+## make test-rest, test-slow, test-exhaustive, test-timing   further tests
+## make test-oldest, test-keras313, test-nightly             other versions
+## make test-cpu-wheel, test-gpu                             other devices
+## make hunt, hunt-proof, mutants, coverage, prices          tests of the tests
+## make notebooks, figures, outputs, versions                parts of the site
+## make bench, bench-gpu                                     side-by-side timings
+## make release-check, audit, clean                          before a release
+##
+## The comments in the Makefile say what each does and takes.
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
 
 setup: $(READY)
 

@@ -213,6 +213,15 @@ def test_commands_exist(page):
         assert set(names.split(",")) <= set(extras), names
 
 
+def test_make_help_names_every_target():
+    make = (ROOT / "Makefile").read_text()
+    shown = "".join(line for line in make.splitlines() if line.startswith("##"))
+    targets = re.findall(r"^([a-z][\w-]*):", make, re.MULTILINE)
+    inside = {"setup", "bench-venvs", "help", "test-all"}
+    missing = {t for t in targets if not re.search(rf"\b{t}\b", shown)} - inside
+    assert not missing
+
+
 #: Words that people search for, in the guide that answers.
 SEARCHED = {
     "batch_does_not_fit": ["out of memory", "fit in memory"],

@@ -155,7 +155,10 @@ def test_a_planned_mac_needs_no_tensorflow(empty):
 @pytest.mark.parametrize(
     ("option", "printed"),
     [
-        ("--help", "usage: keras-pergrad [-h] [--version] {doctor,compare}"),
+        (
+            "--help",
+            "usage: keras-pergrad [-h] [--version] {doctor,show,compare}",
+        ),
         ("--version", f"keras-pergrad {keras_pergrad.__version__}\n"),
     ],
 )
