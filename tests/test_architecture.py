@@ -40,7 +40,7 @@ EXTRAS = {
 FACTORS_IMPORT = {"keras_internals.tensorflow"}
 #: Rooms in which tuples are still packed or broken, and headings stand.
 _ROOMS_TO_COME = {
-    *("gradient_health", "runs", "privacy"),
+    "privacy",
 }
 
 

@@ -8,13 +8,35 @@ import tensorflow as tf
 
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.numbers import squared_norm
-from keras_pergrad.gradient_health import figures
+from keras_pergrad.gradient_health import (
+    last_update,
+    layer_gradients,
+    size_tests,
+    weight_ratios,
+)
+from keras_pergrad.gradient_health.figures import read_basic
 from keras_pergrad.keras_internals.models.parts import (
     compiled_metrics,
     layers_of,
 )
 from keras_pergrad.runs.figures import BASIC, FIGURES, INSTRUMENTS, TRAINING
 from keras_pergrad.runs.reading import Histogram, Reading
+
+#: The function of each instrument, from an `Observation` to its
+#: `InstrumentResult`. That of "noise_scale" every reading has.
+READ = {
+    "norm_test": size_tests.norm_test,
+    "inner_product_test": size_tests.inner_product_test,
+    "orthogonality_test": size_tests.orthogonality_test,
+    "cabs": size_tests.cabs,
+    "snr_by_weight": weight_ratios.signal_to_noise,
+    "early_stopping": weight_ratios.stopping_evidence,
+    "update_ratio": last_update.update_ratio,
+    "distance": last_update.distance,
+    "alpha": last_update.alpha,
+    "dead_units": layer_gradients.dead_units,
+    "layers": layer_gradients.layers,
+}
 
 
 def select_instruments(instruments):
@@ -144,14 +166,14 @@ class SampleQuantities:
         self.units = []
         if "units" in needs:
             trainable = model.trainable_variables
-            self.units = figures.find_units(layers_of(model), trainable)
+            self.units = layer_gradients.find_units(layers_of(model), trainable)
 
     def __call__(self, n, factors, *, gradients, dtype):
         """Return by name what is measured.
 
         `factors`: of each variable the contributions, or None; `gradients`:
         their sums; `n`: how many samples. "dots": ⟨g_i, ḡ⟩, (n,); "ratios":
-        those of `figures.snr_sums`, (V, 2); "dead": how many units of each
+        those of `snr_sums`, (V, 2); "dead": how many units of each
         layer, (layers,).
         """
         measured = {}
@@ -166,9 +188,11 @@ class SampleQuantities:
             for factor, gradient in zip(factors, gradients)
         ]
         if "weights" in self._needs:
-            measured["ratios"] = figures.snr_sums(gradients, squares, n)
+            measured["ratios"] = weight_ratios.snr_sums(gradients, squares, n)
         if self.units:
-            counts = [figures.count_dead(unit, squares) for unit in self.units]
+            counts = [
+                layer_gradients.count_dead(unit, squares) for unit in self.units
+            ]
             measured["dead"] = tf.stack(counts)
         return measured
 
@@ -264,10 +288,10 @@ class Instruments:
 
     def read(self, observation, *, step, epoch):
         """Return the `Reading` of an `Observation`."""
-        numbers, by_variable = figures.read_basic(observation)
+        numbers, by_variable = read_basic(observation)
         layers, lacking = {}, observation.lacks()
         for name in self._names:
-            read = figures.READ.get(name)
+            read = READ.get(name)
             if read is None or needs_of(name) & lacking:
                 continue
             result = read(observation)
@@ -314,4 +338,4 @@ class Instruments:
 def _optional_distances(weights, others):
     if others is None:
         return None
-    return figures.squared_distances(weights, others)
+    return last_update.squared_distances(weights, others)

@@ -1,4 +1,9 @@
-"""The description of a run: its model, probe, software and machine."""
+"""The description of a run: its model, probe, software and machine.
+
+Runs of different Keras versions can be compared, so the architecture and the
+loss hold nothing that depends on the version. The settings may: only those
+that both versions know are compared.
+"""
 
 import contextlib
 import functools
@@ -28,12 +33,6 @@ from keras_pergrad.keras_internals.state.saved import (
     is_deterministic,
 )
 from keras_pergrad.runs.run_info import RunInfo
-
-# The description of a model: its architecture, settings and loss.
-#
-# Runs of different Keras versions can be compared, so the architecture and the
-# loss hold nothing that depends on the version. The settings may: only those
-# that both versions know are compared.
 
 # Entries that only tell layers of equal function apart, say how they were
 # initialised, or are described elsewhere.

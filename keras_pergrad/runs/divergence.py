@@ -69,10 +69,8 @@ def find_divergence(aligned, indices, tolerance, common=None, repeats=False):
     names = [aligned.names[r] for r in indices]
     step, variables, odd = None, [], None
     if parting_index is not None:
-        step, gaps = (
-            int(steps[parting_index]),
-            differences[exceeding[0]].tolist(),
-        )
+        step = int(steps[parting_index])
+        gaps = differences[exceeding[0]].tolist()
         pairs = zip(aligned.variables, gaps)
         pairs = [(path, gap) for path, gap in pairs if gap > tolerance]
         variables = sorted(pairs, key=lambda p: -p[1])[:_MAX_NAMED]

@@ -99,8 +99,9 @@ def compute_effects(distances, grouping, by):
         )
         counts = len(first), len(second)
         besides = [name for name in besides if name != by]
-        identity = names[a], names[b], counts
-        results.append(Effect(*identity, besides=besides, **statistics))
+        results.append(
+            Effect(names[a], names[b], counts, besides=besides, **statistics)
+        )
     return sorted(
         results, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
     )

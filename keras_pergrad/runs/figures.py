@@ -75,8 +75,8 @@ def _read_by(instrument, caption, unit, *needs, name=None):
     )
 
 
-#: All figures, by name. An instrument is a row here, and a function of its
-#: name in `gradient_health.figures`.
+#: All figures, by name. An instrument is a row here, and a function of
+#: its name in `READ` of `gradient_health.instruments`.
 FIGURES = {
     figure.name: figure
     for figure in (

@@ -60,10 +60,8 @@ def format_number(value, figures=3):
 def _format_variance(row):
     if not row["variance"] > 0:
         return format_number(row["variance"])
-    low, high = (
-        format_number(row["variance_low"], 2),
-        format_number(row["variance_high"], 2),
-    )
+    low = format_number(row["variance_low"], 2)
+    high = format_number(row["variance_high"], 2)
     return f"{format_number(row['variance'])} [{low}, {high}]"
 
 

@@ -6,7 +6,11 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.callbacks import GradientVariance
-from keras_pergrad.gradient_health import figures
+from keras_pergrad.gradient_health import (
+    last_update,
+    size_tests,
+    weight_ratios,
+)
 from keras_pergrad.gradient_health.instruments import histogram
 from keras_pergrad.gradient_health.observation import Observation
 from tests.gradient_health import health_models, health_oracle
@@ -107,7 +111,7 @@ def test_alpha_is_the_place_on_a_parabola(float64, rate, expected):
 
 def fitted_alpha(losses, slopes, loss=(0.0, 0.0), slope=(0.0, 0.0), length=1):
     """Return alpha; `loss` and `slope` are the variances."""
-    return figures.fit_alpha(
+    return last_update.fit_alpha(
         length,
         losses=losses,
         slopes=slopes,
@@ -165,22 +169,24 @@ def test_figures_of_three_samples_by_hand():
         traces=np.array([g.var(0, ddof=1).sum()]),
         squared_norms=np.square(g).sum(1),
         dots=g @ mean,
-        ratios=figures.snr_sums([mean], [tf.constant(squares)], 3).numpy(),
+        ratios=weight_ratios.snr_sums(
+            [mean], [tf.constant(squares)], 3
+        ).numpy(),
         data_loss=0.5,
         learning_rate=0.1,
     )
     along = (g @ mean)[:, None] * mean / size**2
     for ask, square in (
-        (figures.norm_test, np.square(off).sum()),
-        (figures.inner_product_test, np.square(off @ mean / size).sum()),
-        (figures.orthogonality_test, np.square(g - along).sum()),
+        (size_tests.norm_test, np.square(off).sum()),
+        (size_tests.inner_product_test, np.square(off @ mean / size).sum()),
+        (size_tests.orthogonality_test, np.square(g - along).sum()),
     ):
         (found,) = ask(seen).values
         assert found == pytest.approx(np.sqrt(square / 3 / 2) / size)
     for ask, right in (
-        (figures.cabs, 0.1 * g.var(0).sum() / 0.5),
-        (figures.signal_to_noise, ratio),
-        (figures.stopping_evidence, 1 - 2 * ratio),
+        (size_tests.cabs, 0.1 * g.var(0).sum() / 0.5),
+        (weight_ratios.signal_to_noise, ratio),
+        (weight_ratios.stopping_evidence, 1 - 2 * ratio),
     ):
         answer = ask(seen)
         assert [*answer.values] == pytest.approx([right])
