@@ -282,7 +282,7 @@ PLANTED = {
             "noise = event.noise_multiplier / count",
         ),
     },
-    "privacy/mechanism.py": {
+    "privacy/selections.py": {
         "tests": ["privacy/test_accounting.py"],
         "a-begun-epoch": (
             "-(-steps // epoch_steps) * epoch_steps)",
@@ -298,7 +298,7 @@ PLANTED = {
             "gradients, self.mechanism.batch_size, state)",
         ),
     },
-    "privacy/private_batches.py": {
+    "privacy/users.py": {
         "tests": ["privacy/test_sampling.py"],
         "one-example-more": (
             "by_user[rank < max_per_user]",

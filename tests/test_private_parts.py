@@ -21,7 +21,7 @@ from tensorflow.python.data.ops.structured_function import (
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.data import sources
 from keras_pergrad.keras_internals.models import parts
-from keras_pergrad.privacy.model_check import adapted_layers
+from keras_pergrad.privacy.adapted_layers import adapted_layers
 from tests.models.making import compiled, net, trained
 
 X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")

@@ -10,7 +10,7 @@ from keras_pergrad.keras_internals.data.views import Views, split_rows
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.models.parts import trace_symbolically
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
-from keras_pergrad.privacy.mechanism import Generators
+from keras_pergrad.privacy.draws import Generators
 from keras_pergrad.privacy.phase import checksum
 from keras_pergrad.proof.op_facts import (
     ASSIGNS,

@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.state.saved import AggregationState
-from keras_pergrad.privacy.correlated_noise import PhaseNoise, shared_by_workers
-from keras_pergrad.privacy.mechanism import Mechanism, make_key
-from keras_pergrad.privacy.model_check import ProofRecord
+from keras_pergrad.privacy.draws import make_key
+from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.phase import Phase, checksum, noise_seed
+from keras_pergrad.privacy.phase_noise import PhaseNoise, shared_by_workers
+from keras_pergrad.privacy.proof_record import ProofRecord
 
 LEDGER = "ledger"
 
@@ -233,10 +234,8 @@ class Ledger(AggregationState):
         record = json.loads(np.asarray(store[LEDGER]).tobytes().decode())
         phases, phase, steps = _read(record)
         loaded = _nonempty_phases((*phases, (phase.mechanism, steps)))
-        own_phases, same_run = (
-            _nonempty_phases(self.spent),
-            record["run"] == self.run,
-        )
+        own_phases = _nonempty_phases(self.spent)
+        same_run = record["run"] == self.run
         # A later state of the same run replaces this one, an earlier state
         # changes nothing, and what another run or branch spent is added.
         if not own_phases or (same_run and _is_prefix(own_phases, loaded)):

@@ -1,11 +1,6 @@
 """The check of a model before private training."""
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
-
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.data.views import call_views
@@ -15,237 +10,23 @@ from keras_pergrad.keras_internals.models.overwritten import overwritten_weights
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     compiled_loss,
-    entries_of,
-    has_fixed_vocabulary,
     layers_of,
-    lookup_of,
     nested_optimizers,
 )
-from keras_pergrad.keras_internals.state.model import Handle, plain_variables
 from keras_pergrad.model.model import PerGradModel
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.inspection import require_targets
+from keras_pergrad.privacy.adapted_layers import adapted_layers
+from keras_pergrad.privacy.assigned_state import AssignedState
+from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
-from keras_pergrad.proof.step_types import type_step
-from keras_pergrad.proof.tensor_types import BY_SIZE, Free
 from keras_pergrad.uses import (
     TracedStep,
     added_powers,
     refusals,
     vouched_ops,
 )
-
-# Layers that hold what they were adapted to, such as a vocabulary.
-
-
-layers = keras.layers
-
-
-def adapted_layers(model, public):
-    """Yield each layer that was adapted to private data, with what it keeps."""
-    candidates, inner_lookups = layers_of(model), set()
-    for layer in candidates:
-        if isinstance(layer, layers.TextVectorization):
-            inner_lookups.add(id(lookup_of(layer)))
-    for layer in candidates:
-        if layer.name not in public and id(layer) not in inner_lookups:
-            state = _adapted_state(layer)
-            if state:
-                yield layer, state
-
-
-def _adapted_state(layer):
-    """Return what a layer has from adapt(), in words, or None."""
-    if isinstance(layer, layers.Normalization):
-        return "mean and variance" if _has_moments(layer) else None
-    if isinstance(layer, layers.Discretization):
-        # With `num_bins` they can come from adapt() alone.
-        can_adapt = layer.num_bins is not None
-        has_boundaries = layer.bin_boundaries is not None
-        return "boundaries" if can_adapt and has_boundaries else None
-    if isinstance(layer, layers.TextVectorization):
-        layer = lookup_of(layer)
-    if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
-        return "vocabulary" if _has_vocabulary(layer) else None
-    # A layer of the user's: whether adapt() was called is not known.
-    return "state" if callable(getattr(layer, "adapt", None)) else None
-
-
-def _has_moments(layer):
-    if layer.input_mean is not None or not layer.built:
-        return False
-    mean, variance = (
-        np.asarray(v) for v in (layer.adapt_mean, layer.adapt_variance)
-    )
-    return bool(mean.any() or (variance != 1).any())
-
-
-def _has_vocabulary(lookup):
-    """Whether words were given by adapt() or set_vocabulary()."""
-    if has_fixed_vocabulary(lookup):
-        return False
-    return len(lookup.get_vocabulary(include_special_tokens=False)) > 0
-
-
-# State that a traced forward pass takes from its batch.
-
-
-class AssignedState:
-    """The variables whose new values depend on a traced function's batch."""
-
-    # A count of the calls does not depend on it, nor does a seed.
-
-    def __init__(self, concrete, batch, outputs=()):
-        graph = concrete.graph
-        self._types = type_step(
-            graph,
-            batch,
-            variables=[],
-            operations=graph.get_operations(),
-            tensors=list(outputs),
-        )
-        self._handles = [
-            handle
-            for handle, tensor_type in self._types.assigned
-            if handle is not None and _reveals_batch(tensor_type)
-        ]
-
-    def depends_on_batch(self, tensor):
-        """Whether a tensor of the function depends on its arguments."""
-        return _reveals_batch(self._types.of(tensor))
-
-    def names(self, model):
-        """Name the variables and tables that ops assign, without repetition."""
-        # Keras's variables are not among them if the function was traced in a
-        # `keras.StatelessScope`.
-        names = {id(t): _state_name(t, model) for t in self._handles}
-        return sorted(set(names.values()))
-
-
-def _reveals_batch(tensor_type):
-    """Whether a tensor of a type tells of the batch, if only of its size."""
-    return not isinstance(tensor_type, Free) or bool(
-        tensor_type.flags & BY_SIZE
-    )
-
-
-def _state_name(handle, model):
-    """Return the name of what a captured handle belongs to."""
-    if not Handle.is_variable(handle):
-        return "a table"
-    for owner in _owners(model):
-        for name, variable in _owned_variables(owner):
-            if variable.handle is handle:
-                return f"{name!r} of {owner.name!r}"
-    return "a tf.Variable"
-
-
-def _owners(model):
-    losses = [entry.loss for entry in entries_of(compiled_loss(model))]
-    return [*layers_of(model), *losses]
-
-
-def _owned_variables(owner):
-    for variable in plain_variables([owner]):
-        yield variable.name, variable
-    for value in vars(owner).values():
-        if hasattr(value, "path") and hasattr(value, "value"):
-            yield value.path, value.value
-
-
-# The proof that an example's gradient is its own, as far as there is one.
-
-
-CLAIM = "each example's clipped gradient depends on that example alone"
-
-
-@dataclasses.dataclass(frozen=True)
-class ProofRecord:
-    """How far it is proved that examples are apart, in all `fit`s so far.
-
-    Attributes:
-        ops: the numbers of ops of the steps that were proved.
-        count: how many of them the user vouches for.
-        kinds: the types of these ops.
-        names: what `compile(vouched=...)` named.
-        known: whether each `fit` has left its proof.
-    """
-
-    ops: tuple[int, ...] = ()
-    count: int = 0
-    kinds: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    known: bool = True
-
-    @classmethod
-    def from_record(
-        cls, record: dict[str, Any] | None, begun: bool
-    ) -> "ProofRecord":
-        """Read what `to_dict` wrote; None is of an earlier version."""
-        if record is None:
-            return cls(known=not begun)
-        return cls(
-            tuple(record["ops"]),
-            record["count"],
-            tuple(record["kinds"]),
-            tuple(record["names"]),
-            record["known"],
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict, for JSON."""
-        return dataclasses.asdict(self)
-
-    def merged_with(self, other: "ProofRecord") -> "ProofRecord":
-        """Return the record of both together."""
-
-        def union(field):
-            both = {*getattr(self, field), *getattr(other, field)}
-            return tuple(sorted(both))
-
-        return ProofRecord(
-            union("ops"),
-            max(self.count, other.count),
-            union("kinds"),
-            union("names"),
-            self.known and other.known,
-        )
-
-    def in_words(self, names: Sequence[str] = ()) -> str:
-        """Say it without a full stop; `names` are those to be vouched for."""
-        if not self.known:
-            return (
-                f"Whether {CLAIM} was not recorded by the version that "
-                "trained the model"
-            )
-        if not self.ops:
-            exclusion = (
-                f" but what you vouch for: {_format_names(names)}"
-                if names
-                else ""
-            )
-            return (
-                f"{CLAIM[0].upper()}{CLAIM[1:]}: this will be proved for all "
-                f"ops of the step before training begins{exclusion}"
-            )
-        number = " or ".join(map(str, self.ops))
-        text = f"{CLAIM[0].upper()}{CLAIM[1:]}: proved for all {number} ops"
-        if not self.count:
-            return f"{text} of the step"
-        return (
-            f"{text} of the step but {self.count} ({', '.join(self.kinds)}), "
-            "for which the user vouches by name: "
-            f"compile(vouched={_format_names(self.names)})"
-        )
-
-
-def _format_names(names):
-    return f"[{', '.join(map(repr, names))}]"
-
-
-# The parts of a model that would break the privacy of its training.
-
 
 #: There may be one example more or less; losses are looked at as fractions.
 _EXAMPLE_OPTIONS = {
@@ -366,7 +147,7 @@ def _layer_problems(model):
 
 
 def _adapted_problems(model, public):
-    if not isinstance(model, layers.Layer):
+    if not isinstance(model, keras.layers.Layer):
         return  # a function that makes views, or None
     for layer, state in adapted_layers(model, public):
         yield (

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.privacy.mechanism import Generators, Mechanism
+from keras_pergrad.privacy.draws import Generators
+from keras_pergrad.privacy.mechanism import Mechanism
 
 #: The stream of the noise's seeds, which no part of the examples has.
 _NOISE_STREAM = 2**63 + 1

@@ -9,19 +9,12 @@ import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import drawn_from
 from keras_pergrad.common.callback_list import PreparesFit
-from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.privacy.augmentation import Augmentation, views_seed
-from keras_pergrad.privacy.mechanism import (
-    EXAMPLE,
-    SELECTIONS,
-    UNIQUE,
-    USER,
-    Generators,
-    Mechanism,
-    draw_batch,
-)
+from keras_pergrad.privacy.draws import draw_batch
+from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.phase import checksum
 from keras_pergrad.privacy.random_access import batch_spec
+from keras_pergrad.privacy.users import Users
 
 #: The number of batches whose rows are drawn together.
 _CHUNK_SIZE = 64
@@ -38,7 +31,7 @@ class PrivateBatches(PreparesFit):
         self,
         source: Any,
         mechanism: Mechanism,
-        users: "Users | None" = None,
+        users: Users | None = None,
         excluded_rows: Any = (),
         augment: Any = None,
     ):
@@ -237,79 +230,3 @@ def _unflatten(structure, leaves):
     return keras.tree.map_structure(
         lambda part: None if part is None else next(leaves), structure
     )
-
-
-# The examples that are used where each user may have only so many.
-
-
-SAMPLINGS_OF_USERS = [k for k, s in SELECTIONS.items() if s.supports_users]
-
-
-def privacy_unit(user_ids):
-    """Return whom the guarantee is for, one of `mechanism.UNITS`."""
-    if user_ids is None:
-        return EXAMPLE
-    return UNIQUE if isinstance(user_ids, str) else USER
-
-
-class Users:
-    """The users of the examples, of each of whom only so many are used."""
-
-    def __init__(self, ids, most):
-        #: The number of the user of each example.
-        self.ids = np.unique(np.asarray(ids), return_inverse=True)[1].ravel()
-        self.most = most
-        #: How many examples are used.
-        self.count = int(np.minimum(np.bincount(self.ids), most).sum())
-        self._key = self._rows = None
-
-    def rows(self, key) -> Any:
-        """Return the rows that are used with a key of draws, sorted."""
-        if self._key != key:
-            self._rows = sample_user_rows(self.ids, self.most, key)
-            self._key = key
-        return self._rows
-
-
-def check_users(total, user_ids, max_per_user, sampling):
-    """Return the `Users` if these have several examples, else None."""
-    has_ids = user_ids is not None and not isinstance(user_ids, str)
-    if has_ids != (max_per_user is not None) or (
-        isinstance(user_ids, str) and user_ids != UNIQUE
-    ):
-        received = f"user_ids of type {type(user_ids).__name__}"
-        if isinstance(user_ids, str):
-            received = f"user_ids={user_ids!r}"
-        raise ValueError(
-            "Expected `user_ids`, one for each example, together with "
-            "`samples_per_user`; or user_ids='unique'. Received: "
-            f"{received}, samples_per_user={max_per_user!r}"
-        )
-    if not has_ids:
-        return None
-    count = len(np.asarray(user_ids))
-    if count != total:
-        raise ValueError(
-            f"Expected {total} `user_ids`, one for each example. "
-            f"Received: {count}"
-        )
-    positive_integer("samples_per_user", max_per_user)
-    if sampling not in SAMPLINGS_OF_USERS:
-        raise ValueError(
-            f"With `user_ids` only sampling={SAMPLINGS_OF_USERS[0]!r} is "
-            f"accounted for. Received: sampling={sampling!r}"
-        )
-    return Users(user_ids, max_per_user)
-
-
-def sample_user_rows(user_ids, max_per_user, key):
-    """Return the rows that are used, sorted; of each user `max_per_user`."""
-    # A number of a phase that no batch is drawn with.
-    generator = Generators(tuple(key), phase=2**63, part=0)(0)
-    order = generator.permutation(len(user_ids))
-    _, users = np.unique(np.asarray(user_ids)[order], return_inverse=True)
-    by_user = np.argsort(users, kind="stable")
-    counts = np.bincount(users)
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.arange(len(users)) - starts
-    return np.sort(order[by_user[rank < max_per_user]])

@@ -82,10 +82,8 @@ class PrivateMean(Aggregation):
     def make_state(self, before=None):
         kept = self.clipping.kept()
         state = Ledger(self.mechanism, self.clipping.seed, **kept)
-        after, has_begun = (
-            self.after,
-            isinstance(before, Ledger) and before.begun,
-        )
+        after = self.after
+        has_begun = isinstance(before, Ledger) and before.begun
         if isinstance(before, Ledger):
             state.resume_from(before)
         # Compiled again, it may count twice what was spent: never too little.

@@ -26,25 +26,22 @@ from keras_pergrad.common.numbers import (
     positive_number,
     seed_or_none,
 )
-from keras_pergrad.privacy.accounting import (
-    TRIAL_SHAPES,
-    calibrate_noise,
-    compute_epsilon,
-)
-from keras_pergrad.privacy.mechanism import import_dp_accounting
+from keras_pergrad.privacy.accounting import TRIAL_SHAPES, compute_epsilon
+from keras_pergrad.privacy.calibration import calibrate_noise
+from keras_pergrad.privacy.dp_events import import_dp_accounting
 from keras_pergrad.privacy.random_access import make_source
+from keras_pergrad.privacy.search_draws import CLIP_NORM, draw_trials
 from keras_pergrad.privacy.search_trials import (
-    CLIP_NORM,
     SEARCH_FILE,
     Trials,
-    draw_trials,
     make_score,
     require_same,
     stored_search,
     write_json,
 )
 from keras_pergrad.privacy.settings import CORRELATED
-from keras_pergrad.privacy.statement import Statement, describe_noise
+from keras_pergrad.privacy.statement import Statement
+from keras_pergrad.privacy.statement_words import describe_noise
 from keras_pergrad.privacy.training import PrivateTraining
 
 #: The noise is calibrated to slightly less than the budget, so that a search
@@ -265,9 +262,6 @@ def search(
         keras.utils.set_random_seed(later_seed)
 
 
-# The arguments, checked before anything is trained.
-
-
 def _search_settings(
     expected_trials, distribution, public_score, private_score, score_noise
 ):
@@ -394,9 +388,6 @@ def _require_budget(private):
             f"so that it is calibrated. Received: target_epsilon={target}, "
             f"while the search spends {spent:.4g}"
         )
-
-
-# What the search spends, in words.
 
 
 def _describe(private, settings, space):

@@ -17,7 +17,8 @@ from keras_pergrad.privacy.clipping_variants import (
 )
 from keras_pergrad.privacy.correlated_noise import Kind, make_strategy
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.mechanism import BOUNDING, SAMPLINGS
+from keras_pergrad.privacy.mechanism import BOUNDING
+from keras_pergrad.privacy.selections import SAMPLINGS
 
 #: The clippings that are known to keep gradients within `clip_norm`.
 _KNOWN = ClippedMean, AutomaticClippedMean, AdaptiveClippedMean

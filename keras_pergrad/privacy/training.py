@@ -23,21 +23,17 @@ from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, GradientMode, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
-from keras_pergrad.privacy.accounting import calibrate_noise
 from keras_pergrad.privacy.augmentation import check_augmentations
-from keras_pergrad.privacy.fit_check import (
-    PrivacyBudget,
-    TrainedModels,
-    clipping_json,
-    is_trained_elsewhere,
-)
+from keras_pergrad.privacy.calibration import calibrate_noise
+from keras_pergrad.privacy.fit_check import clipping_json
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
-from keras_pergrad.privacy.private_batches import (
-    PrivateBatches,
-    check_users,
-    privacy_unit,
+from keras_pergrad.privacy.privacy_budget import (
+    PrivacyBudget,
+    TrainedModels,
+    is_trained_elsewhere,
 )
+from keras_pergrad.privacy.private_batches import PrivateBatches
 from keras_pergrad.privacy.private_mean import PrivateMean
 from keras_pergrad.privacy.random_access import make_source, require_examples
 from keras_pergrad.privacy.settings import (
@@ -53,7 +49,9 @@ from keras_pergrad.privacy.settings import (
     spent_phases,
     warn_of_weights,
 )
-from keras_pergrad.privacy.statement import Statement, describe_plan
+from keras_pergrad.privacy.statement import Statement
+from keras_pergrad.privacy.statement_words import describe_plan
+from keras_pergrad.privacy.users import check_users, privacy_unit
 
 METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
 UNIQUE = "unique"

@@ -28,9 +28,10 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.modes import sums
 from keras_pergrad.modes.microbatches import part_sizes
+from keras_pergrad.privacy.draws import make_key
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.mechanism import REPLACE, make_key
 from keras_pergrad.privacy.private_mean import PrivateMean
+from keras_pergrad.privacy.selections import REPLACE
 from tests.models import making
 from tests.privacy.tiny import private
 

@@ -9,10 +9,10 @@ from dp_accounting import pld, rdp
 from keras_pergrad.privacy.accounting import (
     accountant_name,
     affordable_steps,
-    calibrate_noise,
     compute_epsilon,
     neighboring_relation,
 )
+from keras_pergrad.privacy.calibration import calibrate_noise
 from keras_pergrad.privacy.mechanism import Mechanism
 from tests.privacy.tiny import schedule_json
 

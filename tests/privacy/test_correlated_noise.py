@@ -11,8 +11,10 @@ from dp_accounting import pld
 import keras_pergrad as kpg
 from keras_pergrad.privacy import correlated_noise
 from keras_pergrad.privacy.accounting import compute_epsilon
-from keras_pergrad.privacy.mechanism import Mechanism, draw_batch, make_key
+from keras_pergrad.privacy.draws import draw_batch, make_key
+from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.phase import noise_seed
+from keras_pergrad.privacy.phase_noise import PhaseNoise
 from tests.models.making import assert_equal
 from tests.power_cut import PowerCut
 from tests.privacy import tiny
@@ -81,7 +83,7 @@ def test_a_strategy_is_what_its_matrix_is(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_is_made_of_independent_draws(kind):
     steps, size = 20_000, 16
-    noise = correlated_noise.PhaseNoise(make_strategy(kind, 8, steps))
+    noise = PhaseNoise(make_strategy(kind, 8, steps))
     noise.set_seed(noise_seed(make_key(11), 0), restarts=True)
     noise.allocate([tf.zeros(size)])
 

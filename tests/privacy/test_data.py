@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.privacy.mechanism import make_key
+from keras_pergrad.privacy.draws import make_key
 from tests.models.making import assert_equal
 from tests.privacy.tiny import N, X, Y, fit, fitted, model, private
 

@@ -11,7 +11,7 @@ import keras_pergrad as kpg
 from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.private_batches import Users
+from keras_pergrad.privacy.users import Users
 from tests.hunt.planting import Fault
 from tests.marks import few
 from tests.models import making

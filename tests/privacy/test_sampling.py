@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from keras_pergrad.privacy.mechanism import (
-    Mechanism,
-    draw_batch,
-    make_key,
-    poisson_sample,
-)
-from keras_pergrad.privacy.private_batches import sample_user_rows
+from keras_pergrad.privacy.draws import draw_batch, make_key
+from keras_pergrad.privacy.mechanism import Mechanism
+from keras_pergrad.privacy.selections import poisson_sample
+from keras_pergrad.privacy.users import sample_user_rows
 
 KEY = make_key(1)
 STEPS = 3000

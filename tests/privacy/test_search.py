@@ -13,7 +13,7 @@ from scipy import optimize, stats
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.mechanism import Mechanism
-from keras_pergrad.privacy.search_trials import draw_trials
+from keras_pergrad.privacy.search_draws import draw_trials
 from keras_pergrad.privacy.statement import Statement
 from tests.models.making import assert_equal, net
 from tests.power_cut import PowerCut

@@ -1,0 +1,58 @@
+"""Layers that hold what they were adapted to, such as a vocabulary."""
+
+import keras
+import numpy as np
+
+from keras_pergrad.keras_internals.models.parts import (
+    has_fixed_vocabulary,
+    layers_of,
+    lookup_of,
+)
+
+layers = keras.layers
+
+
+def adapted_layers(model, public):
+    """Yield each layer that was adapted to private data, with what it keeps."""
+    candidates, inner_lookups = layers_of(model), set()
+    for layer in candidates:
+        if isinstance(layer, layers.TextVectorization):
+            inner_lookups.add(id(lookup_of(layer)))
+    for layer in candidates:
+        if layer.name not in public and id(layer) not in inner_lookups:
+            state = _adapted_state(layer)
+            if state:
+                yield layer, state
+
+
+def _adapted_state(layer):
+    """Return what a layer has from adapt(), in words, or None."""
+    if isinstance(layer, layers.Normalization):
+        return "mean and variance" if _has_moments(layer) else None
+    if isinstance(layer, layers.Discretization):
+        # With `num_bins` they can come from adapt() alone.
+        can_adapt = layer.num_bins is not None
+        has_boundaries = layer.bin_boundaries is not None
+        return "boundaries" if can_adapt and has_boundaries else None
+    if isinstance(layer, layers.TextVectorization):
+        layer = lookup_of(layer)
+    if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
+        return "vocabulary" if _has_vocabulary(layer) else None
+    # A layer of the user's: whether adapt() was called is not known.
+    return "state" if callable(getattr(layer, "adapt", None)) else None
+
+
+def _has_moments(layer):
+    if layer.input_mean is not None or not layer.built:
+        return False
+    mean, variance = (
+        np.asarray(v) for v in (layer.adapt_mean, layer.adapt_variance)
+    )
+    return bool(mean.any() or (variance != 1).any())
+
+
+def _has_vocabulary(lookup):
+    """Whether words were given by adapt() or set_vocabulary()."""
+    if has_fixed_vocabulary(lookup):
+        return False
+    return len(lookup.get_vocabulary(include_special_tokens=False)) > 0
