@@ -5,10 +5,10 @@ differential privacy otherwise.
 """
 
 import functools
-import json
 import math
 
 from keras_pergrad.privacy.dp_events import import_dp_accounting
+from keras_pergrad.privacy.mechanism import TRIAL_SHAPES
 from keras_pergrad.privacy.selections import ADD_OR_REMOVE, BLANK, REPLACE
 
 #: Up to this many different noise multipliers are composed as distributions.
@@ -51,25 +51,23 @@ def phase_event(mechanism, steps):
     )
     if not mechanism.search:
         return event
-    return dp.ComposedDpEvent(
-        [_search_event(event, **json.loads(mechanism.search))]
-    )
+    return dp.ComposedDpEvent([_search_event(event, mechanism.search)])
 
 
-#: The distributions of a search's number of trials, by their shapes.
-TRIAL_SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
-
-
-def _search_event(trial_event, expected_trials, distribution, score_noise):
+def _search_event(trial_event, search):
     """Return the event of a search that publishes the best of its trials."""
     # Papernot and Steinke, "Hyperparameter tuning with Rényi differential
     # privacy", arXiv 2110.03620.
     dp = import_dp_accounting()
-    if score_noise is not None:  # One protected example changes it by one.
-        score_event = dp.GaussianDpEvent(score_noise)
+    if (
+        search.score_noise is not None
+    ):  # One protected example changes it by one.
+        score_event = dp.GaussianDpEvent(search.score_noise)
         trial_event = dp.ComposedDpEvent([trial_event, score_event])
     return dp.dp_event.RepeatAndSelectDpEvent(
-        trial_event, expected_trials, TRIAL_SHAPES[distribution]
+        trial_event,
+        search.expected_trials,
+        TRIAL_SHAPES[search.distribution],
     )
 
 

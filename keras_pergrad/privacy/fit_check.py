@@ -1,7 +1,6 @@
 """The check of a private `fit`, and its budget."""
 
 import dataclasses
-import json
 import warnings
 from typing import Any
 
@@ -13,9 +12,9 @@ from keras_pergrad.common.callback_list import (
     with_first,
 )
 from keras_pergrad.common.refusal_messages import without_batch_mode
-from keras_pergrad.common.registry import serialize
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.mechanism import Clipping
 from keras_pergrad.privacy.privacy_budget import (
     PrivacyBudget,
     is_trained_elsewhere,
@@ -66,13 +65,6 @@ def prepare(aggregation, model, arguments):
         arguments["steps_per_epoch"] = len(batches)
 
 
-def clipping_json(clipping):
-    """Return the clipping and noise as JSON, without the seed."""
-    config: Any = serialize(clipping)
-    settings = {k: v for k, v in config["config"].items() if k != "seed"}
-    return json.dumps({config["class_name"]: settings}, sort_keys=True)
-
-
 def _require_batches(aggregation, arguments):
     batches = arguments.get("x")
     if not isinstance(batches, PrivateBatches):
@@ -105,19 +97,15 @@ def _differences(expected, received):
 
 
 def _require_unchanged(aggregation, model):
-    state = model.aggregation_state
-    is_unchanged = isinstance(state, Ledger) and (
-        state.mechanism == aggregation.mechanism
-        and clipping_json(aggregation.clipping)
-        == aggregation.mechanism.clipping
-    )
-    if not is_unchanged:
+    state, expected = model.aggregation_state, aggregation.mechanism
+    clipping = Clipping.of(aggregation.clipping)
+    is_unchanged = isinstance(state, Ledger) and state.mechanism == expected
+    if not is_unchanged or clipping != expected.clipping:
         raise ValueError(
             "What clips and adds noise is not what is accounted for. Expected "
-            f"{aggregation.mechanism.clipping}. Received: "
-            f"{clipping_json(aggregation.clipping)}. Make another "
-            "PrivateTraining and compile with its gradient_mode: the ledger "
-            "goes on."
+            f"{expected.clipping.to_json()}. Received: {clipping.to_json()}. "
+            "Make another PrivateTraining and compile with its gradient_mode: "
+            "the ledger goes on."
         )
 
 

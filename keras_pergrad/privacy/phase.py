@@ -51,7 +51,8 @@ class Phase:
         """Return what `from_dict` takes, for JSON."""
         # Integers of 64 bits are text, since others read JSON as floats.
         key = [str(word) for word in self.key]
-        return {**dataclasses.asdict(self), "key": key}
+        own = {"key": key, "mechanism": self.mechanism.to_dict()}
+        return {**dataclasses.asdict(self), **own}
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> "Phase":

@@ -8,7 +8,6 @@ the same privacy, of which only the best is published.
 import dataclasses
 import inspect
 import json
-import math
 import os
 import pathlib
 import random
@@ -19,16 +18,15 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import (
-    is_number,
     positive_integer,
     positive_number,
     seed_or_none,
 )
-from keras_pergrad.privacy.accounting import TRIAL_SHAPES, compute_epsilon
+from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.calibration import calibrate_noise
 from keras_pergrad.privacy.dp_events import import_dp_accounting
+from keras_pergrad.privacy.mechanism import TrialSearch
 from keras_pergrad.privacy.random_access import make_source
 from keras_pergrad.privacy.search_draws import CLIP_NORM, draw_trials
 from keras_pergrad.privacy.search_trials import (
@@ -193,9 +191,8 @@ def search(
     >>> 4.99 < best.statement()["epsilon"] <= 5.0
     True
     """
-    settings = _search_settings(
-        expected_trials, distribution, public_score, private_score, score_noise
-    )
+    settings = TrialSearch(expected_trials, distribution, score_noise)
+    _check_scores(public_score, private_score, score_noise)
     _check_space(make_model, space)
     training["epochs"] = epochs = positive_integer("epochs", epochs)
     _check_training(training, space, private_score)
@@ -218,8 +215,8 @@ def search(
     _require_budget(private)
     record = {
         "settings": {
-            **dataclasses.asdict(private.mechanism),
-            "search": settings,
+            **private.mechanism.to_dict(),
+            "search": dataclasses.asdict(settings),
             "epochs": epochs,
             "delta": private.delta,
             "target_epsilon": private.target_epsilon,
@@ -262,16 +259,7 @@ def search(
         keras.utils.set_random_seed(later_seed)
 
 
-def _search_settings(
-    expected_trials, distribution, public_score, private_score, score_noise
-):
-    """Return what `Mechanism.search` holds as JSON."""
-    if not (is_number(expected_trials) and 1 <= expected_trials < math.inf):
-        raise ValueError(
-            "`expected_trials` must be a number of at least 1. Received: "
-            f"expected_trials={expected_trials!r}"
-        )
-    require_one_of("distribution", distribution, sorted(TRIAL_SHAPES))
+def _check_scores(public_score, private_score, score_noise):
     if callable(public_score) == callable(private_score):
         raise ValueError(
             "Expected one function: `public_score`, which sees public data "
@@ -285,13 +273,6 @@ def _search_settings(
             "of right answers on protected examples needs noise, and a public "
             f"score none. Received: score_noise={score_noise!r}"
         )
-    if score_noise is not None:
-        score_noise = positive_number("score_noise", score_noise)
-    return {
-        "expected_trials": float(expected_trials),
-        "distribution": distribution,
-        "score_noise": score_noise,
-    }
 
 
 def _check_space(make_model, space):
@@ -356,7 +337,7 @@ def _calibrate(settings, training):
             plan.mechanism, plan.steps, target * (1 - _MARGIN), plan.delta
         )
     except ValueError as error:
-        if settings["score_noise"] is not None:
+        if settings.score_noise is not None:
             error.add_note("A larger score_noise leaves more of the budget.")
         raise
 
@@ -364,9 +345,7 @@ def _calibrate(settings, training):
 def _private_training(settings, training):
     """Return the `PrivateTraining` of a trial, which counts the search."""
     private = PrivateTraining(**training)
-    private.mechanism = dataclasses.replace(
-        private.mechanism, search=json.dumps(settings, sort_keys=True)
-    )
+    private.mechanism = dataclasses.replace(private.mechanism, search=settings)
     try:
         private.epsilon()
     except import_dp_accounting().UnsupportedEventError as error:
@@ -393,18 +372,18 @@ def _require_budget(private):
 def _describe(private, settings, space):
     """Return the lines that say what a search spends."""
     steps, delta = private.steps, private.delta
-    one = dataclasses.replace(private.mechanism, search="")
-    count = round(settings["expected_trials"])
+    one = dataclasses.replace(private.mechanism, search=None)
+    count = round(settings.expected_trials)
     score = "on public data"
-    if settings["score_noise"] is not None:
+    if settings.score_noise is not None:
         score = (
             "right answers on protected examples, with noise of "
-            f"{settings['score_noise']:g}"
+            f"{settings.score_noise:g}"
         )
     rows = {
         "points": ", ".join(space) or "none",
-        "trials": f"{settings['expected_trials']:g} expected "
-        f"({settings['distribution']})",
+        "trials": f"{settings.expected_trials:g} expected "
+        f"({settings.distribution})",
         "score": score,
         "each": f"{steps} steps, noise "
         f"{describe_noise(one.noise_range(steps))} times the clip norm",

@@ -29,14 +29,14 @@ def trial_distribution(name, mean):
     return stats.logser(-math.expm1(-t))
 
 
-def draw_trials(space, settings, seed):
+def draw_trials(space, search, seed):
     """Return the trials: of each its point and its seeds, for JSON."""
 
     def make_generator(number):
         return np.random.default_rng([_SEARCH_DOMAIN, seed % 2**128, number])
 
     distribution = trial_distribution(
-        settings["distribution"], settings["expected_trials"]
+        search.distribution, search.expected_trials
     )
     count = int(distribution.rvs(random_state=make_generator(0)))
     trials = []

@@ -1,9 +1,9 @@
 """The statement of what a training spent, in figures and in words."""
 
+import dataclasses
 import datetime
 import hashlib
 import importlib.metadata
-import json
 import os
 import textwrap
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from keras_pergrad.privacy.mechanism import (
     EXAMPLE,
     UNIQUE,
     USER,
+    Clipping,
     Mechanism,
 )
 from keras_pergrad.privacy.proof_record import ProofRecord
@@ -222,6 +223,7 @@ def _in_other_figures(entries):
 
 
 def _phase_entry(mechanism, steps):
+    as_dict, search = mechanism.to_dict(), mechanism.search
     return {
         "steps": steps,
         "sampling": mechanism.sampling,
@@ -229,9 +231,9 @@ def _phase_entry(mechanism, steps):
         "batch_size": mechanism.batch_size,
         "samples_per_user": mechanism.examples_per_user,
         "noise_multiplier": list(mechanism.noise_range(max(steps, 1))),
-        "strategy": mechanism.to_dict()["strategy"],
-        "clipping": mechanism.clipping,
-        "search": json.loads(mechanism.search) if mechanism.search else None,
+        "strategy": as_dict["strategy"],
+        "clipping": as_dict["clipping"],
+        "search": search and dataclasses.asdict(search),
         "augmentations": mechanism.augmentations,
     }
 
@@ -240,7 +242,7 @@ def _describe_phase(phase):
     return (
         f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
         f"{phase['batch_size']} from {phase['samples']} examples, "
-        f"{describe_clipping(phase['clipping'])}"
+        f"{describe_clipping(Clipping.from_json(phase['clipping']))}"
         f"{describe_views(phase.get('augmentations', 1))}, noise multiplier "
         f"{describe_noise(phase['noise_multiplier'])}"
         f"{describe_strategy(phase.get('strategy'))}"
@@ -303,10 +305,9 @@ def _assumptions(phases, vouched, has_seed, has_views):
             f"{', '.join(vouched)}"
         )
     for clipping in dict.fromkeys(m.clipping for m in mechanisms if m.clipping):
-        (name,) = json.loads(clipping)
-        if name not in BOUNDING:
+        if clipping.name not in BOUNDING:
             yield (
-                f"{name} keeps the gradient of each sample within its "
+                f"{clipping.name} keeps the gradient of each sample within its "
                 "clip_norm, for which the user vouches"
             )
     if has_views or any(m.augmentations > 1 for m in mechanisms):
@@ -314,10 +315,10 @@ def _assumptions(phases, vouched, has_seed, has_views):
             "`augment` makes a view of one example alone, and holds nothing "
             "of the others, such as their mean"
         )
-    for search in [json.loads(m.search) for m in mechanisms if m.search]:
+    for search in [m.search for m in mechanisms if m.search]:
         yield (
             "the score of the search is computed from public data alone"
-            if search["score_noise"] is None
+            if search.score_noise is None
             else "each entry of the search's private score follows from the "
             "model and one protected example alone"
         )

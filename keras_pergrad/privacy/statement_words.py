@@ -1,16 +1,14 @@
 """The words for private training, for those who read it."""
 
-import json
-
 _NORM_SCOPES = {
     "variable": ", each variable to its equal part of that",
     "layer": ", each layer to its equal part of that",
 }
 
 
-def describe_clipping(text):
-    """Say how gradients are clipped, from the JSON that `Mechanism` has."""
-    ((name, config),) = json.loads(text).items()
+def describe_clipping(clipping):
+    """Say how gradients are clipped, from the `Clipping` of a `Mechanism`."""
+    name, config = clipping.name, clipping.config
     norm = _format_value(config.get("clip_norm"))
     if name == "AutomaticClippedMean":
         words = f"gradients scaled to norm {norm} (automatic clipping)"

@@ -1,7 +1,6 @@
 """Private training as one object: mode, batches, accounting."""
 
 import dataclasses
-import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,14 +19,18 @@ from keras_pergrad.common.names import (
     require_one_of,
 )
 from keras_pergrad.common.numbers import positive_integer, seed_or_none
-from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, GradientMode, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.augmentation import check_augmentations
 from keras_pergrad.privacy.calibration import calibrate_noise
-from keras_pergrad.privacy.fit_check import clipping_json
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
+from keras_pergrad.privacy.mechanism import (
+    EXAMPLE,
+    USER,
+    Clipping,
+    Mechanism,
+    NoiseSchedule,
+)
 from keras_pergrad.privacy.privacy_budget import (
     PrivacyBudget,
     TrainedModels,
@@ -239,7 +242,6 @@ class PrivateTraining(NamedArguments):
             examples=num_used,
             batch_size=check_batch_size(batch_size, num_used),
             noise_multiplier=0.0,
-            clipping="",
             examples_per_user=samples_per_user or 1,
             unit=privacy_unit(user_ids),
             augmentations=check_augmentations(augmentations, augment),
@@ -270,11 +272,11 @@ class PrivateTraining(NamedArguments):
         )
         noise_config = multiplier
         if is_schedule(multiplier):
-            noise_config = json.dumps(serialize(multiplier), sort_keys=True)
+            noise_config = NoiseSchedule.of(multiplier)
         self.mechanism: Mechanism = dataclasses.replace(
             mechanism,
             noise_multiplier=noise_config,
-            clipping=clipping_json(self.clipping),
+            clipping=Clipping.of(self.clipping),
         )
         self._require_budget()
         self._models = TrainedModels()

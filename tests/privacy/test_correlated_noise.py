@@ -45,7 +45,7 @@ def test_as_in_jax_privacy(setting, epsilon, loss, norm):
     strategy = make_strategy("banded", bands, steps)
     batch_size = round(rate * 16000 / bands)
     mechanism = Mechanism(
-        "cyclic", 16000, batch_size, noise, "", strategy=strategy
+        "cyclic", 16000, batch_size, noise_multiplier=noise, strategy=strategy
     )
     found = compute_epsilon(((mechanism, steps),), delta)
     assert found == pytest.approx(epsilon, abs=1e-6)
@@ -228,7 +228,9 @@ def test_what_is_kept_is_bands_less_one_of_each_weight(kind, shapes, tmp_path):
 @pytest.mark.parametrize("parts", [1, 2])
 def test_cyclic_groups_take_turns(parts):
     strategy = correlated_noise.Strategy("banded", (0.8, 0.5, 0.33))
-    mechanism = Mechanism("cyclic", 101, 20, 1.0, "", strategy=strategy)
+    mechanism = Mechanism(
+        "cyclic", 101, 20, noise_multiplier=1.0, strategy=strategy
+    )
     key, rounds = make_key(5), 400
     steps_of = [[] for _ in range(101)]
     for step in range(3 * rounds):
@@ -247,7 +249,9 @@ def test_cyclic_groups_take_turns(parts):
 
 def test_an_ordered_epoch_is_the_one_before():
     strategy = make_strategy("banded", 4, 12)
-    mechanism = Mechanism("ordered", 22, 5, 1.0, "", strategy=strategy)
+    mechanism = Mechanism(
+        "ordered", 22, 5, noise_multiplier=1.0, strategy=strategy
+    )
     batches = [draw_batch(mechanism, make_key(1), step) for step in range(10)]
     for first, second in zip(batches[:5], batches[5:]):
         np.testing.assert_array_equal(first, second)
@@ -259,7 +263,9 @@ def test_an_ordered_epoch_is_the_one_before():
 def test_ordered_epochs_are_one_gaussian_mechanism(kind, steps):
     """Its noise over the norm of the sum of an example's columns."""
     strategy = kind and make_strategy(kind, 3, 12)
-    mechanism = Mechanism("ordered", 40, 10, 2.0, "", strategy=strategy)
+    mechanism = Mechanism(
+        "ordered", 40, 10, noise_multiplier=2.0, strategy=strategy
+    )
     epochs = -(-steps // 4)
     norm = epochs**0.5
     if strategy is not None:

@@ -14,7 +14,7 @@ STEPS = 3000
 
 
 def mechanism(sampling="poisson", examples=20, batch_size=5):
-    return Mechanism(sampling, examples, batch_size, 1.0, "")
+    return Mechanism(sampling, examples, batch_size, noise_multiplier=1.0)
 
 
 def chi_square(counts, rate, total):

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import compute_epsilon
-from keras_pergrad.privacy.mechanism import Mechanism
+from keras_pergrad.privacy.mechanism import Mechanism, TrialSearch
 from keras_pergrad.privacy.search_draws import draw_trials
 from keras_pergrad.privacy.statement import Statement
 from tests.models.making import assert_equal, net
@@ -98,11 +98,17 @@ def test_epsilon_is_that_of_the_library(distribution, sampling, score_noise):
         "distribution": distribution,
         "score_noise": score_noise,
     }
-    one = Mechanism(sampling, 1000, 100, 3.0, "", search=json.dumps(settings))
+    one = Mechanism(
+        sampling,
+        1000,
+        100,
+        noise_multiplier=3.0,
+        search=TrialSearch(**settings),
+    )
     found = compute_epsilon(((one, 25),), 1e-5)
     assert found == pytest.approx(expected, rel=1e-12)
     # Training that follows is added to the whole search.
-    later = Mechanism(sampling, 1000, 100, 3.0, "")
+    later = Mechanism(sampling, 1000, 100, noise_multiplier=3.0)
     accountant.compose(dp.SelfComposedDpEvent(step, count))
     found = compute_epsilon(((one, 25), (later, 25)), 1e-5)
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
@@ -124,9 +130,9 @@ def _distribution(name, mean):
 def test_the_number_of_trials_and_points_follow_their_formulas(
     distribution, mean
 ):
-    settings = {"distribution": distribution, "expected_trials": mean}
+    search = TrialSearch(mean, distribution)
     searches = [
-        draw_trials({"rate": [1, 2, 3]}, settings, seed) for seed in range(800)
+        draw_trials({"rate": [1, 2, 3]}, search, seed) for seed in range(800)
     ]
     counts = np.bincount([len(trials) for trials in searches], minlength=9)
     probabilities = _distribution(distribution, mean).pmf(range(8))
@@ -265,7 +271,8 @@ def test_the_budget_is_of_the_whole_search(tmp_path, capsys):
 
 def test_a_search_may_have_no_trial(tmp_path):
     arguments = {"distribution": "poisson", "expected_trials": 1.0}
-    seed = next(s for s in range(99) if not draw_trials(SPACE, arguments, s))
+    drawn = TrialSearch(**arguments)
+    seed = next(s for s in range(99) if not draw_trials(SPACE, drawn, s))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="number of trials is 0"):
             search(tmp_path, **arguments, seed=seed)

@@ -1,7 +1,6 @@
 """A tiny model and its data, and what the tests of privacy share."""
 
 import contextlib
-import json
 
 import keras
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.common.registry import serialize
 from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.draws import make_key
 from keras_pergrad.privacy.phase import noise_seed
@@ -134,7 +132,3 @@ def normal_draws(steps, phase=0, seed=3, key=None):
 
     pairs = [(draw(0, k, 3), draw(1, k, 1)) for k in range(steps)]
     return np.array([np.concatenate(pair) for pair in pairs])
-
-
-def schedule_json(schedule):
-    return json.dumps(serialize(schedule), sort_keys=True)
