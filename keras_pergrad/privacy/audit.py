@@ -151,7 +151,7 @@ def audit_privacy(
         )
     generator = np.random.default_rng(seed)
     is_in = generator.random(len(rows)) < 0.5
-    data = private._batches_excluding(x, y, sample_weight, rows[~is_in])
+    data = private.batches(x, y, sample_weight).without(rows[~is_in])
     model = make_model()
     ledger = getattr(model, "aggregation_state", None)
     if not isinstance(ledger, Ledger) or ledger.begun:

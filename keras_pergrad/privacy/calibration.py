@@ -1,7 +1,5 @@
 """The noise multiplier that a budget asks for."""
 
-import dataclasses
-
 from keras_pergrad.privacy.accounting import accountant_name, compute_epsilon
 
 _MIN_NOISE, _MAX_NOISE = 0.1, 1e6
@@ -10,15 +8,15 @@ _SEARCH_INTERVAL, _NARROW_INTERVAL = 1e-2, 1e-3
 
 
 def calibrate_noise(
-    mechanism, steps, target, delta, earlier_phases=(), is_rough=False
+    make_mechanism, steps, target, *, delta, earlier_phases=(), is_rough=False
 ):
-    """Find the least noise multiplier for which a budget is enough."""
+    """Find the least noise multiplier for which a budget is enough.
+
+    `make_mechanism(noise_multiplier)` returns a `Mechanism`.
+    """
 
     def excess_epsilon(noise, interval=None):
-        candidate = dataclasses.replace(
-            mechanism, noise_multiplier=float(noise)
-        )
-        phases = (*earlier_phases, (candidate, steps))
+        phases = (*earlier_phases, (make_mechanism(float(noise)), steps))
         return compute_epsilon(phases, delta, interval) - target
 
     low, high = 0.5, 1.0
@@ -32,16 +30,16 @@ def calibrate_noise(
             raise ValueError(
                 f"No noise is enough for this budget{context}. Received: "
                 f"target_epsilon={target}, delta={delta}, {steps} steps of "
-                f"batches of {mechanism.batch_size}. Ask for a larger "
-                "epsilon, or for fewer steps."
+                f"batches of {make_mechanism(high).batch_size}. Ask for a "
+                "larger epsilon, or for fewer steps."
             )
     # Downwards in small steps: very little noise takes long to account for.
     while low > _MIN_NOISE and excess_epsilon(low, _SEARCH_INTERVAL) <= 0:
         low, high = low / 2, low
     # The intervals get finer, since the finest takes long. Without
     # distributions they make no difference.
-    candidate = dataclasses.replace(mechanism, noise_multiplier=high)
-    uses_pld = accountant_name((*earlier_phases, (candidate, steps))) == "PLD"
+    phases = (*earlier_phases, (make_mechanism(high), steps))
+    uses_pld = accountant_name(phases) == "PLD"
     stages = [(_SEARCH_INTERVAL, 2e-2), (_NARROW_INTERVAL, 1e-4), (None, 1e-4)]
     stages = stages if uses_pld else [(None, 1e-4)]
     for interval, width in stages[:2] if is_rough else stages:

@@ -1,7 +1,6 @@
 """The check of a private `fit`, and its budget."""
 
 import dataclasses
-import warnings
 from typing import Any
 
 import keras
@@ -12,6 +11,7 @@ from keras_pergrad.common.callback_list import (
     with_first,
 )
 from keras_pergrad.common.refusal_messages import without_batch_mode
+from keras_pergrad.common.warning import warn_user
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import Clipping
@@ -193,10 +193,9 @@ def _warn_of_shared_data(batches, data, what):
     if data is batches or any(
         _shares_memory(a, b) for a in training_parts for b in parts
     ):
-        warnings.warn(
+        warn_user(
             f"The {what} the protected examples: figures that are computed "
-            "from them are not private, and nothing may be chosen by them.",
-            stacklevel=7,
+            "from them are not private, and nothing may be chosen by them."
         )
 
 

@@ -43,7 +43,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     # the epsilon of the end of the epoch, and an epoch's logs what is spent.
 
     def __init__(
-        self, mechanism, delta, target_epsilon=None, register_model=None
+        self, mechanism, delta, *, target_epsilon=None, register_model=None
     ):
         super().__init__()
         self.mechanism = mechanism

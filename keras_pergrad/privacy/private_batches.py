@@ -1,5 +1,6 @@
 """The batches of private training, by sample or by user."""
 
+import copy
 import itertools
 from typing import Any
 
@@ -24,21 +25,21 @@ class PrivateBatches(PreparesFit):
     """The result of `PrivateTraining.batches`, for `fit(x=...)`."""
 
     # The ledger of the trained model determines the examples of each batch, so
-    # a resumed run draws the batches that come next. An audit's `excluded_rows`
-    # are left out as if they had never been there.
+    # a resumed run draws the batches that come next. `excluded_rows` are left
+    # out by an audit.
 
     def __init__(
         self,
         source: Any,
         mechanism: Mechanism,
         users: Users | None = None,
-        excluded_rows: Any = (),
+        *,
         augment: Any = None,
     ):
         self.source = source
         self.mechanism = mechanism
         self.users: Users | None = users
-        self.excluded_rows: np.ndarray = np.asarray(excluded_rows, int)
+        self.excluded_rows: np.ndarray = np.asarray((), int)
         self._source_spec: Any = batch_spec(source)
         #: Of what a step gets, and of what the model is called with.
         self.spec: Any = self._source_spec
@@ -77,6 +78,12 @@ class PrivateBatches(PreparesFit):
             f"PrivateBatches({m.examples} examples, sampling={m.sampling!r}, "
             f"batch_size={m.batch_size})"
         )
+
+    def without(self, rows: Any) -> "PrivateBatches":
+        """Return them without some rows, as if these had never been there."""
+        others = copy.copy(self)
+        others.excluded_rows = np.asarray(rows, int)
+        return others
 
     def facts(self) -> dict[str, str]:
         """Return what the record of a `Phase` has of the examples."""

@@ -24,6 +24,7 @@ class PrivateMean(Aggregation):
         clipping,
         mechanism,
         delta,
+        *,
         target_epsilon=None,
         public_layers=(),
         after=None,

@@ -20,24 +20,23 @@ import numpy as np
 
 from keras_pergrad.common.numbers import (
     positive_integer,
-    positive_number,
     seed_or_none,
 )
 from keras_pergrad.privacy.accounting import compute_epsilon
-from keras_pergrad.privacy.calibration import calibrate_noise
 from keras_pergrad.privacy.dp_events import import_dp_accounting
 from keras_pergrad.privacy.mechanism import TrialSearch
 from keras_pergrad.privacy.random_access import make_source
 from keras_pergrad.privacy.search_draws import CLIP_NORM, draw_trials
 from keras_pergrad.privacy.search_trials import (
     SEARCH_FILE,
+    Trial,
     Trials,
     make_score,
     require_same,
     stored_search,
     write_json,
 )
-from keras_pergrad.privacy.settings import CORRELATED
+from keras_pergrad.privacy.settings import CORRELATED, Settings
 from keras_pergrad.privacy.statement import Statement
 from keras_pergrad.privacy.statement_words import describe_noise
 from keras_pergrad.privacy.training import PrivateTraining
@@ -191,42 +190,36 @@ def search(
     >>> 4.99 < best.statement()["epsilon"] <= 5.0
     True
     """
-    settings = TrialSearch(expected_trials, distribution, score_noise)
+    counted = TrialSearch(expected_trials, distribution, score_noise)
     _check_scores(public_score, private_score, score_noise)
     _check_space(make_model, space)
-    training["epochs"] = epochs = positive_integer("epochs", epochs)
     _check_training(training, space, private_score)
     folder = pathlib.Path(folder)
     stored = stored_search(folder)
-    noise = training.get("noise_multiplier")
-    is_correlated = training.get("noise") == CORRELATED
-    if noise is None and is_correlated and training.get("bands") is None:
-        # Those that are best for one training with this budget.
-        strategy = PrivateTraining(**training).mechanism.strategy
-        training["bands"] = strategy and strategy.bands
-    if noise is None:
-        noise = stored["noise"] if stored else _calibrate(settings, training)
-    training["noise_multiplier"] = noise
-    source = make_source(x, y, sample_weight)
+    if stored:
+        training = {**training, **_chosen_before(stored, training)}
+    settings = Settings(
+        **training, epochs=positive_integer("epochs", epochs), search=counted
+    )
+    private = _counted_trial(settings)
     seed = seed_or_none(seed)
     if seed is None:
         seed = stored["seed"] if stored else secrets.randbits(128)
-    private = _private_training(settings, training)
-    _require_budget(private)
+    strategy, noise = private.mechanism.strategy, private.noise_multiplier
     record = {
         "settings": {
             **private.mechanism.to_dict(),
-            "search": dataclasses.asdict(settings),
-            "epochs": epochs,
-            "delta": private.delta,
-            "target_epsilon": private.target_epsilon,
-            "data": source.checksum(),
+            "search": dataclasses.asdict(counted),
+            "epochs": settings.epochs,
+            "delta": settings.delta,
+            "target_epsilon": settings.target_epsilon,
+            "data": make_source(x, y, sample_weight).checksum(),
         },
         "seed": seed,
         "noise": noise if isinstance(noise, float) else None,
-        "trials": draw_trials(space, settings, seed),
+        "trials": draw_trials(space, counted, seed),
     }
-    plan = _describe(private, settings, space)
+    plan = _describe(private, space)
     if stored is None:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / SEARCH_FILE, record)
@@ -244,19 +237,23 @@ def search(
         )
     trials = Trials(
         make_model,
-        lambda **own: _private_training(settings, {**training, **own}),
-        (x, y, sample_weight),
-        make_score(public_score, private_score, score_noise),
-        record["trials"],
-        folder,
-        epochs,
+        dataclasses.replace(
+            settings,
+            noise_multiplier=noise,
+            bands=strategy and strategy.bands,
+        ),
+        data=(x, y, sample_weight),
+        score=make_score(public_score, private_score, score_noise),
+        trials=record["trials"],
+        folder=folder,
     )
     # Not from the secret seed, nor from the state that a trial leaves.
     later_seed = random.getrandbits(32)
     try:
-        return SearchResult(*trials.best(), plan)
+        model, private, point, score = trials.best()
     finally:
         keras.utils.set_random_seed(later_seed)
+    return SearchResult(model, private, point, score=score, plan=plan)
 
 
 def _check_scores(public_score, private_score, score_noise):
@@ -324,66 +321,46 @@ def _check_training(training, space, private_score):
         )
 
 
-def _calibrate(settings, training):
-    """Return the noise multiplier for which the budget is enough."""
-    target = training.get("target_epsilon")
-    if target is None:
-        return None  # PrivateTraining says what it needs.
-    target = positive_number("target_epsilon", target)
-    unlimited = {**training, "target_epsilon": None, "noise_multiplier": 1.0}
-    plan = _private_training(settings, unlimited)
-    try:
-        return calibrate_noise(
-            plan.mechanism, plan.steps, target * (1 - _MARGIN), plan.delta
-        )
-    except ValueError as error:
-        if settings.score_noise is not None:
-            error.add_note("A larger score_noise leaves more of the budget.")
-        raise
+def _chosen_before(stored, training):
+    """Return the noise and the bands that were chosen when a search began."""
+    strategy = stored["settings"]["strategy"]
+    chosen = {"noise_multiplier": stored["noise"]}
+    if strategy and training.get("noise") == CORRELATED:
+        chosen["bands"] = len(strategy["coefficients"])
+    return {k: v for k, v in chosen.items() if training.get(k) is None}
 
 
-def _private_training(settings, training):
-    """Return the `PrivateTraining` of a trial, which counts the search."""
-    private = PrivateTraining(**training)
-    private.mechanism = dataclasses.replace(private.mechanism, search=settings)
+def _counted_trial(settings):
+    """Return the training of a trial, which counts the search."""
     try:
+        private = Trial(settings)
         private.epsilon()
     except import_dp_accounting().UnsupportedEventError as error:
         raise ValueError(
             "dp-accounting cannot count such trials in a search, which takes "
             "Rényi differential privacy. With `user_ids`, expected "
-            "samples_per_user=1. Received: "
-            f"{private!r}"
+            "samples_per_user=1. Received: samples_per_user="
+            f"{settings.samples_per_user}"
         ) from error
     return private
 
 
-def _require_budget(private):
-    spent, target = private.epsilon(), private.target_epsilon
-    if target is not None and spent > target:
-        raise ValueError(
-            "The budget is not enough for the search. Expected a larger "
-            "`target_epsilon` or `noise_multiplier`, or no `noise_multiplier`, "
-            f"so that it is calibrated. Received: target_epsilon={target}, "
-            f"while the search spends {spent:.4g}"
-        )
-
-
-def _describe(private, settings, space):
+def _describe(private, space):
     """Return the lines that say what a search spends."""
     steps, delta = private.steps, private.delta
+    search: Any = private.mechanism.search
     one = dataclasses.replace(private.mechanism, search=None)
-    count = round(settings.expected_trials)
+    count = round(search.expected_trials)
     score = "on public data"
-    if settings.score_noise is not None:
+    if search.score_noise is not None:
         score = (
             "right answers on protected examples, with noise of "
-            f"{settings.score_noise:g}"
+            f"{search.score_noise:g}"
         )
     rows = {
         "points": ", ".join(space) or "none",
-        "trials": f"{settings.expected_trials:g} expected "
-        f"({settings.distribution})",
+        "trials": f"{search.expected_trials:g} expected "
+        f"({search.distribution})",
         "score": score,
         "each": f"{steps} steps, noise "
         f"{describe_noise(one.noise_range(steps))} times the clip norm",

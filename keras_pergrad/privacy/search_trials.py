@@ -15,6 +15,7 @@ from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.search_draws import CLIP_NORM
+from keras_pergrad.privacy.settings import Settings
 from keras_pergrad.privacy.training import PrivateTraining
 from keras_pergrad.proof.traced_aside import SEED
 
@@ -56,17 +57,28 @@ def require_same(stored, record, folder):
         )
 
 
+class Trial(PrivateTraining):
+    """The training of a trial, by `Settings` that name the search."""
+
+    def __init__(self, settings):
+        self._follow(settings)
+
+    def note_trained(self, model):
+        """Let `statement()` be for a model whose weights were loaded."""
+        self._models.add(model)
+
+
 @dataclasses.dataclass(frozen=True)
 class Trials:
     """The trials of a search, each in a folder of its own."""
 
     make_model: Callable[..., Any]
-    make_private: Callable[..., PrivateTraining]
+    settings: Settings
+    _: dataclasses.KW_ONLY
     data: tuple[Any, Any, Any]
     score: Callable[[Any, int], float]
     trials: list[dict[str, Any]]
     folder: pathlib.Path
-    epochs: int
 
     def best(self):
         """Train what is not recorded; return the best of all."""
@@ -84,7 +96,7 @@ class Trials:
         best = scores.index(max(scores))
         model, private, _ = self._new(best)
         model.load_weights(self._path(best) / _WEIGHTS_FILE)
-        private._models.add(model)
+        private.note_trained(model)
         return model, private, self.trials[best]["point"], scores[best]
 
     def _path(self, number):
@@ -95,7 +107,8 @@ class Trials:
         model_seed, training_seed, _ = self.trials[number]["seeds"]
         point = dict(self.trials[number]["point"])
         own = {k: point.pop(k) for k in [CLIP_NORM] if k in point}
-        private = self.make_private(seed=training_seed, **own)
+        settings = dataclasses.replace(self.settings, seed=training_seed, **own)
+        private = Trial(settings)
         keras.utils.set_random_seed(model_seed)
         model = self.make_model(private, **point)
         ledger = getattr(model, "aggregation_state", None)
@@ -142,7 +155,7 @@ class Trials:
         seeds = self.trials[number]["seeds"]
         model.fit(
             batches,
-            epochs=self.epochs,
+            epochs=self.settings.epochs,
             callbacks=[private.callback, backup, _EpochSeeds(seeds[0])],
             verbose=0,
         )

@@ -1,36 +1,21 @@
 """Private training as one object: mode, batches, accounting."""
 
-import dataclasses
+import operator
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
-from keras_pergrad.aggregations.clipping import (
-    ClippedMean,
-    Schedule,
-    is_schedule,
-)
-from keras_pergrad.common.names import (
-    NamedArguments,
-    named_arguments,
-    require_one_of,
-)
-from keras_pergrad.common.numbers import positive_integer, seed_or_none
-from keras_pergrad.modes import Accumulated, GradientMode, PerSample, Vectorized
+from keras_pergrad.aggregations.clipping import ClippedMean, Schedule
+from keras_pergrad.common.names import NamedArguments, named_arguments
+from keras_pergrad.common.warning import warn_user
+from keras_pergrad.modes import Accumulated, GradientMode
 from keras_pergrad.privacy import accounting
-from keras_pergrad.privacy.augmentation import check_augmentations
-from keras_pergrad.privacy.calibration import calibrate_noise
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.mechanism import (
-    EXAMPLE,
-    USER,
-    Clipping,
-    Mechanism,
-    NoiseSchedule,
-)
+from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
+from keras_pergrad.privacy.plan import Plan
 from keras_pergrad.privacy.privacy_budget import (
     PrivacyBudget,
     TrainedModels,
@@ -39,25 +24,9 @@ from keras_pergrad.privacy.privacy_budget import (
 from keras_pergrad.privacy.private_batches import PrivateBatches
 from keras_pergrad.privacy.private_mean import PrivateMean
 from keras_pergrad.privacy.random_access import make_source, require_examples
-from keras_pergrad.privacy.settings import (
-    check_batch_size,
-    check_budget,
-    check_multiplier,
-    check_probability,
-    check_sampling,
-    check_steps,
-    choose_strategy,
-    configure_clipping,
-    planned_steps,
-    spent_phases,
-    warn_of_weights,
-)
+from keras_pergrad.privacy.settings import METHODS, Settings
 from keras_pergrad.privacy.statement import Statement
 from keras_pergrad.privacy.statement_words import describe_plan
-from keras_pergrad.privacy.users import check_users, privacy_unit
-
-METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
-UNIQUE = "unique"
 
 
 class PrivateTraining(NamedArguments):
@@ -209,76 +178,27 @@ class PrivateTraining(NamedArguments):
         augment: Callable[[Any], Any] | None = None,
         vouched: Sequence[str] = (),
     ):
-        accounting.import_dp_accounting()
-        self.delta: float = check_probability("delta", delta)
-        self.target_epsilon: float | None = check_budget(target_epsilon)
-        self.microbatch_size: int | None = microbatch_size and positive_integer(
-            "microbatch_size", microbatch_size
-        )
-        require_one_of("method", method, sorted(METHODS))
-        self.method: Literal["vectorized", "per_sample"] = method
-        self.public_layers: tuple[str, ...] = tuple(public_layers)
-        self.seed: int | None = seed_or_none(seed)
-        self.num_samples: int = positive_integer("samples", samples)
-        sampling = check_sampling(sampling, noise)
-        self._user_rows = check_users(
-            self.num_samples, user_ids, samples_per_user, sampling
-        )
-        num_used = (
-            self.num_samples
-            if self._user_rows is None
-            else self._user_rows.count
-        )
-        if self.delta >= 1 / num_used:
-            warnings.warn(
-                "`delta` expected well below 1 / samples, which is "
-                f"{1 / num_used:.3g}. Received: delta={delta}. It would permit "
-                "publishing a sample as it is, whatever epsilon is. Take "
-                f"{0.1 / num_used:.1g} or less.",
-                stacklevel=2,
-            )
-        mechanism = Mechanism(
-            sampling=sampling,
-            examples=num_used,
-            batch_size=check_batch_size(batch_size, num_used),
-            noise_multiplier=0.0,
-            examples_per_user=samples_per_user or 1,
-            unit=privacy_unit(user_ids),
-            augmentations=check_augmentations(augmentations, augment),
-        )
-        self.augment: Callable[[Any], Any] | None = augment
-        self.steps: int | None = planned_steps(epochs, steps, mechanism)
-        self._earlier_phases, self._earlier_record = spent_phases(continue_from)
-        strategy = choose_strategy(
-            mechanism,
-            noise,
-            bands,
-            earlier_noise,
-            self.steps,
-            self._calibrate
-            if noise_multiplier is None and target_epsilon is not None
-            else None,
-        )
-        mechanism = dataclasses.replace(mechanism, strategy=strategy)
-        multiplier = self._choose_noise(noise_multiplier, mechanism)
-        self.clipping: ClippedMean = configure_clipping(
-            clipping,
-            clip_norm,
-            multiplier,
-            self.seed,
-            mechanism.batch_size,
-            is_correlated=strategy is not None,
-            vouched=vouched,
-        )
-        noise_config = multiplier
-        if is_schedule(multiplier):
-            noise_config = NoiseSchedule.of(multiplier)
-        self.mechanism: Mechanism = dataclasses.replace(
-            mechanism,
-            noise_multiplier=noise_config,
-            clipping=Clipping.of(self.clipping),
-        )
-        self._require_budget()
+        arguments = {**locals()}
+        del arguments["self"]
+        self._follow(Settings(**arguments))
+
+    def _follow(self, settings):
+        """Be the training of some settings."""
+        plan = Plan.of(settings)
+        self.delta: float = settings.delta
+        self.target_epsilon: float | None = settings.target_epsilon
+        self.microbatch_size: int | None = settings.microbatch_size
+        self.method: str = settings.method
+        self.public_layers: Sequence[str] = settings.public_layers
+        self.seed: int | None = settings.seed
+        self.num_samples: int = settings.samples
+        self.augment: Callable[[Any], Any] | None = settings.augment
+        self.steps: int | None = settings.planned_steps
+        self.mechanism: Mechanism = plan.mechanism
+        self.clipping: ClippedMean = plan.clipping
+        self._users = settings.users
+        self._earlier_phases = settings.spent
+        self._earlier_record = settings.spent_record
         self._models = TrainedModels()
 
     @property
@@ -304,9 +224,9 @@ class PrivateTraining(NamedArguments):
                 self.clipping,
                 self.mechanism,
                 self.delta,
-                self.target_epsilon,
-                self.public_layers,
-                self._earlier_record,
+                target_epsilon=self.target_epsilon,
+                public_layers=self.public_layers,
+                after=self._earlier_record,
             )
         )
         if self.microbatch_size is None:
@@ -320,17 +240,16 @@ class PrivateTraining(NamedArguments):
         It logs `epsilon` and stops training before the budget is exceeded.
         """
         if self.mechanism.unit == EXAMPLE:
-            warnings.warn(
+            warn_user(
                 "The guarantee is for one example. If several may be of one "
                 "person, give user_ids=..., and it is for persons; if each is "
-                "another person's, say so by user_ids='unique'.",
-                stacklevel=2,
+                "another person's, say so by user_ids='unique'."
             )
         return PrivacyBudget(
             self.mechanism,
             self.delta,
-            self.target_epsilon,
-            self._models.add,
+            target_epsilon=self.target_epsilon,
+            register_model=self._models.add,
         )
 
     @named_arguments
@@ -354,18 +273,11 @@ class PrivateTraining(NamedArguments):
                 taken at random.
             TypeError: `x` is something else.
         """
-        return self._batches_excluding(x, y, sample_weight, ())
-
-    def _batches_excluding(self, x, y, sample_weight, excluded_rows):
         source = make_source(x, y, sample_weight)
         require_examples(source, self.num_samples)
-        warn_of_weights(sample_weight)
+        _warn_of_weights(sample_weight)
         return PrivateBatches(
-            source,
-            self.mechanism,
-            self._user_rows,
-            excluded_rows,
-            self.augment,
+            source, self.mechanism, self._users, augment=self.augment
         )
 
     def epsilon(self, steps: int | None = None) -> float:
@@ -381,7 +293,7 @@ class PrivateTraining(NamedArguments):
         """
         if steps is None:
             steps = self.steps
-        phases = (*self._earlier_phases, (self.mechanism, check_steps(steps)))
+        phases = (*self._earlier_phases, (self.mechanism, _check_steps(steps)))
         return accounting.compute_epsilon(phases, self.delta)
 
     @named_arguments
@@ -455,39 +367,43 @@ class PrivateTraining(NamedArguments):
             f"sampling={m.sampling!r}, unit={m.unit!r})"
         )
 
-    def _choose_noise(self, noise_multiplier, mechanism):
-        if noise_multiplier is not None:
-            return (
-                noise_multiplier
-                if is_schedule(noise_multiplier)
-                else check_multiplier(noise_multiplier)
-            )
-        if self.target_epsilon is None or self.steps is None:
-            raise ValueError(
-                "Expected `target_epsilon` with `epochs` or `steps`, for which "
-                "the noise is calibrated, or `noise_multiplier`. Received: "
-                f"target_epsilon={self.target_epsilon}, steps={self.steps}"
-            )
-        return self._calibrate(mechanism)
 
-    def _calibrate(self, mechanism, is_rough=False):
-        return calibrate_noise(
-            mechanism,
-            self.steps,
-            self.target_epsilon,
-            self.delta,
-            self._earlier_phases,
-            is_rough,
+def _check_steps(value):
+    """Return a number of steps as an int, or refuse it."""
+    if value is None:
+        raise ValueError(
+            "The number of steps is not known. Expected epsilon(steps), "
+            "or PrivateTraining(epochs=...)."
         )
+    try:
+        steps = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            "Expected epsilon(steps) with a number of steps, or epsilon() for "
+            f"all planned ones. Received: {value!r} of type "
+            f"{type(value).__name__}. What a model has spent is in "
+            "statement(model)['epsilon']."
+        ) from None
+    if steps < 0:
+        raise ValueError(
+            "Expected a number of steps that is at least 0. Received: "
+            f"epsilon({steps})"
+        )
+    return steps
 
-    def _require_budget(self):
-        """Refuse a budget that is too small for one step."""
-        if self.target_epsilon is None:
-            return
-        if self.epsilon(1) > self.target_epsilon:
-            raise ValueError(
-                "The budget is not enough for one step. Expected a larger "
-                "`target_epsilon` or `noise_multiplier`. Received: "
-                f"target_epsilon={self.target_epsilon}, while one step spends "
-                f"{self.epsilon(1):.4g}"
-            )
+
+def _warn_of_weights(weights):
+    """Warn if weights seem to have been divided by their sum."""
+    if weights is None or not hasattr(weights, "mean"):
+        return
+    # In float64, where the squares of large weights are finite.
+    weights = np.asarray(weights, "float64")
+    mean, spread = float(weights.mean()), float(weights.std())
+    total = mean * len(weights)
+    if spread > 0 and min(abs(mean - 1), abs(total - 1)) < 1e-6:
+        warn_user(
+            "The sample weights add up to 1, or to their number: if they were "
+            "divided by their sum, each depends on other examples, which the "
+            "guarantee does not cover. Use weights that follow from each "
+            "example alone."
+        )

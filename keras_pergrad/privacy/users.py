@@ -38,7 +38,7 @@ class Users:
         return self._rows
 
 
-def check_users(total, user_ids, max_per_user, sampling):
+def check_users(total, user_ids, *, max_per_user, sampling):
     """Return the `Users` if these have several examples, else None."""
     has_ids = user_ids is not None and not isinstance(user_ids, str)
     if has_ids != (max_per_user is not None) or (

@@ -22,6 +22,10 @@ def mechanism(sampling="poisson", noise=3.0, batch_size=100, examples=1000):
     return Mechanism(sampling, examples, batch_size, noise_multiplier=noise)
 
 
+def with_noise(noise):
+    return mechanism(noise=noise)
+
+
 def poisson(rate=0.1, noise=3.0):
     return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
 
@@ -41,7 +45,7 @@ def epsilon(*phases):
 @pytest.mark.quick
 def test_anchors():
     assert epsilon((mechanism(), 512)) == pytest.approx(3.77, abs=5e-3)
-    noise = calibrate_noise(mechanism(), 512, 1.0, 1e-6)
+    noise = calibrate_noise(with_noise, 512, 1.0, delta=1e-6)
     assert noise == pytest.approx(9.66, abs=5e-3)
     assert 0.999 < epsilon((mechanism(noise=noise), 512)) <= 1
 
@@ -138,17 +142,20 @@ def test_most_steps():
     "sampling", [pytest.param("fixed", marks=pytest.mark.slow), "shuffled"]
 )
 def test_calibrated_noise_is_just_enough(sampling):
-    now = mechanism(sampling, 0.0, 250)
-    noise = calibrate_noise(now, 4, 4.0, 1e-5)
-    found = compute_epsilon(((mechanism(sampling, noise, 250), 4),), 1e-5)
+    def with_noise(noise):
+        return mechanism(sampling, noise, 250)
+
+    noise = calibrate_noise(with_noise, 4, 4.0, delta=1e-5)
+    found = compute_epsilon(((with_noise(noise), 4),), 1e-5)
     assert 0.998 * 4 < found <= 4
 
 
 def test_calibration_after_a_phase():
     before = ((mechanism(), 20),)
     spent = epsilon(*before)
-    noise = calibrate_noise(mechanism(), 10, spent + 0.3, 1e-6, before)
+    given = {"delta": 1e-6, "earlier_phases": before}
+    noise = calibrate_noise(with_noise, 10, spent + 0.3, **given)
     found = epsilon(*before, (mechanism(noise=noise), 10))
     assert spent + 0.29 < found <= spent + 0.3
     with pytest.raises(ValueError, match=r"after epsilon=.*, spent before"):
-        calibrate_noise(mechanism(), 10, spent, 1e-6, before)
+        calibrate_noise(with_noise, 10, spent, **given)
