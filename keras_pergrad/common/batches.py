@@ -70,11 +70,16 @@ def _length(tensor):
     return tf.unstack(sizes)[0]
 
 
-def map_tensors(function, batch):
-    """Apply a function to the tensors of a structure; keep None."""
+def map_tensors(function, *batches):
+    """Apply a function to the tensors of like structures; keep None."""
     return tf.nest.map_structure(
-        lambda t: t if t is None else function(t), batch
+        lambda *t: None if t[0] is None else function(*t), *batches
     )
+
+
+def tensors_of(batch):
+    """Return the tensors of a structure, without None, as a tuple."""
+    return tuple(t for t in tf.nest.flatten(batch) if t is not None)
 
 
 def pack_like(batch, tensors):
@@ -260,7 +265,7 @@ class _ArrayBatches:
         if batch_size is None:
             parts = tf.nest.map_structure(_tensor, parts)
         self.parts = parts
-        self.samples = _common_length(parts)
+        self.samples = common_length(parts)
         self.size = batch_size or self.samples
         self.count = math.ceil(self.samples / self.size)
 
@@ -334,7 +339,7 @@ def _complete_batch(batch):
     """Return a batch of one to three parts as (x, y, sample_weight)."""
     batch = batch if isinstance(batch, tuple) else (batch,)
     batch = (*batch, None, None)[:3]
-    _common_length(batch)
+    common_length(batch)
     return batch
 
 
@@ -356,7 +361,7 @@ def _slice_rows(part, start, stop):
     return part[start:stop]
 
 
-def _common_length(batch):
+def common_length(batch):
     """Return the number of samples, which is the same in all parts."""
     names = ("x", "y", "sample_weight")
     lengths = [

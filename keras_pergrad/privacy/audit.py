@@ -208,10 +208,7 @@ def _canary_rows(canaries, private):
 
 
 def _canary_batch(source, rows):
-    data = keras.tree.map_structure(
-        lambda part: None if part is None else tf.convert_to_tensor(part),
-        source.take(rows),
-    )
+    data = map_tensors(tf.convert_to_tensor, source.take(rows))
     return keras.utils.unpack_x_y_sample_weight(data)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import drawn_from
+from keras_pergrad.common.batches import map_tensors, pack_like, tensors_of
 from keras_pergrad.common.callback_list import PreparesFit
 from keras_pergrad.privacy.augmentation import Augmentation, views_seed
 from keras_pergrad.privacy.draws import draw_batch
@@ -185,7 +186,7 @@ class PrivateBatches(PreparesFit):
                 if not position and begun_epochs != [(first, epoch)]:
                     begun_epochs[:] = [(first, epoch)]
                     self.source.begin_epoch()
-                batch = _flatten(self.source.take(chosen))
+                batch = tensors_of(self.source.take(chosen))
                 if position == period - 1:
                     self.source.end_epoch()
                 yield batch
@@ -194,10 +195,10 @@ class PrivateBatches(PreparesFit):
         in_memory = self.source.tensors()
         if in_memory is None:
             examples = from_generator(
-                batches, output_signature=_flatten(self._source_spec)
+                batches, output_signature=tensors_of(self._source_spec)
             )
             return examples.map(
-                lambda *tensors: _unflatten(self._source_spec, tensors)
+                lambda *tensors: pack_like(self._source_spec, tensors)
             )
 
         def chunks():
@@ -218,22 +219,6 @@ class PrivateBatches(PreparesFit):
             ).map(lambda k: all_rows[ends[k] : ends[k + 1]])
         )
         return chosen.map(
-            lambda rows: keras.tree.map_structure(
-                lambda t: None if t is None else tf.gather(t, rows), in_memory
-            ),
+            lambda rows: map_tensors(lambda t: tf.gather(t, rows), in_memory),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
-
-
-def _flatten(structure):
-    """Return the parts of a structure, without None, as a tuple."""
-    leaves = keras.tree.flatten(structure)
-    return tuple(part for part in leaves if part is not None)
-
-
-def _unflatten(structure, leaves):
-    """Return the reverse of `_flat`."""
-    leaves = iter(leaves)
-    return keras.tree.map_structure(
-        lambda part: None if part is None else next(leaves), structure
-    )

@@ -32,13 +32,8 @@ class ProofRecord:
         """Read what `to_dict` wrote; None is of an earlier version."""
         if record is None:
             return cls(known=not begun)
-        return cls(
-            tuple(record["ops"]),
-            record["count"],
-            tuple(record["kinds"]),
-            tuple(record["names"]),
-            record["known"],
-        )
+        tuples = {k: tuple(record[k]) for k in ("ops", "kinds", "names")}
+        return cls(**{**record, **tuples})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict, for JSON."""
@@ -52,11 +47,9 @@ class ProofRecord:
             return tuple(sorted(both))
 
         return ProofRecord(
-            union("ops"),
-            max(self.count, other.count),
-            union("kinds"),
-            union("names"),
-            self.known and other.known,
+            **{name: union(name) for name in ("ops", "kinds", "names")},
+            count=max(self.count, other.count),
+            known=self.known and other.known,
         )
 
     def in_words(self, names: Sequence[str] = ()) -> str:

@@ -4,7 +4,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import frame_to_array, is_composite
+from keras_pergrad.common.batches import (
+    common_length,
+    frame_to_array,
+    is_composite,
+    map_tensors,
+    tensors_of,
+)
 from keras_pergrad.privacy.phase import checksum
 
 #: How many examples a checksum is of, where not all are in memory.
@@ -63,13 +69,37 @@ class _Source:
 
     name = "arrays"
 
+    def take(self, rows):
+        """Return the examples of some rows, a batch."""
+        pieces = list(self._pieces(np.asarray(rows, int)))
+        if not pieces:
+            return map_tensors(lambda part: part[:0], self.take([0]))
+        return map_tensors(
+            lambda *parts: _cast_floats(
+                parts[0] if len(parts) == 1 else np.concatenate(parts)
+            ),
+            *pieces,
+        )
+
+    def _pieces(self, rows):
+        """Yield parts of the batch of some rows, in their order."""
+        raise NotImplementedError
+
+    def tensors(self):
+        """Return all of the data if it is in memory anyway, else None."""
+        return None
+
+    def hint(self):
+        """Return what may help if there are too many or too few examples."""
+        return ""
+
     def checksum(self):
         """Return a text that changes if one of a few examples does."""
         chosen = np.linspace(0, self.size - 1, _CHECKED).astype(int)
         return self._checksum_of(self.take(np.unique(chosen)))
 
     def _checksum_of(self, parts):
-        return checksum([self.size, *_flatten_arrays(parts)])
+        return checksum([self.size, *tensors_of(parts)])
 
     def begin_epoch(self):
         """Do what is due before the first batch of an epoch is taken."""
@@ -80,19 +110,14 @@ class _Source:
 
 class _ArraySource(_Source):
     def __init__(self, x, y, sample_weight):
-        if sample_weight is not None:
-            parts = x, y, sample_weight
-        else:
+        parts = (x, y, sample_weight)
+        if sample_weight is None:
             parts = (x,) if y is None else (x, y)
-        self.given = _flatten_arrays(parts)
-        self.parts = _map_arrays(_as_indexable, _lists_to_tuples(parts))
-        sizes = [len(part) for part in _flatten_arrays(self.parts)]
-        if len(set(sizes)) > 1:
-            raise ValueError(
-                "All arrays must have the same number of rows, one for each "
-                f"example. Received: {sizes}"
-            )
-        self.size = sizes[0]
+        self.given = tensors_of(parts)
+        self.parts = map_tensors(
+            _as_indexable, keras.tree.lists_to_tuples(parts)
+        )
+        self.size = common_length((*self.parts, None, None)[:3])
 
     def checksum(self):
         """Return a text that changes if an example in memory does."""
@@ -102,21 +127,15 @@ class _ArraySource(_Source):
 
     @property
     def _is_in_memory(self):
-        parts = _flatten_arrays(self.parts)
-        return all(type(part) is np.ndarray for part in parts)
+        return all(type(part) is np.ndarray for part in tensors_of(self.parts))
 
-    def hint(self):
-        """Return what may help if there are too many or too few examples."""
-        return ""
-
-    def take(self, rows):
-        return _map_arrays(lambda part: _cast_floats(part[rows]), self.parts)
+    def _pieces(self, rows):
+        yield map_tensors(lambda part: part[rows], self.parts)
 
     def tensors(self):
-        """Return all of the data if it is in memory anyway, else None."""
         if not self._is_in_memory:
             return None
-        return _map_arrays(
+        return map_tensors(
             lambda part: tf.constant(_cast_floats(part)), self.parts
         )
 
@@ -124,24 +143,22 @@ class _ArraySource(_Source):
 class _SingleExampleSource(_Source):
     """Examples that are given one at a time."""
 
-    def tensors(self):
-        return None
+    def _pieces(self, rows):
+        for row in rows:
+            item = self._example(int(row))
+            item = item if isinstance(item, tuple) else (item,)
+            yield map_tensors(
+                lambda part: np.asarray(part)[None],
+                # A tf.data.Dataset takes a list for one tensor.
+                keras.tree.lists_to_tuples(item),
+            )
 
     def hint(self):
-        shapes = [
-            tuple(np.shape(part)) for part in _flatten_arrays(self.example(0))
-        ]
+        first = tensors_of(next(self._pieces([0])))
+        shapes = " and ".join(str(part.shape[1:]) for part in first)
         return (
-            f", the first of which is of shape {_format_shapes(shapes)}. If "
-            f"these are batches: {_BATCHED_HINT}"
-        )
-
-    def take(self, rows):
-        examples = [self.example(int(row)) for row in rows]
-        if not examples:
-            return _map_arrays(lambda part: part[:0], self.take([0]))
-        return _map_arrays(
-            lambda *parts: _cast_floats(np.stack(parts)), *examples
+            f", the first of which is of shape {shapes}. If these are "
+            f"batches: {_BATCHED_HINT}"
         )
 
 
@@ -150,9 +167,8 @@ class _ItemSource(_SingleExampleSource):
         self.items, self.name = items, type(items).__name__
         self.size = len(items)
 
-    def example(self, row):
-        item = self.items[row]
-        return _lists_to_tuples(item if isinstance(item, tuple) else (item,))
+    def _example(self, row):
+        return self.items[row]
 
 
 class _DatasetSource(_SingleExampleSource):
@@ -180,14 +196,11 @@ class _DatasetSource(_SingleExampleSource):
             ) from error
         self.dataset = dataset
 
-    def example(self, row):
-        item = tf.data.experimental.at(self.dataset, row)
-        return _map_arrays(
-            np.asarray, item if isinstance(item, tuple) else (item,)
-        )
+    def _example(self, row):
+        return tf.data.experimental.at(self.dataset, row)
 
 
-class _PyDatasetSource(_SingleExampleSource):
+class _PyDatasetSource(_Source):
     """A PyDataset, which gives batches; each batch that is needed is read."""
 
     def __init__(self, dataset):
@@ -203,7 +216,7 @@ class _PyDatasetSource(_SingleExampleSource):
         # the first epoch.
         dataset.on_epoch_begin()
         self._is_prepared = True
-        first = _lists_to_tuples(dataset[0])
+        first = keras.tree.lists_to_tuples(dataset[0])
         self.batch_length = self._batch_length(first)
         last_length = (
             self.batch_length
@@ -212,7 +225,7 @@ class _PyDatasetSource(_SingleExampleSource):
         )
         self.size = (count - 1) * self.batch_length + last_length
         # Not at each `fit`: the hooks may have to be called around it.
-        self._first_checksum = self._checksum_of(_map_arrays(np.asarray, first))
+        self._first_checksum = self._checksum_of(map_tensors(np.asarray, first))
 
     def checksum(self):
         return self._first_checksum
@@ -225,41 +238,29 @@ class _PyDatasetSource(_SingleExampleSource):
     def end_epoch(self):
         self.dataset.on_epoch_end()
 
-    def take(self, rows):
-        # indices[0] are the numbers of batches, indices[1] the places in them.
-        indices, pieces = (
-            np.divmod(np.asarray(rows, int), self.batch_length),
-            [],
-        )
-        for number in np.unique(indices[0]):
-            batch = _lists_to_tuples(self.dataset[int(number)])
-            if (
-                self._batch_length(batch)
-                < indices[1][indices[0] == number].max() + 1
-            ):
+    def _pieces(self, rows):
+        numbers, places = np.divmod(rows, self.batch_length)
+        for number in np.unique(numbers):
+            batch = keras.tree.lists_to_tuples(self.dataset[int(number)])
+            chosen = places[numbers == number]
+            if self._batch_length(batch) <= chosen.max():
                 raise ValueError(
                     "The batches of a PyDataset must have one size, but for "
                     f"the last. Expected {self.batch_length} examples in batch "
                     f"{number}. Received: {self._batch_length(batch)}"
                 )
-            chosen = indices[1][indices[0] == number]
-            pieces.append(_map_arrays(lambda a, c=chosen: a[c], batch))
-        if not pieces:
-            return _map_arrays(lambda part: part[:0], self.take([0]))
-        return _map_arrays(
-            lambda *arrays: _cast_floats(np.concatenate(arrays)), *pieces
-        )
+            yield map_tensors(lambda a, c=chosen: a[c], batch)
 
     def hint(self):
         return f", in batches of {self.batch_length}"
 
     def _batch_length(self, batch):
-        return len(keras.tree.flatten(batch)[0])
+        return len(tensors_of(batch)[0])
 
 
 def batch_spec(source):
     """Return the `tf.TensorSpec`s of batches of any size."""
-    return _map_arrays(
+    return map_tensors(
         lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype),
         source.take(np.arange(1)),
     )
@@ -270,28 +271,6 @@ _BATCHED_HINT = (
     "expected single examples, which are drawn into batches here. Give the "
     "data as they are before .batch(), or arrays."
 )
-
-
-def _lists_to_tuples(parts):
-    """Return a structure with tuples in place of lists, as `fit` makes it."""
-    # A tf.data.Dataset takes a list for one tensor.
-    return keras.tree.lists_to_tuples(parts)
-
-
-def _format_shapes(shapes):
-    return " and ".join(str(shape) for shape in shapes)
-
-
-def _flatten_arrays(parts):
-    return [part for part in keras.tree.flatten(parts) if part is not None]
-
-
-def _map_arrays(function, *structures):
-    """Map the parts of structures, but for those that are None."""
-    return keras.tree.map_structure(
-        lambda *parts: None if parts[0] is None else function(*parts),
-        *structures,
-    )
 
 
 def _as_indexable(part):

@@ -82,7 +82,8 @@ class Statement(dict[str, Any]):
         cls,
         phases: Sequence[tuple[Mechanism, int]],
         delta: float,
-        private: Any,
+        budget: float | None,
+        *,
         planned: bool = False,
         outside: bool = False,
         proof: ProofRecord | None = None,
@@ -109,7 +110,7 @@ class Statement(dict[str, Any]):
                 list(pair) for pair in beside.true_positive_rates
             ],
             planned=planned,
-            budget=private.target_epsilon,
+            budget=budget,
             unit=unit,
             neighbours=_NEIGHBOURS[relation].format(unit=unit),
             accountant=_accountant_or_default(started),

@@ -322,12 +322,11 @@ class PrivateTraining(NamedArguments):
                 )
             model = trained[0] if trained else None
         if model is None:
-            phases = (*self._earlier_phases, (self.mechanism, self.steps or 0))
             earlier_proof = (self._earlier_record or {}).get("proof", {})
             return Statement.of(
-                phases,
+                (*self._earlier_phases, (self.mechanism, self.steps or 0)),
                 self.delta,
-                self,
+                self.target_epsilon,
                 planned=True,
                 has_seed=self.seed is not None,
                 has_views=self.augment is not None,
@@ -340,13 +339,13 @@ class PrivateTraining(NamedArguments):
                 "Expected a model that was compiled with the gradient_mode of "
                 f"a PrivateTraining. Received: {model!r}"
             )
-        outside = ledger.outside or ledger.was_changed(model)
-        outside = outside or is_trained_elsewhere(model)
         return Statement.of(
             ledger.spent,
             self.delta,
-            self,
-            outside=outside,
+            self.target_epsilon,
+            outside=ledger.outside
+            or ledger.was_changed(model)
+            or is_trained_elsewhere(model),
             has_seed=ledger.has_seed,
             has_views=self.augment is not None or bool(ledger.phase.augment),
             proof=ledger.proof,

@@ -139,7 +139,11 @@ LIST = [0.0] * N
     ("error", "match", "data"),
     [
         (ValueError, r"samples=40. Received: 39", lambda: (X[1:], Y[1:])),
-        (ValueError, r"same number of rows.*\[40, 39\]", lambda: (X, Y[1:])),
+        (
+            ValueError,
+            "same number of entries.*x with 40, y with 39",
+            lambda: (X, Y[1:]),
+        ),
         (TypeError, "Received: generator", lambda: ((x for x in X),)),
         (ValueError, "unknown or infinite size", lambda: (indexed().repeat(),)),
         (ValueError, "in any order", lambda: (of_known_size(),)),
