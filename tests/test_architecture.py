@@ -38,10 +38,6 @@ EXTRAS = {
 }
 #: All that factors know of Keras and TensorFlow: how products are computed.
 FACTORS_IMPORT = {"keras_internals.tensorflow"}
-#: Rooms in which tuples are still packed or broken, and headings stand.
-_ROOMS_TO_COME = {
-    "privacy",
-}
 
 
 def _allowed():
@@ -141,12 +137,11 @@ def test_modules_are_described_by_noun_phrases():
     assert not asking
 
 
-def _finished_trees():
-    """Yield the path and the tree of each file that is written out."""
+def _trees():
+    """Yield the path and the tree of each file."""
     for path in sorted(ROOT.rglob("*.py")):
-        name = path.relative_to(ROOT)
-        if name.parts[0] not in _ROOMS_TO_COME:
-            yield name.as_posix(), ast.parse(path.read_text())
+        name = path.relative_to(ROOT).as_posix()
+        yield name, ast.parse(path.read_text())
 
 
 def _packed(function):
@@ -177,7 +172,7 @@ def test_arguments_are_not_packed():
     """They are given by name instead, each on a line of its own."""
     packed = {
         f"{path}:{line}"
-        for path, tree in _finished_trees()
+        for path, tree in _trees()
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
         for line in _packed(function)
@@ -189,7 +184,7 @@ def test_tuples_are_assigned_in_one_line():
     """One that takes more is two statements."""
     broken = {
         f"{path}:{node.lineno}"
-        for path, tree in _finished_trees()
+        for path, tree in _trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
         for target in node.targets
@@ -211,7 +206,7 @@ def test_no_heading_stands_between_definitions():
     """A file has one job, which its docstring names; else it is several."""
     headings = {
         f"{path}:{line}"
-        for path, _ in _finished_trees()
+        for path, _ in _trees()
         for line in _headings((ROOT / path).read_text())
     }
     assert not headings, f"{headings}: split the file, or leave it out"

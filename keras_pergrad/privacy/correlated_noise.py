@@ -73,7 +73,7 @@ class Strategy:
 
 
 def _filtered(signal, coefficients, multiplies) -> Any:
-    from scipy import signal as filters  # a requirement of dp-accounting
+    from scipy import signal as filters
 
     if multiplies:
         return filters.lfilter(coefficients, [1.0], signal)

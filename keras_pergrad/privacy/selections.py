@@ -99,7 +99,7 @@ class Poisson(BatchSelection):
         return poisson_sample(make_generator(step), total, mechanism.rate)
 
     def sizes(self, mechanism):
-        from scipy.stats import binom  # a requirement of dp-accounting
+        from scipy.stats import binom
 
         group = math.ceil(mechanism.examples / mechanism.groups)
         quantiles = binom.isf(_OVERFLOW_RATES, group, mechanism.group_rate)
