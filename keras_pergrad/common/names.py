@@ -76,7 +76,7 @@ def named_arguments(function: Function) -> Function:
 
     @functools.wraps(called)
     def explaining(*args, **kwargs):
-        _require_known(called.__name__, parameters, kwargs)
+        require_known(called.__name__, parameters, kwargs)
         return called(*args, **kwargs)
 
     explained: Any = explaining
@@ -94,14 +94,14 @@ class NamedArguments:
                 f"{', '.join(map(reprlib.repr, args))}"
             )
         parameters = inspect.signature(cls.__init__).parameters
-        _require_known(cls.__name__, {} if takes_none else parameters, kwargs)
+        require_known(cls.__name__, {} if takes_none else parameters, kwargs)
         base = super().__new__
         return (
             base(cls) if base is object.__new__ else base(cls, *args, **kwargs)
         )
 
 
-def _require_known(owner, parameters, arguments):
+def require_known(owner, parameters, arguments):
     """Refuse arguments by name that are none of a signature's parameters."""
     kinds = {parameter.kind for parameter in parameters.values()}
     if inspect.Parameter.VAR_KEYWORD in kinds:

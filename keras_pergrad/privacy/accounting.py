@@ -1,4 +1,4 @@
-"""Epsilon for a noise multiplier, and the multiplier for an epsilon.
+"""The epsilon of phases of private training.
 
 The privacy loss distribution is used where it takes the event, Rényi
 differential privacy otherwise.
@@ -7,9 +7,13 @@ differential privacy otherwise.
 import functools
 import math
 
-from keras_pergrad.privacy.dp_events import import_dp_accounting
 from keras_pergrad.privacy.mechanism import TRIAL_SHAPES
-from keras_pergrad.privacy.selections import ADD_OR_REMOVE, BLANK, REPLACE
+from keras_pergrad.privacy.selections import (
+    ADD_OR_REMOVE,
+    BLANK,
+    REPLACE,
+    import_dp_accounting,
+)
 
 #: Up to this many different noise multipliers are composed as distributions.
 _MAX_MULTIPLIERS = 32
@@ -59,9 +63,8 @@ def _search_event(trial_event, search):
     # Papernot and Steinke, "Hyperparameter tuning with Rényi differential
     # privacy", arXiv 2110.03620.
     dp = import_dp_accounting()
-    if (
-        search.score_noise is not None
-    ):  # One protected example changes it by one.
+    if search.score_noise is not None:
+        # One protected example changes the score by one.
         score_event = dp.GaussianDpEvent(search.score_noise)
         trial_event = dp.ComposedDpEvent([trial_event, score_event])
     return dp.dp_event.RepeatAndSelectDpEvent(
@@ -73,23 +76,15 @@ def _search_event(trial_event, search):
 
 def accountant_name(phases):
     """Return how epsilon is computed for some phases: "PLD" or "RDP"."""
-    num_multipliers = sum(
-        len(phase_event(mechanism, steps).events)
-        for mechanism, steps in phases
-        if steps
-    )
-    min_noise = min(
-        (m.noise(0, steps).min() for m, steps in phases if steps), default=1.0
-    )
-    if (
+    started = [(m, steps) for m, steps in phases if steps]
+    by_moments = (
         neighboring_relation(phases) == REPLACE
-        or num_multipliers > _MAX_MULTIPLIERS
-        or any(m.search for m, steps in phases if steps)
-    ):
-        return "RDP"
-    if min_noise < _MIN_PLD_NOISE:
-        return "RDP"
-    return "PLD"
+        or any(m.search for m, _ in started)
+        or any(m.noise(0, steps).min() < _MIN_PLD_NOISE for m, steps in started)
+        or sum(len(phase_event(*phase).events) for phase in started)
+        > _MAX_MULTIPLIERS
+    )
+    return "RDP" if by_moments else "PLD"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,7 +162,7 @@ def _step_distribution(event, interval):
 
 
 def affordable_steps(
-    earlier_phases, mechanism, target, delta, min_steps, max_steps
+    earlier_phases, mechanism, target, *, delta, min_steps, max_steps
 ):
     """Return how many of a phase's steps a budget allows, within bounds."""
 

@@ -1,4 +1,9 @@
-"""An audit: the epsilon that canaries show at least."""
+"""An audit: the epsilon that canaries show at least.
+
+Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", arXiv
+2305.08846: m canaries are in the data with probability ½ each; someone who sees
+the result guesses for r of them whether they were, and v guesses are right.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,13 +15,51 @@ import tensorflow as tf
 
 from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.common.names import named_arguments
-from keras_pergrad.functions.per_sample import per_sample_gradients
+from keras_pergrad.functions.dot_products import per_sample_dots
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import run_and_restore
-from keras_pergrad.privacy.audit_bound import epsilon_lower_bound
-from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.ledger import require_new
 from keras_pergrad.privacy.training import PrivateTraining
+
+_MAX_EPSILON = 1e3
+_TOLERANCE = 1e-6
+
+
+def p_value(num_canaries, guesses, correct, *, epsilon, delta):
+    """Bound how likely so many correct guesses are under an epsilon."""
+    from scipy import stats
+
+    rate = 1 / (1 + np.exp(-epsilon))
+    at_least = stats.binom.sf(correct - 1, guesses, rate)
+    # Delta costs at most 2 · canaries · delta times the largest of P[correct −
+    # i ≤ guessed right < correct] / i, over all i.
+    counts = np.arange(1, correct + 1)
+    tail_masses = np.cumsum(stats.binom.pmf(correct - counts, guesses, rate))
+    max_ratio = np.max(tail_masses / counts, initial=0.0)
+    return float(min(at_least + 2 * num_canaries * delta * max_ratio, 1))
+
+
+def epsilon_lower_bound(num_canaries, guesses, correct, *, delta, confidence):
+    """Return the largest epsilon that the guesses rule out; 0 for none."""
+
+    def is_ruled_out(epsilon):
+        given = {"epsilon": epsilon, "delta": delta}
+        return (
+            p_value(num_canaries, guesses, correct, **given) <= 1 - confidence
+        )
+
+    # The p-value grows with epsilon: double until it is large, then bisect.
+    if not is_ruled_out(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while is_ruled_out(high) and high < _MAX_EPSILON:
+        low, high = high, 2 * high
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_ruled_out(middle) else (low, middle)
+    return low
+
 
 #: Fractions of the canaries to guess, fixed beforehand; each has a cost.
 _FRACTIONS = (0.25, 0.5, 1.0)
@@ -153,13 +196,10 @@ def audit_privacy(
     is_in = generator.random(len(rows)) < 0.5
     data = private.batches(x, y, sample_weight).without(rows[~is_in])
     model = make_model()
-    ledger = getattr(model, "aggregation_state", None)
-    if not isinstance(ledger, Ledger) or ledger.begun:
-        raise ValueError(
-            "`make_model` must return a new model, compiled with the "
-            f"gradient_mode of `private`. Received: {model!r}"
-        )
-    batch = _canary_batch(data.source, rows)
+    require_new(model, private.mechanism)
+    batch = keras.utils.unpack_x_y_sample_weight(
+        map_tensors(tf.convert_to_tensor, data.source.take(rows))
+    )
     build_symbolically(model, batch)
     initial_weights = [v.numpy() for v in model.trainable_variables]
     losses = _canary_losses(model, batch)
@@ -172,16 +212,22 @@ def audit_privacy(
         "gradient": _gradient_scores(model, batch, initial_weights),
     }
     by_score = {
-        name: _best_bound(score, is_in, private.delta, confidence, len(scores))
+        name: _best_bound(
+            score,
+            is_in,
+            delta=private.delta,
+            # Each score has its share of the error probability.
+            error=(1 - confidence) / len(scores),
+        )
         for name, score in scores.items()
     }
     return AuditResult(
-        max(bound for bound, *_ in by_score.values()),
-        private.statement(model)["epsilon"],
-        private.delta,
-        confidence,
-        len(rows),
-        by_score,
+        lower_bound=max(bound for bound, *_ in by_score.values()),
+        claimed=private.statement(model)["epsilon"],
+        delta=private.delta,
+        confidence=confidence,
+        canaries=len(rows),
+        by_score=by_score,
     )
 
 
@@ -205,11 +251,6 @@ def _canary_rows(canaries, private):
             f"Received: {len(rows)} rows"
         )
     return rows
-
-
-def _canary_batch(source, rows):
-    data = map_tensors(tf.convert_to_tensor, source.take(rows))
-    return keras.utils.unpack_x_y_sample_weight(data)
 
 
 def _canary_losses(model, batch):
@@ -237,26 +278,23 @@ def _canary_losses(model, batch):
 
 def _gradient_scores(model, batch, initial_weights):
     """Return how far training moved against each canary's gradient, (m,)."""
-    gradients = per_sample_gradients(model, *batch, training=False, verbose=0)
-    scores = np.zeros(len(tf.nest.flatten(batch)[0]))
-    for gradient, initial, variable in zip(
-        gradients, initial_weights, model.trainable_variables
-    ):
-        if gradient is not None:
-            # Training on a canary moves the weights against its gradient.
-            displacement = initial - variable.numpy()
-            scores += np.tensordot(
-                np.asarray(gradient), displacement, displacement.ndim
-            )
-    return scores
+    # Training on a canary moves the weights against its gradient.
+    moved = [
+        initial - variable.numpy()
+        for initial, variable in zip(initial_weights, model.trainable_variables)
+    ]
+    return np.asarray(
+        per_sample_dots(
+            model, *batch, direction=moved, training=False, verbose=0
+        )
+    )
 
 
-def _best_bound(score, is_in, delta, confidence, num_scores):
+def _best_bound(score, is_in, *, delta, error):
     """Return the best lower bound of several numbers of guesses."""
     order = np.argsort(score, kind="stable")
-    # Bonferroni: each number of guesses, and each score, has its share of the
-    # error probability.
-    error_share = (1 - confidence) / (len(_FRACTIONS) * num_scores)
+    # Bonferroni: and so has each number of guesses.
+    error /= len(_FRACTIONS)
     bounds = []
     for fraction in _FRACTIONS:
         per_side = max(int(fraction * len(score) / 2), 1)
@@ -264,7 +302,11 @@ def _best_bound(score, is_in, delta, confidence, num_scores):
             is_in[order[-per_side:]].sum() + (~is_in[order[:per_side]]).sum()
         )
         bound = epsilon_lower_bound(
-            len(score), 2 * per_side, int(correct), delta, 1 - error_share
+            len(score),
+            2 * per_side,
+            int(correct),
+            delta=delta,
+            confidence=1 - error,
         )
         bounds.append((bound, 2 * per_side, int(correct)))
     return max(bounds)

@@ -41,13 +41,17 @@ class Generators:
         return np.random.Generator(bit_generator)
 
 
-def draw_batch(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
+def draw_batch(mechanism: Mechanism, key, step, *, phase=0, part=0, parts=1):
     """Return the examples of one batch of a phase, sorted, (m,) integers."""
     # Of several workers each draws from its own part of the examples, number
     # `part` and every `parts`-th after it.
 
     total = len(range(part, mechanism.examples, parts))
     chosen = mechanism.selection.rows(
-        mechanism, Generators(tuple(key), phase, part), step, total, parts
+        mechanism,
+        Generators(tuple(key), phase, part),
+        step,
+        total=total,
+        parts=parts,
     )
     return np.sort(chosen) * parts + part

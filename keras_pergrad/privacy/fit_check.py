@@ -13,7 +13,7 @@ from keras_pergrad.common.callback_list import (
 from keras_pergrad.common.refusal_messages import without_batch_mode
 from keras_pergrad.common.warning import warn_user
 from keras_pergrad.privacy import model_check
-from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.ledger import ledger_of
 from keras_pergrad.privacy.mechanism import Clipping
 from keras_pergrad.privacy.privacy_budget import (
     PrivacyBudget,
@@ -97,9 +97,9 @@ def _differences(expected, received):
 
 
 def _require_unchanged(aggregation, model):
-    state, expected = model.aggregation_state, aggregation.mechanism
+    ledger, expected = ledger_of(model), aggregation.mechanism
     clipping = Clipping.of(aggregation.clipping)
-    is_unchanged = isinstance(state, Ledger) and state.mechanism == expected
+    is_unchanged = ledger is not None and ledger.mechanism == expected
     if not is_unchanged or clipping != expected.clipping:
         raise ValueError(
             "What clips and adds noise is not what is accounted for. Expected "

@@ -253,6 +253,22 @@ class Ledger(AggregationState):
         self.checksum = record["checksum"]
 
 
+def ledger_of(model):
+    """Return the `Ledger` of a model that is trained privately, else None."""
+    state = getattr(model, "aggregation_state", None)
+    return state if isinstance(state, Ledger) else None
+
+
+def require_new(model, mechanism):
+    """Refuse a model that was trained, or is not for a `Mechanism`."""
+    ledger = ledger_of(model)
+    if ledger is None or ledger.mechanism != mechanism or ledger.begun:
+        raise ValueError(
+            "`make_model` must return a new model, compiled with the "
+            f"gradient_mode of `private`. Received: {model!r}"
+        )
+
+
 def _read(record):
     """Return the closed phases of a record, its phase and the steps of that."""
     phases = [(Mechanism.from_dict(m), steps) for m, steps in record["phases"]]

@@ -52,7 +52,7 @@ class Plan:
     def of(cls, settings: Settings) -> "Plan":
         """Choose what was not given; refuse what does not fit together."""
         strategy = _choose_strategy(settings)
-        noise = settings.noise_multiplier
+        noise: Any = settings.noise_multiplier
         if noise is None:
             noise = _choose_noise(settings, strategy)
         clipping = _configure_clipping(settings, noise)

@@ -6,7 +6,7 @@ import keras
 
 from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.privacy.accounting import affordable_steps, compute_epsilon
-from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.ledger import ledger_of
 
 
 class TrainedModels(weakref.WeakSet):
@@ -25,13 +25,9 @@ def is_trained_elsewhere(model):
     own = {id(variable) for variable in model.weights}
     run = model.aggregation_state.run
     for other in {*_TRAINED, *layers_of(model)} - {model}:
-        ledger = getattr(other, "aggregation_state", None)
-        is_private = isinstance(ledger, Ledger) and ledger.begun
-        if (
-            is_private
-            and ledger.run != run
-            and own & set(map(id, other.weights))
-        ):
+        ledger = ledger_of(other)
+        is_other = ledger is not None and ledger.begun and ledger.run != run
+        if is_other and own & set(map(id, other.weights)):
             return True
     return False
 
@@ -130,9 +126,9 @@ class PrivacyBudget(keras.callbacks.Callback):
             ledger.phases,
             self.mechanism,
             self.target_epsilon,
-            self.delta,
-            steps,
-            epoch_end,
+            delta=self.delta,
+            min_steps=steps,
+            max_steps=epoch_end,
         )
 
     def _can_continue(self, ledger, steps):

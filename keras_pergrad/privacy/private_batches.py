@@ -117,7 +117,9 @@ class PrivateBatches(PreparesFit):
     ) -> np.ndarray:
         """Return the rows of the source that are in one batch."""
         key, phase = ledger.key, len(ledger.phases)
-        chosen = draw_batch(self.mechanism, key, step, phase, part, parts)
+        chosen = draw_batch(
+            self.mechanism, key, step, phase=phase, part=part, parts=parts
+        )
         if len(self.excluded_rows):
             # Drawn first, so that all other draws are as they were.
             chosen = chosen[~np.isin(chosen, self.excluded_rows)]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.tensorflow.settings import is_inspecting
-from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.ledger import Ledger, ledger_of
 from keras_pergrad.privacy.mechanism import Mechanism
 
 
@@ -122,8 +122,8 @@ class PrivateMean(Aggregation):
         return self.clipping.noise_variance(n, state)
 
     def require_fit(self, model, received, is_step=False):
-        state = model.aggregation_state
-        in_fit = isinstance(state, Ledger) and state.in_fit
+        ledger = ledger_of(model)
+        in_fit = ledger is not None and ledger.in_fit
         if is_step and (in_fit or is_inspecting()):
             return
         raise ValueError(

@@ -18,32 +18,29 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_pergrad.common.numbers import (
-    positive_integer,
-    seed_or_none,
-)
+from keras_pergrad.common.names import require_known
+from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.privacy.accounting import compute_epsilon
-from keras_pergrad.privacy.dp_events import import_dp_accounting
 from keras_pergrad.privacy.mechanism import TrialSearch
 from keras_pergrad.privacy.random_access import make_source
-from keras_pergrad.privacy.search_draws import CLIP_NORM, draw_trials
 from keras_pergrad.privacy.search_trials import (
+    CLIP_NORM,
     SEARCH_FILE,
     Trial,
     Trials,
+    draw_trials,
     make_score,
     require_same,
     stored_search,
     write_json,
 )
+from keras_pergrad.privacy.selections import import_dp_accounting
 from keras_pergrad.privacy.settings import CORRELATED, Settings
 from keras_pergrad.privacy.statement import Statement
 from keras_pergrad.privacy.statement_words import describe_noise
 from keras_pergrad.privacy.training import PrivateTraining
 
-#: The noise is calibrated to slightly less than the budget, so that a search
-#: that is resumed on another machine keeps to it in spite of rounding.
-_MARGIN = 1e-6
+_PARAMETERS = inspect.signature(PrivateTraining).parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +270,7 @@ def _check_scores(public_score, private_score, score_noise):
 
 
 def _check_space(make_model, space):
-    fixed = set(inspect.signature(PrivateTraining).parameters) - {CLIP_NORM}
+    fixed = _PARAMETERS.keys() - {CLIP_NORM}
     for name, choice in space.items():
         if name in fixed:
             raise ValueError(
@@ -300,6 +297,7 @@ def _check_space(make_model, space):
 
 
 def _check_training(training, space, private_score):
+    require_known("PrivateTraining", _PARAMETERS, training)
     if CLIP_NORM in space and training.get(CLIP_NORM) is not None:
         raise ValueError(
             "Expected `clip_norm` in `space` or for all trials. Received: "

@@ -13,11 +13,74 @@ import numpy as np
 from keras_pergrad.common.machine import write_atomically
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.models.parts import build_symbolically
-from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.search_draws import CLIP_NORM
+from keras_pergrad.privacy.ledger import require_new
 from keras_pergrad.privacy.settings import Settings
 from keras_pergrad.privacy.training import PrivateTraining
 from keras_pergrad.proof.traced_aside import SEED
+
+#: Separates these draws from others made from the same seed.
+_SEARCH_DOMAIN = 0x736561
+#: What a point may set of `PrivateTraining`: the noise is relative to it.
+CLIP_NORM = "clip_norm"
+
+
+def trial_distribution(name, mean):
+    """Return the distribution of the number of trials, of SciPy."""
+    from scipy import optimize, stats
+
+    if name == "poisson":
+        return stats.poisson(mean)
+    if name == "geometric" or mean == 1:
+        return stats.geom(1 / mean)
+    # P(k) ∝ (1 - gamma)^k / k. With t = -log(gamma) its mean is (e^t - 1) / t.
+    t: Any = optimize.brentq(
+        lambda t: math.expm1(t) - mean * t,
+        min(mean - 1, 1),
+        2 * math.log(mean) + 2,
+    )
+    return stats.logser(-math.expm1(-t))
+
+
+def draw_trials(space, search, seed):
+    """Return the trials: of each its point and its seeds, for JSON."""
+
+    def make_generator(number):
+        return np.random.default_rng([_SEARCH_DOMAIN, seed % 2**128, number])
+
+    distribution = trial_distribution(
+        search.distribution, search.expected_trials
+    )
+    count = int(distribution.rvs(random_state=make_generator(0)))
+    trials = []
+    for number in range(1, count + 1):
+        generator = make_generator(number)
+        seeds = generator.integers(2**32, size=3)
+        point = {
+            name: _draw_value(name, choice, generator)
+            for name, choice in space.items()
+        }
+        # That of noise and batches has more bits.
+        seeds = seeds[0], generator.integers(2**63), seeds[2]
+        trials.append({"seeds": [int(s) for s in seeds], "point": point})
+    return trials
+
+
+def _draw_value(name, choice, generator):
+    if callable(choice):
+        value = choice(generator)
+    else:
+        value = choice[int(generator.integers(len(choice)))]
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        raise ValueError(
+            "The values of `space` are recorded, so that the search can go on: "
+            "expected numbers, strings, booleans, None or lists. Received: "
+            f"{name}={value!r}. Give a name, and let make_model look it up."
+        ) from None
+
 
 SEARCH_FILE, _RESULT_FILE = "search.json", "result.json"
 _WEIGHTS_FILE = "model.weights.h5"
@@ -111,16 +174,7 @@ class Trials:
         private = Trial(settings)
         keras.utils.set_random_seed(model_seed)
         model = self.make_model(private, **point)
-        ledger = getattr(model, "aggregation_state", None)
-        if (
-            not isinstance(ledger, Ledger)
-            or ledger.mechanism != private.mechanism
-            or ledger.begun
-        ):
-            raise ValueError(
-                "`make_model(private, ...)` must return a new model, compiled "
-                f"with private.gradient_mode. Received: {model!r}"
-            )
+        require_new(model, private.mechanism)
         batches = private.batches(*self.data)
         spec = keras.utils.unpack_x_y_sample_weight(batches.spec)
         build_symbolically(model, spec)

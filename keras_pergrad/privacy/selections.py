@@ -12,11 +12,56 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.privacy.dp_events import (
-    import_dp_accounting,
-    replacement_sensitivity,
-    user_event,
-)
+from keras_pergrad.common.optional import import_extra
+
+
+def import_dp_accounting():
+    """Return dp-accounting, or say how to install it."""
+    what, extra = "Private training", "privacy"
+    for part in ("dp_event", "pld.privacy_loss_distribution", "rdp"):
+        import_extra(f"dp_accounting.{part}", what, extra)
+    return import_extra("dp_accounting", what, extra)
+
+
+def user_event(mechanism, noise):
+    """Return a Poisson step's event if a user has several examples."""
+    # How many are in a batch is binomial, so a user's effect is a mixture
+    # (Charles et al., "Fine-tuning large language models with user-level
+    # differential privacy", arXiv 2407.07737).
+    from scipy import stats
+
+    counts = np.arange(mechanism.examples_per_user + 1)
+    probabilities = stats.binom.pmf(counts, counts[-1], mechanism.rate)
+    return import_dp_accounting().dp_event.MixtureOfGaussiansDpEvent(
+        noise,
+        tuple(float(k) for k in counts),
+        tuple(float(p) for p in probabilities),
+    )
+
+
+@functools.cache
+def replacement_sensitivity():
+    """Return the sensitivity to an exchange, in dp-accounting's unit."""
+    # Exchanging a gradient moves the sum by twice the clip norm. dp-accounting
+    # asks for noise over the clip norm, but takes it as noise over the
+    # sensitivity (google/differential-privacy#378); if that changes, this
+    # shows.
+    dp = import_dp_accounting()
+    event = dp.GaussianDpEvent(1.0)
+
+    def compute_epsilon(relation, event):
+        accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
+        return accountant.compose(event).get_epsilon(1e-5)
+
+    full_batch = dp.SampledWithoutReplacementDpEvent(1, 1, event)
+    replace_epsilon = compute_epsilon(
+        dp.NeighboringRelation.REPLACE_ONE, full_batch
+    )
+    remove_epsilon = compute_epsilon(
+        dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event
+    )
+    return 2.0 if abs(replace_epsilon - remove_epsilon) < 1e-6 else 1.0
+
 
 #: How the data sets of a guarantee differ: by one unit more or less; by one
 #: exchanged for another, of a known number; by a blank in a unit's place.
@@ -44,6 +89,7 @@ class BatchSelection:
         mechanism: Any,
         make_generator: Callable[[int], np.random.Generator],
         step: int,
+        *,
         total: int,
         parts: int,
     ) -> np.ndarray:
@@ -90,12 +136,12 @@ class Poisson(BatchSelection):
     """Each example with one probability, independently of all else."""
 
     in_words = (
-        "each example is in a batch with probability {rate:.6g}, "
+        "each example is in a batch with probability {0.rate:.6g}, "
         "independently of all others and of other batches"
     )
     supports_users = True
 
-    def rows(self, mechanism, make_generator, step, total, parts):
+    def rows(self, mechanism, make_generator, step, *, total, parts):
         return poisson_sample(make_generator(step), total, mechanism.rate)
 
     def sizes(self, mechanism):
@@ -117,7 +163,7 @@ class Fixed(BatchSelection):
     """A fixed number of examples, drawn anew for each batch."""
 
     in_words = (
-        "each batch is {batch_size} of {examples} examples, drawn without "
+        "each batch is {0.batch_size} of {0.examples} examples, drawn without "
         "replacement, independently of other batches"
     )
     supports_canaries = False
@@ -128,7 +174,7 @@ class Fixed(BatchSelection):
     def sizes(self, mechanism):
         return [mechanism.batch_size]
 
-    def rows(self, mechanism, make_generator, step, total, parts):
+    def rows(self, mechanism, make_generator, step, *, total, parts):
         self.require_parts(mechanism, parts)
         size = mechanism.batch_size // parts
         return make_generator(step).choice(
@@ -166,7 +212,7 @@ class Shuffled(BatchSelection):
     def relation(self, mechanism):
         return BLANK
 
-    def rows(self, mechanism, make_generator, step, total, parts):
+    def rows(self, mechanism, make_generator, step, *, total, parts):
         epoch, position = divmod(step, mechanism.steps_per_epoch)
         edges = np.linspace(0, total, mechanism.steps_per_epoch + 1)
         first, last = np.round(edges[position : position + 2]).astype(int)
@@ -196,9 +242,9 @@ class Cyclic(Poisson):
     # Choquette-Choo et al., arXiv 2306.08153.
 
     in_words = (
-        "the examples are dealt into {groups} groups at random, which take "
+        "the examples are dealt into {0.groups} groups at random, which take "
         "turns; each example of a step's group is in the batch with "
-        "probability {group_rate:.6g}, independently of all others and of "
+        "probability {0.group_rate:.6g}, independently of all others and of "
         "other batches"
     )
     supports_users = False
@@ -207,7 +253,7 @@ class Cyclic(Poisson):
     def relation(self, mechanism):
         return BLANK  # The groups depend on how many examples there are.
 
-    def rows(self, mechanism, make_generator, step, total, parts):
+    def rows(self, mechanism, make_generator, step, *, total, parts):
         order = _fixed_order(make_generator, total)
         group = order[step % mechanism.groups :: mechanism.groups]
         rate = mechanism.group_rate

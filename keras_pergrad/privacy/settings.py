@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
-from keras_pergrad.common.names import NamedArguments, require_one_of
+from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.numbers import (
     positive_integer,
     positive_number,
@@ -17,10 +17,9 @@ from keras_pergrad.common.warning import warn_user
 from keras_pergrad.modes import PerSample, Vectorized
 from keras_pergrad.privacy.augmentation import check_augmentations
 from keras_pergrad.privacy.correlated_noise import Kind
-from keras_pergrad.privacy.dp_events import import_dp_accounting
-from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.ledger import ledger_of
 from keras_pergrad.privacy.mechanism import Mechanism, TrialSearch
-from keras_pergrad.privacy.selections import SAMPLINGS
+from keras_pergrad.privacy.selections import SAMPLINGS, import_dp_accounting
 from keras_pergrad.privacy.users import Users, check_users
 
 METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
@@ -30,7 +29,7 @@ EARLIER_NOISE: dict[str, Kind] = {"kept": "banded", "redrawn": "banded_inverse"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Settings(NamedArguments):
+class Settings:
     """The arguments of a `PrivateTraining`, each of which is sound.
 
     Attributes:
@@ -187,8 +186,8 @@ def _spent(model):
     """Return the phases and the record of a private model; of None none."""
     if model is None:
         return (), None
-    ledger = getattr(model, "aggregation_state", None)
-    if not isinstance(ledger, Ledger):
+    ledger = ledger_of(model)
+    if ledger is None:
         raise ValueError(
             "`continue_from` must be a model that was trained privately. "
             f"Received: continue_from={model!r}"

@@ -270,16 +270,7 @@ def _describe_search(search):
 
 def _assumptions(phases, vouched, has_seed, has_views):
     mechanisms = dict.fromkeys(m for m, _ in phases)
-    yield from dict.fromkeys(
-        mechanism.selection.in_words.format(
-            rate=mechanism.rate,
-            batch_size=mechanism.batch_size,
-            examples=mechanism.examples,
-            groups=mechanism.groups,
-            group_rate=mechanism.group_rate,
-        )
-        for mechanism in mechanisms
-    )
+    yield from dict.fromkeys(m.selection.in_words.format(m) for m in mechanisms)
     for max_examples in sorted(
         {m.examples_per_user for m in mechanisms if m.unit == USER}
     ):
@@ -291,9 +282,7 @@ def _assumptions(phases, vouched, has_seed, has_views):
         yield "each example is of another person: else a person has less"
     if any(m.unit == UNIQUE for m in mechanisms):
         yield "each example is of another person, as user_ids='unique' says"
-    yield _seed_assumption(
-        has_seed, any(mechanism.search for mechanism in mechanisms)
-    )
+    yield _seed_assumption(has_seed, any(m.search for m in mechanisms))
     yield (
         "noise and sums are computed with floating-point numbers as if they "
         "were real ones"

@@ -13,7 +13,7 @@ from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.common.warning import warn_user
 from keras_pergrad.modes import Accumulated, GradientMode
 from keras_pergrad.privacy import accounting
-from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.ledger import ledger_of
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
 from keras_pergrad.privacy.plan import Plan
 from keras_pergrad.privacy.privacy_budget import (
@@ -178,6 +178,7 @@ class PrivateTraining(NamedArguments):
         augment: Callable[[Any], Any] | None = None,
         vouched: Sequence[str] = (),
     ):
+        # All of them, by the same names.
         arguments = {**locals()}
         del arguments["self"]
         self._follow(Settings(**arguments))
@@ -333,8 +334,8 @@ class PrivateTraining(NamedArguments):
                 vouched=earlier_proof.get("names", ()),
                 weights_file=weights_file,
             )
-        ledger = getattr(model, "aggregation_state", None)
-        if not isinstance(ledger, Ledger):
+        ledger = ledger_of(model)
+        if ledger is None:
             raise ValueError(
                 "Expected a model that was compiled with the gradient_mode of "
                 f"a PrivateTraining. Received: {model!r}"

@@ -133,9 +133,13 @@ def test_schedules_of_many_values_are_counted_by_rdp():
 def test_most_steps():
     now = mechanism()
     target = epsilon((now, 23))
-    assert affordable_steps((), now, target, 1e-6, 0, 64) == 23
-    assert affordable_steps((), now, target, 1e-6, 0, 8) == 8
-    assert affordable_steps((), now, 1e-3, 1e-6, 0, 8) == 0
+    for budget, most, expected in (
+        (target, 64, 23),
+        (target, 8, 8),
+        (1e-3, 8, 0),
+    ):
+        given = {"delta": 1e-6, "min_steps": 0, "max_steps": most}
+        assert affordable_steps((), now, budget, **given) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.privacy.audit_bound import epsilon_lower_bound, p_value
+from keras_pergrad.privacy.audit import epsilon_lower_bound, p_value
 from keras_pergrad.privacy.phase_noise import PhaseNoise
 from tests.models import making
 from tests.privacy.tiny import X, Y, compile_privately, model, private
@@ -14,18 +14,19 @@ from tests.privacy.tiny import X, Y, compile_privately, model, private
 def test_the_bound_of_so_many_right_guesses():
     # 100 of 100: e^eps / (1 + e^eps) to the 100 must be above 5 %.
     rate = 0.05 ** (1 / 100)
-    found = epsilon_lower_bound(100, 100, 100, 0.0, 0.95)
+    exact = {"delta": 0.0, "confidence": 0.95}
+    found = epsilon_lower_bound(100, 100, 100, **exact)
     assert found == pytest.approx(np.log(rate / (1 - rate)), abs=1e-4)
     # Delta weakens it.
     bounds = [
-        epsilon_lower_bound(100, 100, 90, delta, 0.95)
+        epsilon_lower_bound(100, 100, 90, delta=delta, confidence=0.95)
         for delta in (0.0, 1e-5, 1e-3)
     ]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > bounds[2] > 0
     # Guessing at random shows nothing.
-    assert epsilon_lower_bound(100, 100, 52, 1e-5, 0.95) == 0
-    assert p_value(100, 100, 0, 1.0, 1e-5) == 1
+    assert epsilon_lower_bound(100, 100, 52, **exact) == 0
+    assert p_value(100, 100, 0, epsilon=1.0, delta=1e-5) == 1
 
 
 def test_the_bound_holds_as_often_as_it_says():
@@ -35,7 +36,8 @@ def test_the_bound_holds_as_often_as_it_says():
     rate = 1 / (1 + np.exp(-epsilon))
     right = rng.binomial(200, rate, size=400)
     bounds = {
-        v: epsilon_lower_bound(200, 200, int(v), 0.0, 0.9) for v in set(right)
+        v: epsilon_lower_bound(200, 200, int(v), delta=0.0, confidence=0.9)
+        for v in set(right)
     }
     found = np.array([bounds[v] for v in right])
     assert np.mean(found > epsilon) <= 0.1 + 0.045

@@ -235,7 +235,7 @@ def test_cyclic_groups_take_turns(parts):
     steps_of = [[] for _ in range(101)]
     for step in range(3 * rounds):
         for part in range(parts):
-            for row in draw_batch(mechanism, key, step, 0, part, parts):
+            for row in draw_batch(mechanism, key, step, part=part, parts=parts):
                 steps_of[row].append(step)
     groups = [{step % 3 for step in steps} for steps in steps_of]
     assert {len(group) for group in groups} == {1}

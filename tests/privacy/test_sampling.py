@@ -53,7 +53,7 @@ def test_a_step_is_drawn_alike_and_others_are_not():
     same = [draw_batch(now, KEY, 7) for _ in range(2)]
     np.testing.assert_array_equal(*same)
     different = [
-        tuple(draw_batch(now, key, step, phase))
+        tuple(draw_batch(now, key, step, phase=phase))
         for key in (KEY, make_key(2))
         for step in (7, 8)
         for phase in (0, 1)

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.mechanism import Mechanism, TrialSearch
-from keras_pergrad.privacy.search_draws import draw_trials
+from keras_pergrad.privacy.search_trials import draw_trials
 from keras_pergrad.privacy.statement import Statement
 from tests.models.making import assert_equal, net
 from tests.power_cut import PowerCut
@@ -93,18 +93,9 @@ def test_epsilon_is_that_of_the_library(distribution, sampling, score_noise):
     )
     accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
     expected = accountant.compose(event).get_epsilon(1e-5)
-    settings = {
-        "expected_trials": 7.5,
-        "distribution": distribution,
-        "score_noise": score_noise,
-    }
-    one = Mechanism(
-        sampling,
-        1000,
-        100,
-        noise_multiplier=3.0,
-        search=TrialSearch(**settings),
-    )
+    counted = TrialSearch(7.5, distribution, score_noise)
+    given = {"noise_multiplier": 3.0, "search": counted}
+    one = Mechanism(sampling, 1000, 100, **given)
     found = compute_epsilon(((one, 25),), 1e-5)
     assert found == pytest.approx(expected, rel=1e-12)
     # Training that follows is added to the whole search.
