@@ -59,6 +59,14 @@ def chart(title, steps, lines):
         return ""
     figure, axes = _begin()
     _draw(axes, steps, lines)
+    if len(lines) > 1:  # above the axes, where no line is
+        axes.legend(
+            labelcolor=_GREY,
+            frameon=False,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=len(lines),
+        )
     return _picture(figure, title)
 
 
@@ -86,10 +94,13 @@ def distance_map(title, names, distances):
     positive = distances[is_distance]
     if len(positive):
         low, high = positive.min(), positive.max()
-        norm = colors.LogNorm(low, high) if high > low else None
+        is_wide = high > _LOG_RATIO * low
+        norm = colors.LogNorm(low, high) if is_wide else None
         shown = np.where(is_distance, distances, np.nan)
         picture = axes.imshow(shown, norm=norm, cmap="viridis")
-        bar = figure.colorbar(picture, label="distance over the norm")
+        bar = figure.colorbar(
+            picture, label="distance over the norm", format="%.3g"
+        )
         bar.ax.yaxis.label.set_color(_GREY)
         bar.ax.tick_params(colors=_GREY, which="both")
     else:
@@ -138,6 +149,8 @@ def plot(charts, axes=None):
     for ax, (title, steps, lines) in zip(axes, charts):
         ax.set_title(title)
         _draw(ax, steps, lines)
+        if any(line.label for line in lines):
+            ax.legend(loc="upper right")
     return axes[0].figure
 
 
@@ -180,8 +193,6 @@ def _draw(axes, steps, lines):
     axes.locator_params(axis="x", integer=True, nbins=7)
     axes.set_xlabel("updates")
     axes.grid(color=_GREY, alpha=0.3)
-    if len(lines) > 1:
-        axes.legend(labelcolor=_GREY, framealpha=0, loc="upper right")
 
 
 def _picture(figure, title):

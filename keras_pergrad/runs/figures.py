@@ -10,7 +10,7 @@ class Figure:
     Attributes:
         name: in the logs, in a `Reading` and in records.
         caption: what it is, in a sentence.
-        unit: its unit; empty: none.
+        unit: its unit; empty: it has none.
         instrument: the instrument that reads it; None: every reading has it
             where it is defined.
         needs: what of a measurement the instrument is made of, besides the
@@ -45,13 +45,10 @@ NOISE_SCALE = Figure(
     instrument="noise_scale",
     needs=frozenset({"samples"}),
 )
-SNR = Figure(
-    "gradient_snr", "Signal over noise of the mean over the batch.", "1"
-)
+SNR = Figure("gradient_snr", "Signal over noise of the mean over the batch.")
 REPEAT_DEVIATION = Figure(
     "gradient_repeat_deviation",
     "Largest distance of a repeated gradient from the first, over the norm.",
-    "1",
 )
 EQUAL_VARIABLES = Figure(
     "bitwise_equal_variables",
@@ -85,20 +82,20 @@ FIGURES = {
             "norm_test",
             "Standard error of the mean gradient over its norm: above 1 the "
             "batch is mostly noise.",
-            "1",
+            "",
             "samples",
         ),
         _read_by(
             "inner_product_test",
             "Standard error of the samples' slopes along the mean gradient, "
             "over its squared norm.",
-            "1",
+            "",
             "dots",
         ),
         _read_by(
             "orthogonality_test",
             "Standard error orthogonal to the mean gradient, over its norm.",
-            "1",
+            "",
             "samples",
             "dots",
         ),
@@ -112,19 +109,19 @@ FIGURES = {
             "snr_by_weight",
             "Squared mean over variance of a weight's gradient, averaged over "
             "the weights.",
-            "1",
+            "",
             "weights",
         ),
         _read_by(
             "early_stopping",
             "Evidence that the gradient is only noise: above 0, stop.",
-            "1",
+            "",
             "weights",
         ),
         _read_by(
             "update_ratio",
             "Norm of the last update over that of the weights.",
-            "1",
+            "",
             "before",
         ),
         _read_by(
@@ -137,7 +134,7 @@ FIGURES = {
             "alpha",
             "Where the last update went on a parabola: 0 is its minimum, "
             "above 1 the loss rises.",
-            "1",
+            "",
             "samples",
             "along",
             "before",
@@ -145,7 +142,7 @@ FIGURES = {
         _read_by(
             "dead_units",
             "Share of the units that get no gradient from any sample.",
-            "1",
+            "",
             "units",
         ),
         _read_by(
