@@ -267,6 +267,9 @@ def test_large_models_take_a_clipped_step(name, monkeypatch):
     net.compile("sgd", keras_large.make_loss(), gradient_mode=mode)
     x, y = large_models.make_batch(name, 2)
     before = [w.numpy() for w in net.trainable_weights]
-    assert np.isfinite(net.train_on_batch(x, y))
+    # In float16 the first may overflow the loss scale, as in plain Keras.
+    for _ in range(2):
+        logs = net.train_on_batch(x, y, return_dict=True)
+    assert np.isfinite(logs["loss"])
     after = [w.numpy() for w in net.trainable_weights]
     assert any((a != b).any() for a, b in zip(after, before))
