@@ -12,6 +12,7 @@ import functools
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.losses.compiled import losses_computing_in
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -151,7 +152,9 @@ class PlainTape:
             parts += [f * tf.reduce_sum(a) for f, a in zip(factors, added)]
         if not parts:
             return [None] * len(weights), _gap(outputs, sample_outputs, row)
-        gradients = map(_dense, tape.gradient(parts, weights))
+        gradients = map_tensors(
+            tf.convert_to_tensor, tape.gradient(parts, weights)
+        )
         return list(gradients), _gap(outputs, sample_outputs, row)
 
     def _loss(self, y_pred):
@@ -175,7 +178,7 @@ class PlainTape:
                 loss = total_loss(
                     self.model, x, self._y, y_pred, self._sample_weight
                 )
-        return [_dense(g) for g in tape.gradient(loss, weights)]
+        return map_tensors(tf.convert_to_tensor, tape.gradient(loss, weights))
 
     def penalties(self, values):
         """Return the gradients of the weight regularisers, None without one."""
@@ -203,10 +206,6 @@ def _join(batch, sample, row):
 def _single_row(tensor, row):
     """Return one row; with a gather the batch size, 1, stays known."""
     return tf.gather(tensor, tf.reshape(row, [1]))
-
-
-def _dense(gradient):
-    return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
 def _gap(batch, sample, row):

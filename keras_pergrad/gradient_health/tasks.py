@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.common.text import as_text
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -173,7 +174,10 @@ class TaskMeter:
         if missing:
             raise ValueError(task_refusals.no_tasks_to_measure(self.tasks))
         task_gradients = [
-            list(map(_dense, tape.gradient(terms[name], self._variables)))
+            map_tensors(
+                tf.convert_to_tensor,
+                tape.gradient(terms[name], self._variables),
+            )
             for name in self.tasks
         ]
         self._is_shared = shared_by_tasks(task_gradients)
@@ -185,7 +189,3 @@ class TaskMeter:
             if is_shared
         ]
         return tf.stack(gramians(shared_gradients))
-
-
-def _dense(gradient):
-    return None if gradient is None else tf.convert_to_tensor(gradient)

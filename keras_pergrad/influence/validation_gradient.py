@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.losses.compiled import no_running_means
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -38,7 +39,9 @@ class ValidationGradient:
         """
         with twice_differentiable():
             loss = self._loss()
-        gradients = _dense(tf.gradients(loss, self._values()))
+        gradients = map_tensors(
+            tf.convert_to_tensor, tf.gradients(loss, self._values())
+        )
         terms = [
             tf.reduce_sum(g * tf.cast(tf.stop_gradient(d), g.dtype))
             for g, d in zip(gradients, directions)
@@ -79,12 +82,10 @@ class ValidationGradient:
         scale = loss_scale(self.model.optimizer)
         gradients = [
             tf.zeros(v.shape, wide(v.value).dtype) if g is None else wide(g)
-            for v, g in zip(self.variables, _dense(gradients))
+            for v, g in zip(
+                self.variables, map_tensors(tf.convert_to_tensor, gradients)
+            )
         ]
         if scale is None:
             return gradients
         return [g / tf.cast(scale, g.dtype) for g in gradients]
-
-
-def _dense(gradients):
-    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]

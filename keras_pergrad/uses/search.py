@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.keras_internals.graphs.gradients import (
     GRADIENT_STOPS,
     gradients_at,
@@ -180,7 +181,9 @@ class CandidateUses:
                     sources, targets, operations, cotangents
                 )
             for target, gradient in zip(targets, gradients):
-                self._of(target).gradient = _dense(gradient)
+                self._of(target).gradient = map_tensors(
+                    tf.convert_to_tensor, gradient
+                )
 
     def gradient_of(self, tensor):
         """Return the gradient that was found at a tensor, or None."""
@@ -321,7 +324,3 @@ class CandidateUses:
 def _has_gradients(dtype):
     """Whether gradients flow through tensors of this type."""
     return dtype.is_floating or dtype.is_complex
-
-
-def _dense(gradient):
-    return None if gradient is None else tf.convert_to_tensor(gradient)
