@@ -25,6 +25,7 @@ from keras_pergrad.gradient_health.premises import (
     has_no_noise,
     measures_single_updates,
 )
+from keras_pergrad.runs.figures import NORM
 from keras_pergrad.runs.reading import Reading
 
 # An update that changes weights by this share of themselves replaces them in
@@ -185,7 +186,7 @@ def dead_layer(readings, fit):
             "connects to the loss. A ReLU whose "
             "inputs are all negative does that: make the layer's weights "
             "anew, with zero biases, or use leaky_relu.",
-            {"gradient_norm": 0.0},
+            {NORM.name: 0.0},
             name,
         )
         for name in dead_layers(readings)
