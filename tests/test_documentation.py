@@ -37,7 +37,7 @@ PAGES = {
     "docs/guides/slow_training.md": 21,
     "docs/guides/text_models.md": 15,
     "docs/guides/tuning_privately.md": 20,
-    "docs/guides/what_you_may_have_read.md": 30,
+    "docs/guides/what_you_may_have_read.md": 60,
     "docs/guides/your_own_loop.md": 9,
     "docs/guides/your_own_model.md": 13,
     "docs/private_training.md": 30,
@@ -230,14 +230,18 @@ SEARCHED = {
     "input_gradients": ["adversarial", "saliency", "Jacobian", "big data"],
     "keras_hub": ["freeze", "QLoRA"],
     "odd_samples": ["mislabeled", "label noise"],
-    "parallel": ["GradientTape"],
+    "parallel": ["GradientTape", "autodiff", "MirroredStrategy"],
     "physics_informed": ["PINN", "WGAN-GP"],
     "tuning_privately": ["hyper-parameters"],
     "what_you_may_have_read": [
         *("M1", "Neural Engine", "AdamW", "standardize", "mixed precision"),
-        "model parallelism",
+        *("model parallelism", "prefetch", "set_visible_devices", "map_fn"),
+        *("pruning", "weight sharing", "cache misses"),
     ],
-    "your_own_loop": ["GradientTape", "vectorized_map"],
+    "your_own_loop": [
+        *("GradientTape", "vectorized_map", "per-sample updates", "accumulate"),
+        *("online descent", "slow generator"),
+    ],
     "your_own_model": ["mix samples", "freeze"],
 }
 
