@@ -352,19 +352,22 @@ PLANTED = {
             "return float(regularizer.l2)",
         ),
     },
-    "gradient_health/figures.py": {
+    "gradient_health/size_tests.py": {
         "tests": ["gradient_health/test_instruments.py"],
         "cabs-by-the-unbiased-trace": (
-            "observation.trace * (observation.n - 1) / observation.n",
-            "observation.trace",
+            "* (observation.samples - 1) / observation.samples",
+            "* 1.0",
         ),
+    },
+    "gradient_health/last_update.py": {
+        "tests": ["gradient_health/test_instruments.py"],
         "length-not-squared": ("noise[2:] *= length**2", "noise[2:] *= length"),
     },
     "gradient_health/evidence.py": {
         "tests": ["gradient_health/test_advice.py"],
-        "biased-mean-square": (
-            "return norm**2 + variance * (n - 1) / n",
-            "return norm**2 + variance",
+        "mean-of-the-noise-scales": (
+            "readings[-1].samples * len(ratios) / sum(ratios)",
+            "readings[-1].samples * sum(1 / r for r in ratios) / len(ratios)",
         ),
     },
     "stalls/accounting.py": {
