@@ -8,14 +8,14 @@ from typing import Any
 _PASSED = {"keras_pergrad", "keras", "dataclasses"}
 
 
-def warn_user(text):
+def warn_user(text, category=UserWarning):
     """Warn of what the last line outside of the package and Keras has asked."""
     # `skip_file_prefixes` does so from Python 3.12 on.
     frame: Any = inspect.currentframe()
     level = 1
     while frame.f_back is not None and _package(frame) in _PASSED:
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)
 
 
 def _package(frame):

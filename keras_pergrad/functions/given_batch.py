@@ -43,6 +43,7 @@ def _as_tensor(part):
 
 
 def describe_batch(probe):
+    """Return the shapes of a batch's arrays, in words."""
     names = ("x", "y", "sample_weight")
     parts = [
         f"{name} of shape {np.shape(tensor)}"

@@ -10,14 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import first_tensor
+from keras_pergrad.common.batches import (
+    first_tensor,
+    pack_like,
+    tensors_of,
+)
 from keras_pergrad.common.text import reason
 from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.functions.batch_loss import MissingLoss, measured_loss
 from keras_pergrad.gradient_health.observation import (
     Observation,
     along,
-    compare,
     observe,
 )
 from keras_pergrad.keras_internals.losses.terms import (
@@ -162,7 +165,7 @@ class GradientMeter:
             samples=self.samples,
             loss=loss,
             measured=tf.nest.map_structure(np.asarray, measured),
-            repeats=compare(gradient, repetitions) if repeats > 1 else None,
+            repetitions=repetitions if repeats > 1 else None,
         )
 
     def measure_along(self, direction, weights):
@@ -354,17 +357,13 @@ class GradientMeter:
         # Leave out None: a call whose structure differs from the signature
         # first prints its arguments, which takes longer than the call.
         def call_with_tensors(parts, request, direction):
-            parts = iter(parts)
-            batch = tf.nest.map_structure(
-                lambda t: None if t is None else next(parts), self.batch
-            )
-            return compute(*batch, request, direction)
+            return compute(*pack_like(self.batch, parts), request, direction)
 
         def arguments(request, direction=None):
             if self._needs_slopes and direction is None:
                 direction = self._values
             direction = [tf.convert_to_tensor(d) for d in direction or ()]
-            return self._batch_tensors(), tf.constant(request), direction
+            return tensors_of(self.batch), tf.constant(request), direction
 
         function = tf.function(
             call_with_tensors,
@@ -379,9 +378,6 @@ class GradientMeter:
             return run_and_restore(function, *arguments(*request))
 
         return run
-
-    def _batch_tensors(self):
-        return [t for t in tf.nest.flatten(self.batch) if t is not None]
 
 
 class TrainingReader(StepReader):

@@ -110,12 +110,13 @@ class Repeats:
 
 
 def observe(
-    gradient, *, samples, loss, measured, is_defined=True, repeats=None
+    gradient, *, samples, loss, measured, is_defined=True, repetitions=None
 ):
     """Return the `Observation` of a mean gradient.
 
     `measured`: what the graph of the step measured of the samples, by name;
-    `is_defined`: whether these have a covariance.
+    `is_defined`: whether these have a covariance; `repetitions`: of the
+    gradient, one by one.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         squared_means = np.array([squared_norm(g) for g in gradient])
@@ -130,7 +131,11 @@ def observe(
         gradient=list(gradient),
         squared_means=squared_means,
         traces=traces,
-        repeats=repeats,
+        repeats=(
+            None
+            if repetitions is None
+            else _compare(gradient, squared_means, repetitions)
+        ),
         squared_norms=total,
         dots=_float64_or_none(measured.get("dots")),
         ratios=_float64_or_none(measured.get("ratios")),
@@ -159,10 +164,9 @@ def covariance_traces(sample_norms, squared_means):
     return np.maximum(spread, 0) / (n - 1)
 
 
-def compare(gradient, repetitions):
+def _compare(gradient, squared_means, repetitions):
     """Return the `Repeats` of a gradient; repetitions come one by one."""
     is_equal = np.ones(len(gradient), bool)
-    squared_means = np.array([squared_norm(g) for g in gradient])
     rows = []
     for repetition in repetitions:
         rows.append(np.zeros(len(gradient)))

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import map_tensors
+from keras_pergrad.common.batches import map_tensors, pack_like, tensors_of
 from keras_pergrad.common.text import as_text
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -127,19 +127,12 @@ class TaskMeter:
         self.tasks = tuple(loss_terms.term_names(model))
         if len(self.tasks) < 2:
             raise ValueError(task_refusals.no_tasks_to_measure(self.tasks))
-        self._batch_tensors = [
-            t for t in tf.nest.flatten(batch) if t is not None
-        ]
+        self._batch_tensors = tensors_of(batch)
         self._variables = list(model.trainable_variables)
         self._is_shared = []
 
         def compute(*tensors):
-            tensors = iter(tensors)
-            return self._compute(
-                *tf.nest.map_structure(
-                    lambda t: None if t is None else next(tensors), batch
-                )
-            )
+            return self._compute(*pack_like(batch, tensors))
 
         with preserve_random_state():
             self._function = tf.function(

@@ -2,10 +2,10 @@
 
 import dataclasses
 import os
-import warnings
 
 import numpy as np
 
+from keras_pergrad.common.warning import warn_user
 from keras_pergrad.runs import run_folder
 from keras_pergrad.runs.records import (
     Run,
@@ -72,7 +72,7 @@ def align(log_dir, max_steps):
     """Read the runs of one directory or several, and check them."""
     folders = directories(log_dir)
     paths = [path for d in folders for path in list_runs(d)]
-    loaded = list(map(_read_run, paths))  # No frame between, for the warning.
+    loaded = list(map(_read_run, paths))
     readable = [run for run in loaded if run is not None]
     runs = [run for run in readable if len(run)]
     empty = [str(run.info["run"]) for run in readable if not len(run)]
@@ -126,8 +126,7 @@ def _read_run(path):
     try:
         return read_run(path)
     except run_folder.DamagedRun as error:
-        message = f"{error} The run is left out."
-        warnings.warn(message, RunRecordWarning, stacklevel=4)
+        warn_user(f"{error} The run is left out.", RunRecordWarning)
 
 
 def directories(log_dir):

@@ -47,19 +47,21 @@ def failures(comparison, log_dir, conditions):
     Raises:
         ValueError: there is nothing to judge a condition by.
     """
-    judges = {DIVERGED: _divergences, SLOWER: _slower, STALL: _stalls}
-    return [
-        sentence
-        for condition in conditions
-        for sentence in judges[condition.name](
-            comparison, log_dir, condition.share
-        )
-    ]
+    found = []
+    for condition in conditions:
+        if condition.name == DIVERGED:
+            found += _divergences(comparison)
+            continue
+        judged, others = _sides(log_dir)
+        if condition.name == SLOWER:
+            found += _slower(judged, others, condition.share)
+        else:
+            found += _stalls(judged, condition.share)
+    return found
 
 
-def _divergences(comparison, log_dir, share):
+def _divergences(comparison):
     """Yield where runs of one seed diverge, and which are not finite."""
-    del log_dir, share
     steps = {run["label"]: run["first_not_finite"] for run in comparison.runs}
     for label, step in steps.items():
         if step is not None:
@@ -84,13 +86,10 @@ def _divergences(comparison, log_dir, share):
             )
 
 
-def _slower(comparison, log_dir, share):
+def _slower(judged, others, share):
     """Yield by how much the judged runs are slower than the others."""
-    del comparison
-    judged, others = _sides(log_dir)
-    judged_ms, other_ms = (
-        _median(paths, "step_ms", SLOWER) for paths in (judged, others)
-    )
+    judged_ms = _median(judged, "step_ms", SLOWER)
+    other_ms = _median(others, "step_ms", SLOWER)
     if judged_ms > other_ms * (1 + share):
         yield (
             f"slower: a step takes {judged_ms:.3g} ms in {_names(judged)}, "
@@ -99,10 +98,8 @@ def _slower(comparison, log_dir, share):
         )
 
 
-def _stalls(comparison, log_dir, share):
+def _stalls(judged, share):
     """Yield by how much the judged runs wait for data."""
-    del comparison
-    judged, _ = _sides(log_dir)
     stall = _median(judged, "data_stall_fraction", STALL)
     if stall > share:
         yield (
@@ -116,7 +113,7 @@ def _sides(log_dir):
     *earlier, last = directories(log_dir)
     if earlier:
         return list_runs(last), [p for d in earlier for p in list_runs(d)]
-    runs = sorted(list_runs(last), key=lambda path: _created(path))
+    runs = sorted(list_runs(last), key=_created)
     return runs[-1:], runs[:-1]
 
 
