@@ -6,7 +6,7 @@ Needs a clone of this repository, a Mac with Apple silicon, Python 3.11 or 3.12,
 and for the community's plugin, which is compiled here, macOS 15 and Apple's
 command-line tools (`xcode-select --install`). Installs Apple's tensorflow-metal
 into `build/metal/apple` and the community's tensorflow-metal-plugin into
-`build/metal/community`, runs `where_does_it_run.py` in both, and writes
+`build/metal/community`, runs `device_placement.py` in both, and writes
 `metal_report.json`: what each of them printed and found, or where it failed.
 One of the models is matmul, bias and relu, which Metal fuses in compiled steps.
 There are no personal paths in the file.
@@ -38,7 +38,7 @@ def try_plugin(name, installs, folder):
     commands = [
         [sys.executable, "-m", "venv", folder / name],
         *([*pip, *wanted] for wanted in installs),
-        [python, HERE / "where_does_it_run.py", "--save", saved],
+        [python, HERE / "device_placement.py", "--save", saved],
     ]
     for command in commands:
         words = [without_paths(str(word)) for word in command]

@@ -4,7 +4,7 @@ Trains with a batch of 2,048, whole and in microbatches of 32, each in a
 process of its own, and draws how much memory each has taken. Both train the
 same: the weights are compared, too.
 
-    python examples/batch_does_not_fit.py
+    python examples/accumulated_gradients.py
 """
 
 import os
@@ -68,7 +68,7 @@ def draw(peaks):
     axis.margins(x=0.15)
     axis.invert_yaxis()
     OUTPUT.mkdir(exist_ok=True)
-    path = OUTPUT / "batch_does_not_fit.png"
+    path = OUTPUT / "accumulated_gradients.png"
     figure.savefig(path, dpi=120, bbox_inches="tight")
     return path
 

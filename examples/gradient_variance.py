@@ -3,7 +3,7 @@
 Trains a small network on scikit-learn's handwritten digits, soundly and with
 faults planted one by one, and prints what `GradientVariance` advises on each.
 
-    python examples/healthy_training.py
+    python examples/gradient_variance.py
 """
 
 import keras

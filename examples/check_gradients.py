@@ -6,7 +6,7 @@ op by op, as a graph and compiled by XLA, on the CPU and on every accelerator,
 several times each. All are judged by a loop over single samples in double
 precision. Then the same with a layer whose gradient is wrong.
 
-    python examples/are_my_gradients_consistent.py
+    python examples/check_gradients.py
 """
 
 import keras

@@ -5,8 +5,8 @@ ops ran, whether each device computes what the CPU computes, whether the same
 fit gives the same weights again, and where the ops would run on a Mac, by
 Apple's plugin and by the community's.
 
-    python examples/where_does_it_run.py
-    python examples/where_does_it_run.py --save placement.json
+    python examples/device_placement.py
+    python examples/device_placement.py --save placement.json
 
 The second writes all of it, with what the doctor says, into one file
 without personal paths, to send to the project from a Mac. `try_metal.py`

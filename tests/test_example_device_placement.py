@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 @pytest.mark.slow
 def test_it_prints_and_saves_everything_without_paths(tmp_path):
     saved = tmp_path / "placement.json"
-    script = ROOT / "examples" / "where_does_it_run.py"
+    script = ROOT / "examples" / "device_placement.py"
     done = subprocess.run(
         [sys.executable, str(script), "--save", str(saved)],
         capture_output=True,

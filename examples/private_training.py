@@ -6,7 +6,7 @@ digit, by Adam, and by Adam whose second moments are corrected. It prints how
 accurate each is on other digits, beside a training without privacy, and what
 is guaranteed, and draws the accuracies.
 
-    python examples/private_digits.py
+    python examples/private_training.py
 
 Needs `pip install ".[privacy,examples]"`; about two minutes. `--seeds 3` prints
 the means of three trainings each: one seed more or less moves the accuracy by
@@ -148,7 +148,7 @@ def main():
     axes.set_xticks(BUDGETS, [f"{budget:g}" for budget in BUDGETS])
     axes.legend()
     OUTPUT.mkdir(exist_ok=True)
-    path = OUTPUT / "private_digits.png"
+    path = OUTPUT / "private_training.png"
     figure.savefig(path, dpi=120, bbox_inches="tight")
     print(f"\n{statement}\n\nPicture: {path}")
 
