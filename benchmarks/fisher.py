@@ -42,9 +42,9 @@ def ours(name, rounds):
     models, steps = [], {}
     for way, sampled in WAYS.items():
         models.append(build_model(name))  # functions do not keep them alive
-        traced = FisherStatistic("diagonal", likelihood, sampled, False).trace(
-            models[-1]
-        )
+        traced = FisherStatistic(
+            "diagonal", likelihood, sampled, training=False
+        ).trace(models[-1])
         given = x, None if sampled else y, None, seed
 
         def step(traced=traced, given=given):

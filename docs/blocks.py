@@ -40,8 +40,8 @@ def blocks(text):
             match["language"],
             match["code"],
             text.count("\n", 0, match.start("code")) + 1,
-            match.start(),
-            match.end(),
+            start=match.start(),
+            end=match.end(),
         )
         for match in FENCE.finditer(text)
     ]

@@ -121,7 +121,7 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, page, config, files):
+def on_page_markdown(markdown, page, config, *, files):
     """Turn links between files into links of the site."""
     here = page.file.src_uri
     path = next((s for s, t in ELSEWHERE.items() if t == here), f"docs/{here}")
@@ -133,11 +133,11 @@ def on_page_markdown(markdown, page, config, files):
         file = posixpath.normpath(
             posixpath.join(posixpath.dirname(path), target)
         )
-        url = _url(file, here, config, match["anchor"] or "")
+        url = _url(file, here, config, anchor=match["anchor"] or "")
         return f"{match['before']}{url})"
 
     def whole(match):
-        return _url(match["file"], here, config, match["anchor"] or "")
+        return _url(match["file"], here, config, anchor=match["anchor"] or "")
 
     def linked(text):
         text = LINK.sub(link, text)
@@ -176,7 +176,7 @@ def on_post_build(config):
     path.write_text(config.extra["llms"], encoding="utf-8")
 
 
-def on_page_content(html, page, config, files):
+def on_page_content(html, page, config, *, files):
     """Take off the dash between a missing name and its text."""
     return NAMELESS.sub(r"\1", html)
 
@@ -191,7 +191,7 @@ def outside_of_code(change, markdown):
     )
 
 
-def _url(file, here, config, anchor):
+def _url(file, here, config, *, anchor):
     """Where a file of the repository is to be found, seen from a page."""
     page = ELSEWHERE.get(file)
     if page is None and file.startswith("docs/"):

@@ -28,7 +28,7 @@ def make_model(**second):
     )
 
 
-def advice_on(x, y, rate=0.1, reduction="sum_over_batch_size", **second):
+def advice_on(x, y, rate=0.1, *, reduction="sum_over_batch_size", **second):
     """Trains, watched on samples that are not trained on."""
     keras.utils.set_random_seed(0)
     model = make_model(**second)

@@ -92,7 +92,7 @@ def accuracy(model, test):
     return model.evaluate(*test, verbose=0, return_dict=True)["accuracy"]
 
 
-def train_privately(way, x, y, target_epsilon, seed):
+def train_privately(way, x, y, *, target_epsilon, seed):
     """Return the trained model, and what is guaranteed of it."""
     make_optimizer, settings = WAYS[way]
     private = kpg.PrivateTraining(
@@ -132,7 +132,9 @@ def main():
         for budget in BUDGETS:
             found = []
             for seed in seeds:
-                model, statement = train_privately(way, x, y, budget, seed)
+                model, statement = train_privately(
+                    way, x, y, target_epsilon=budget, seed=seed
+                )
                 found.append(accuracy(model, test))
             means.append(np.mean(found))
         print(f"{way:14}", *(f"{m:7.3f}" for m in means), flush=True)

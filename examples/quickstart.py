@@ -60,7 +60,7 @@ def plain_gradient(model, x, y):
     return tape.gradient(loss, model.trainable_variables)
 
 
-def median_step_times(models, x, y, rounds=15):
+def median_step_times(models, x, y, *, rounds=15):
     """Median milliseconds of a train step; the models take turns."""
     times = {mode: [] for mode in models}
     for _ in range(rounds + 2):
@@ -95,7 +95,7 @@ def compare_modes(x, y):
         )
 
 
-def draw_unusual(model, images, x, y):
+def draw_unusual(model, images, x, *, y):
     """Draws how large each digit's gradient is, and the ten largest."""
     import matplotlib
 
@@ -157,7 +157,7 @@ def main():
     n = 4 * len(x) // 5
     model = train(x[:n], y[:n], held_out=(x[n:], y[n:]))
     compare_modes(x, y)
-    draw_unusual(model, digits.images, x[:n], y[:n])
+    draw_unusual(model, digits.images, x[:n], y=y[:n])
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def gradients(model, points, classes):
     return found.reshape(points.shape)
 
 
-def smooth_grad(model, x, classes, deviation=0.2):
+def smooth_grad(model, x, classes, *, deviation=0.2):
     """The mean over samples with noise."""
     noise = np.random.default_rng(0).normal(0, deviation, (DRAWS, *x.shape))
     return gradients(model, x + noise.astype(x.dtype), classes).mean(0)
@@ -68,7 +68,7 @@ def integrated_gradients(model, x, classes):
     return x * gradients(model, points, classes).mean(0)
 
 
-def missing(model, x, classes, given):
+def missing(model, x, classes, *, given):
     """The share of the scores that integrated gradients do not explain."""
     own = np.arange(len(classes)), classes
     scores = model.predict(x, verbose=0)[own]
@@ -101,7 +101,7 @@ def main():
     model = train(x, y)
     few, classes = x[:SHOWN], y[:SHOWN]
     given = integrated_gradients(model, few, classes)
-    share = missing(model, few, classes, given)
+    share = missing(model, few, classes, given=given)
     print(f"integrated gradients explain all but {share:.1%} of the scores")
     path = draw(
         {

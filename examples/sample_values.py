@@ -65,10 +65,10 @@ def main():
     print(f"of the {FLIPPED} lowest values {found} are flipped labels")
 
     kept = np.setdiff1d(values.ids, worst)
-    print(f"accuracy with them: {accuracy(model, x, right, rest):.3f}")
+    print(f"accuracy with them: {accuracy(model, x, right, rows=rest):.3f}")
     again = make_model()
     again.fit(x[kept], y[kept], epochs=EPOCHS, verbose=0)
-    print(f"accuracy without:   {accuracy(again, x, right, rest):.3f}")
+    print(f"accuracy without:   {accuracy(again, x, right, rows=rest):.3f}")
 
     OUTPUT.mkdir(exist_ok=True)
     values.to_csv(OUTPUT / "sample_values.csv")
@@ -77,7 +77,7 @@ def main():
     print(f"written: sample_values.csv and sample_values.png in {OUTPUT}")
 
 
-def accuracy(model, x, y, rows):
+def accuracy(model, x, y, *, rows):
     """The accuracy on digits with right labels, not trained on."""
     return model.evaluate(x[rows], y[rows], verbose=0)[1]
 

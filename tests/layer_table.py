@@ -342,7 +342,7 @@ def _restore(state, seed=3):
         variable.assign(value)
 
 
-def _record(model, x, y, training):
+def _record(model, x, y, *, training):
     """The draws, the uses with their variables' paths, all gradients."""
     drawn, uses = [], []
 

@@ -5,7 +5,7 @@ import fnmatch
 import pytest
 
 
-def few(values, quick, slow=None, killers=()):
+def few(values, quick, slow=None, *, killers=()):
     """Return parameters of which all but a few are slow tests.
 
     Args:

@@ -44,11 +44,33 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(50, 2, 8, 2, 12, 7, 3, mels=5, image=8, photo=32),
-    "bench": Size(30_522, 2, 128, 2, 512, 128, 16, mels=80, image=44, photo=64),
+    "tiny": Size(
+        50,
+        2,
+        8,
+        heads=2,
+        inner=12,
+        positions=7,
+        batch=3,
+        mels=5,
+        image=8,
+        photo=32,
+    ),
+    "bench": Size(
+        30_522,
+        2,
+        128,
+        heads=2,
+        inner=512,
+        positions=128,
+        batch=16,
+        mels=80,
+        image=44,
+        photo=64,
+    ),
 }
 #: GPT-2's smallest published size: 124 million weights.
-GPT2_124M = Size(50_257, 12, 768, 12, 3072, 64, 4)
+GPT2_124M = Size(50_257, 12, 768, heads=12, inner=3072, positions=64, batch=4)
 
 
 def loss():
@@ -207,7 +229,7 @@ def _classifier(name, backbone):
     return keras.Model(backbone.input, logits)
 
 
-def _values(name, tensor, s, rng, length):
+def _values(name, tensor, s, *, rng, length):
     """A batch for one input, by its name."""
     places = s.batch, s.positions
     if name.endswith("token_ids"):
@@ -225,12 +247,15 @@ def _values(name, tensor, s, rng, length):
     return draw(size=shape).astype(keras.config.floatx())
 
 
-def batch(inputs, s, rng, length=None):
+def batch(inputs, s, rng, *, length=None):
     """Values for a model's inputs; `length`: of an axis of any length."""
     length = length or 2 * s.positions
     if isinstance(inputs, dict):
-        return {k: _values(k, t, s, rng, length) for k, t in inputs.items()}
-    return _values("images", inputs, s, rng, length)
+        return {
+            k: _values(k, t, s, rng=rng, length=length)
+            for k, t in inputs.items()
+        }
+    return _values("images", inputs, s, rng=rng, length=length)
 
 
 def _perturb(model, size):

@@ -86,7 +86,7 @@ def _batches(mode, *lengths):
     ]
 
 
-def _weights(make, mode, batches, jit_compile, steps=None):
+def _weights(make, mode, batches, *, jit_compile, steps=None):
     """What an epoch makes of the weights, from batches of open sizes."""
     model = make(keras.Model if mode is None else kpg.PerGradModel)
     sgd = keras.optimizers.SGD(RATE, gradient_accumulation_steps=steps)
@@ -128,7 +128,7 @@ def _expected(make, mode, batches):
         return _by_single_samples(make, batches)
     steps = 2 if mode == "steps" else None
     given = OTHERS.get(mode)
-    return _weights(make, given, batches, False, steps)
+    return _weights(make, given, batches, jit_compile=False, steps=steps)
 
 
 # XLA draws other noise: see privacy/test_replay.py.

@@ -46,7 +46,7 @@ def test_models_are_those_of_the_table(name):
 
 
 def entry(rival, times, norms=(1.0, 2.0)):
-    found = Entry(rival, "mnist", "clipped", 64)
+    found = Entry(rival, "mnist", "clipped", batch=64)
     found.times, found.norms = times, list(norms)
     return found
 
@@ -210,8 +210,8 @@ def test_costs_of_convolutions_are_linear_in_the_rates():
             rates.windows_of(size, *window),
             groups,
             channels,
-            filters,
-            factor_rates.CPU.convolutions,
+            small=filters,
+            rates=factor_rates.CPU.convolutions,
         )
         for method in ("taps", "patches", "pixel_gram"):
             features = rates.convolution_features(name, method, False)

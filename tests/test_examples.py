@@ -54,7 +54,7 @@ EXHAUSTIVE = {
     "private_images",
     "private_lora",
 }
-# Run by test_try_metal.py, and with its options by test_example_device_placement.py.
+# Run by test_try_metal.py, and by test_example_device_placement.py.
 ELSEWHERE = {"try_metal", "device_placement"}
 
 

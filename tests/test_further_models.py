@@ -43,7 +43,7 @@ def test_samples_are_proved_apart_and_exact(name):
     kind = KINDS[name]
     model, x, y = _made(kind)
     found = kpg.per_sample_gradients(model, x, y)
-    expected = single.one_by_one(model, x, y, kind.draws)
+    expected = single.one_by_one(model, x, y, draws=kind.draws)
     oracle.assert_agree(found, expected)
     assert max(np.abs(g).max() for g in expected if g is not None) > 1e-3
     table = kpg.explain(model, N, x=x)

@@ -30,7 +30,7 @@ def distance(found, expected):
     )
 
 
-def fitted(make, x, y, mode=None, epochs=1, rate=0.1):
+def fitted(make, x, y, *, mode=None, epochs=1, rate=0.1):
     """The weights after training with a mode, or with plain Keras."""
     keras.utils.set_random_seed(1)
     model = compiled(make(), mode, rate=rate)
@@ -307,7 +307,7 @@ TRAINS = {
             L.Dense(4),
             L.Reshape((6, 4, 1)),
             L.ConvLSTM1D(2, 2),
-            L.Flatten(),
+            optimizer=L.Flatten(),
             shape=(6, 5),
         ),
         ["vectorized"],
@@ -393,7 +393,7 @@ def test_gradients_behind_weights_are_counted_once(name):
     x, y = normal(5, *shape), normal(5, 3)
     for method in methods:
         found = kpg.per_sample_gradients(model, x, y, method=method)
-        oracle.check(found, model, x, y)
+        oracle.check(found, model, x, y=y)
 
 
 class SingleInside(L.Layer):

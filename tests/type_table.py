@@ -37,7 +37,7 @@ def _line(module, ops):
 
 def page(text):
     """The page with the tables in their places."""
-    text = _put(text, BEGIN, END, table())
+    text = _put(text, BEGIN, END, part=table())
     text = _put(text, *_marks("models"), all_kinds.listed())
     return _put(text, *_marks("refusals"), refused.table())
 
@@ -46,7 +46,7 @@ def _marks(name):
     return f"<!-- {name} -->\n", f"<!-- end of the {name} -->\n"
 
 
-def _put(text, begin, end, part):
+def _put(text, begin, end, *, part):
     before, rest = text.split(begin)
     _, after = rest.split(end)
     return f"{before}{begin}\n{part}\n{end}{after}"

@@ -27,7 +27,7 @@ def exchanged(layers, by, groups):
                 undo.callback(setattr, layer, "trainable", layer.trainable)
                 layer.trainable = False
             else:
-                undo.callback(_restore, layer, *_state(layer))
+                undo.callback(_restore, layer, _state(layer))
                 _turn_in_place(layer, _replacement(layer, by, groups))
         yield
         undo.pop_all()  # no error: the exchange stays
@@ -38,7 +38,8 @@ def _state(layer):
     return type(layer), vars(layer), call_arguments
 
 
-def _restore(layer, cls, attributes, call_arguments):
+def _restore(layer, state):
+    cls, attributes, call_arguments = state
     # Not by `setattr`: Keras would track the attributes anew.
     object.__setattr__(layer, "__class__", cls)
     object.__setattr__(layer, "__dict__", attributes)

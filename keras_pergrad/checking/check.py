@@ -175,7 +175,9 @@ def check_gradients(
         if _can_run(device, setting, model)
     ]
     with ModelState(model) as state:
-        check = _Check(model, data, batch, samples, repeats, state)
+        check = _Check(
+            model, data, batch, samples=samples, repeats=repeats, state=state
+        )
         if verbose:
             print(
                 "Gradients of single samples in float64, then in "
@@ -190,7 +192,7 @@ def check_gradients(
         bar.update(1)
         rows = []
         for label, device, setting in combinations:
-            rows.append(check.row(label, modes[label], device, setting))
+            rows.append(check.row(label, modes[label], device, setting=setting))
             bar.update(1 + len(rows))
     expected = check.reference
     notes = expected.notes + _own_mode_notes(modes, rows)
@@ -198,7 +200,7 @@ def check_gradients(
         "single samples one by one" if expected.how == "loop" else "the batch"
     )
     title = f"{procedure} in {expected.dtype}"
-    return GradientCheck(model.name, samples, title, rows, notes)
+    return GradientCheck(model.name, samples, title, rows=rows, notes=notes)
 
 
 def _own_mode_notes(modes, rows):
@@ -283,7 +285,7 @@ def _weighing_aggregation(mode):
 class _Check:
     """One batch of one model, and the reference for its gradients."""
 
-    def __init__(self, model, data, batch, samples, repeats, state):
+    def __init__(self, model, data, batch, *, samples, repeats, state):
         self.model, self.data, self.batch = model, data, batch
         self.samples, self.repeats, self.state = samples, repeats, state
         self.dtype = numerics.precision(model)
@@ -304,11 +306,11 @@ class _Check:
             self.model,
             self.batch,
             self._aggregations,
-            self.dtype,
-            self.recorded_draws,
+            dtype=self.dtype,
+            recorded_draws=self.recorded_draws,
         )
 
-    def row(self, label, mode, device, setting):
+    def row(self, label, mode, device, *, setting):
         row = functools.partial(
             CheckRow, mode=label, device=device, setting=setting
         )
@@ -384,7 +386,11 @@ class _Check:
         place = device, setting
         if place not in self._same_draws:
             device_draws = execution.draws_on(
-                self.model, self.batch[0], device, setting, self.state
+                self.model,
+                self.batch[0],
+                device,
+                setting=setting,
+                state=self.state,
             )
             self._same_draws[place] = all(
                 np.allclose(a, b, 1e-5, 1e-6)

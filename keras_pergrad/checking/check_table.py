@@ -158,13 +158,22 @@ class GradientCheck:
     def __str__(self) -> str:
         rows, notes = map(_row_cells, self.rows), [*self._lines(), self.answer]
         return text_page(
-            self._title(), COLUMNS, rows, notes, COLUMNS[:4], WIDTH
+            self._title(),
+            COLUMNS,
+            rows,
+            notes=notes,
+            left=COLUMNS[:4],
+            width=WIDTH,
         )
 
     def _repr_html_(self):
         rows = map(_row_cells, self.rows)
         return html_page(
-            self._title(), COLUMNS, rows, [self.answer], self._lines()
+            self._title(),
+            COLUMNS,
+            rows,
+            sentences=[self.answer],
+            notes=self._lines(),
         )
 
 

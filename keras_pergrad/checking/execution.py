@@ -61,7 +61,7 @@ class TracedMode:
         """The graph of the step, not optimised."""
         return self.traced[0].graph
 
-    def run(self, device, setting, state, repeats):
+    def run(self, device, setting, state, *, repeats):
         """Return each repeat's gradients, and their median milliseconds."""
         runs, times = [], []
         self._restart()
@@ -151,7 +151,7 @@ def record_draws(model, x):
     return [np.asarray(draw.rows()) for draw in recorded]
 
 
-def draws_on(model, x, device, setting, state):
+def draws_on(model, x, device, *, setting, state):
     """Return what random layers draw there, like `record_draws`."""
     recorded = []
 
@@ -165,7 +165,9 @@ def draws_on(model, x, device, setting, state):
         return [d.rows() for d in recorded]
 
     traced = trace_step(draw, x) if setting == "graph" else None
-    with _make_runner(draw, x, traced, device, setting, state) as (
+    with _make_runner(
+        draw, x, traced, device=device, setting=setting, state=state
+    ) as (
         make_ready,
         run_once,
     ):
@@ -174,7 +176,7 @@ def draws_on(model, x, device, setting, state):
 
 
 @contextlib.contextmanager
-def _make_runner(step, data, traced, device, setting, state):
+def _make_runner(step, data, traced, *, device, setting, state):
     """Yield two functions: one prepares a run, the other runs once."""
     place = f"/device:{device}"
     with contextlib.ExitStack() as stack:

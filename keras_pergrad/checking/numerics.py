@@ -86,7 +86,7 @@ def tolerance(dtype, terms=1):
     return 16.0 * roundoff + 4.0 * math.sqrt(terms) * sums
 
 
-def judge(reference, value, dtype="float32", terms=1, scale=0.0):
+def judge(reference, value, dtype="float32", *, terms=1, scale=0.0):
     """Compare an array with the right one, of the less precise `dtype`."""
     # The error is judged against the largest reference, or `scale` if that is
     # larger: a true zero got by cancellation needs the magnitude that it was
@@ -101,7 +101,7 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
         )
     is_equal = (reference == value) | (np.isnan(reference) & np.isnan(value))
     if is_equal.all():
-        return Verdict(EXACT, 0.0, 0.0, limit, None)
+        return Verdict(EXACT, 0.0, 0.0, tolerance=limit, index=None)
     with np.errstate(invalid="ignore", over="ignore"):
         gap = np.where(is_equal, 0.0, np.abs(reference - value))
     gap = np.where(np.isnan(gap), np.inf, gap)
@@ -114,12 +114,12 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
         ROUNDING if relative <= limit else WRONG,
         error,
         relative,
-        limit,
-        tuple(int(i) for i in index),
+        tolerance=limit,
+        index=tuple(int(i) for i in index),
     )
 
 
-def judge_all(names, references, values, dtype, terms=1, scales=None):
+def judge_all(names, references, values, *, dtype, terms=1, scales=None):
     """Return a `Verdict` for each named result of one computation."""
     # By default all have one scale: a result that is zero by cancellation was
     # computed from numbers of about the size of its neighbours.
@@ -129,7 +129,7 @@ def judge_all(names, references, values, dtype, terms=1, scales=None):
         floor = max(finite, default=0.0) * math.sqrt(unit("float32"))
         scales = [floor] * len(sizes)
     return {
-        name: judge(reference, value, dtype, terms, scale)
+        name: judge(reference, value, dtype, terms=terms, scale=scale)
         for name, reference, value, scale in zip(
             names, references, values, scales
         )

@@ -47,6 +47,7 @@ class PlainTape:
         model,
         y,
         sample_weight,
+        *,
         dtype=None,
         recorded_draws=(),
         eager=False,
@@ -123,7 +124,7 @@ class PlainTape:
         sample = tf.nest.map_structure(lambda t: _single_row(t, row), x)
         return [tf.reduce_sum(a) for a in self._run(values, sample, row)[1]]
 
-    def _sample(self, values, x, row, full_outputs, factors):
+    def _sample(self, values, x, row, *, full_outputs, factors):
         """Return one sample's part of the gradient, and the gap of outputs."""
         # The other samples' outputs are constants, so the loss keeps the
         # denominators that it has for the batch.
@@ -176,7 +177,11 @@ class PlainTape:
             with self._scope(values), draws.replaying(self._draws(None)):
                 y_pred = call_model(self.model, x)
                 loss = total_loss(
-                    self.model, x, self._y, y_pred, self._sample_weight
+                    self.model,
+                    x,
+                    self._y,
+                    y_pred=y_pred,
+                    sample_weight=self._sample_weight,
                 )
         return map_tensors(tf.convert_to_tensor, tape.gradient(loss, weights))
 

@@ -1,6 +1,7 @@
 """The reference gradient: one sample after the other, on the CPU."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -47,7 +48,7 @@ class Reference:
     sensitivities: list
 
 
-def find(model, batch, aggregations, dtype, recorded_draws=()):
+def find(model, batch, aggregations, *, dtype, recorded_draws=()):
     """Compute the reference; an aggregation None stands for the mean."""
     batch = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), batch
@@ -55,13 +56,23 @@ def find(model, batch, aggregations, dtype, recorded_draws=()):
     with tf.device("/device:CPU:0"):
         try:
             return _find_in(
-                model, batch, aggregations, dtype, "float64", recorded_draws
+                model,
+                batch,
+                aggregations,
+                dtype=dtype,
+                compute_dtype="float64",
+                recorded_draws=recorded_draws,
             )
         except _NO_FLOAT64_ERRORS as error:
             if dtype == "float64" or isinstance(error, Uncheckable):
                 raise
             own_reference = _find_in(
-                model, batch, aggregations, dtype, None, recorded_draws
+                model,
+                batch,
+                aggregations,
+                dtype=dtype,
+                compute_dtype=None,
+                recorded_draws=recorded_draws,
             )
             own_reference.notes.append(
                 f"the reference is in {own_reference.dtype}, since the "
@@ -70,25 +81,41 @@ def find(model, batch, aggregations, dtype, recorded_draws=()):
             return own_reference
 
 
-def _find_in(model, batch, aggregations, dtype, compute_dtype, recorded_draws):
+def _find_in(
+    model, batch, aggregations, *, dtype, compute_dtype, recorded_draws
+):
     x, y, sample_weight = batch
     # Draws are handed out in order, which a loop in a graph does only once.
     eager = bool(recorded_draws) or model.run_eagerly
     tape = PlainTape(
-        model, y, sample_weight, compute_dtype, recorded_draws, eager
+        model,
+        y,
+        sample_weight,
+        dtype=compute_dtype,
+        recorded_draws=recorded_draws,
+        eager=eager,
     )
     values, x = tape.values(), cast(x, compute_dtype)
     full_outputs = tape.forward(values, x)
     _require_repeatable(model, full_outputs, tape.forward(values, x))
     is_plain_format = dtype in ("float32", "float64")
     own_dtype = dtype if is_plain_format else keras.config.floatx()
-    result = Reference(compute_dtype or own_dtype, "loop", [], [], [], [])
-    compute, options = _sum_over_samples, (aggregations, result)
+    result = Reference(
+        compute_dtype or own_dtype,
+        "loop",
+        [],
+        gradients=[],
+        magnitudes=[],
+        sensitivities=[],
+    )
+    compute = functools.partial(
+        _sum_over_samples, aggregations=aggregations, reference=result
+    )
     try:
         _require_samples(model, tape)
-        base_gradients = compute(tape, values, x, *options)
+        base_gradients = compute(tape, values, x)
     except _Coupled as cause:
-        result.how, compute, options = "batch", _batch_as_one, ()
+        result.how, compute = "batch", _batch_as_one
         result.notes.append(
             f"no sample has a gradient of its own ({cause}): the reference "
             f"is the batch's gradient in {result.dtype}"
@@ -110,7 +137,7 @@ def _find_in(model, batch, aggregations, dtype, compute_dtype, recorded_draws):
         perturb = _make_perturbation(size)
         shifted = list(map(perturb, values))
         shifted_x = tf.nest.map_structure(perturb, x) if inputs else x
-        perturbed = compute(tape, shifted, shifted_x, *options)
+        perturbed = compute(tape, shifted, shifted_x)
         for change, (old_gradients, _), (new_gradients, _) in zip(
             result.sensitivities, base_gradients, perturbed
         ):
@@ -169,11 +196,13 @@ def _check_gap(gap, reference):
         reference.notes.append(note)
 
 
-def _sum_over_samples(tape, values, x, aggregations, reference):
+def _sum_over_samples(tape, values, x, *, aggregations, reference):
     """Return (gradients, sizes of the summed terms) for each aggregation."""
     full_outputs = tape.forward(values, x)
     n = len(tf.nest.flatten(x)[0])
-    factors = _added_loss_factors(tape, values, x, full_outputs, n)
+    factors = _added_loss_factors(
+        tape, values, x, full_outputs=full_outputs, n=n
+    )
     needs_gramian = [
         a is not None and a.needs == "gramian" for a in aggregations
     ]
@@ -199,23 +228,25 @@ def _sum_over_samples(tape, values, x, aggregations, reference):
             weights = np.ones(len(parts))
             if aggregation is not None:
                 weights = _sample_weights(
-                    aggregation, tape.trainable, squares, n
+                    aggregation, tape.trainable, squares, n=n
                 )
-            _add_weighted(totals[k], sizes[k], weights, parts)
+            _add_weighted(totals[k], sizes[k], weights, parts=parts)
     for k, aggregation in enumerate(aggregations):
         if needs_gramian[k]:
             for weight, parts in zip(
                 _gramian_weights(aggregation, kept_parts), kept_parts
             ):
-                _add_weighted(totals[k], sizes[k], [weight] * len(parts), parts)
+                _add_weighted(
+                    totals[k], sizes[k], [weight] * len(parts), parts=parts
+                )
     penalties = tape.penalties(values)
     return [
-        (_finish_total(total, aggregation, penalties, n), size)
+        (_finish_total(total, aggregation, penalties, n=n), size)
         for total, size, aggregation in zip(totals, sizes, aggregations)
     ]
 
 
-def _add_weighted(total, size, weights, parts):
+def _add_weighted(total, size, weights, *, parts):
     """Add a sample's weighted gradients, and how large they are."""
     for k, gradient in enumerate(parts):
         if gradient is not None:
@@ -238,7 +269,7 @@ def _gramian_weights(aggregation, kept_parts):
     return weights.numpy()
 
 
-def _sample_weights(aggregation, variables, squares, n):
+def _sample_weights(aggregation, variables, squares, *, n):
     """Return the weight of one sample for each variable."""
     aggregation = aggregation.at(aggregation.make_state())
     groups = aggregation.groups(variables)
@@ -252,7 +283,7 @@ def _sample_weights(aggregation, variables, squares, n):
     return [float(variable_weights(weights, groups, k)[0]) for k in indices]
 
 
-def _finish_total(total, aggregation, penalties, n):
+def _finish_total(total, aggregation, penalties, *, n):
     if aggregation is not None:
         tensors = [None if t is None else tf.constant(t) for t in total]
         state = aggregation.make_state()
@@ -264,7 +295,7 @@ def _finish_total(total, aggregation, penalties, n):
     ]
 
 
-def _added_loss_factors(tape, values, x, full_outputs, n):
+def _added_loss_factors(tape, values, x, *, full_outputs, n):
     """Return for each added loss 1 if it sums over the samples, else 1/n."""
     added_losses = [tf.reduce_sum(a) for a in full_outputs[3]]
     if not added_losses:

@@ -181,7 +181,7 @@ def is_composite(tensor):
     return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))
 
 
-def batches_of(x, y=None, sample_weight=None, batch_size=None):
+def batches_of(x, y=None, sample_weight=None, *, batch_size=None):
     """Return an iterable, with a `count`, of batches (x, y, sample_weight)."""
     # The count is None where it is not known. A ValueError says that x is empty
     # or endless, that lengths differ, or that the weights are not numbers.

@@ -41,7 +41,7 @@ def _cell(text):
     return f"<td{css_class}>{escape(text)}</td>"
 
 
-def text_page(title, columns, rows, notes, left=(), width=0):
+def text_page(title, columns, rows, *, notes, left=(), width=0):
     """Return a title, a table between rules, and sentences wrapped below."""
     lines = as_text(columns, rows, left)
     rule = "-" * max(map(len, lines))
@@ -50,7 +50,7 @@ def text_page(title, columns, rows, notes, left=(), width=0):
     return "\n".join([title, lines[0], rule, *lines[1:], rule, *notes])
 
 
-def html_page(title, columns, rows, sentences, notes):
+def html_page(title, columns, rows, *, sentences, notes):
     """Return the page as HTML: sentences as paragraphs, notes as a list."""
     paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)

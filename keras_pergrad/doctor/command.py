@@ -119,5 +119,5 @@ def _probe_findings():
         last_lines = " / ".join(printed[-3:])
         message = f"it ended with code {process.returncode}: {last_lines}"
         fix = "mend the errors above, or reinstall TensorFlow"
-        findings.append(Finding(ERROR, "TensorFlow", message, fix))
+        findings.append(Finding(ERROR, "TensorFlow", message, fix=fix))
     return findings

@@ -78,20 +78,23 @@ def judge(facts):
     if not facts["built"]:
         message = "there is an NVIDIA driver; this wheel was built without CUDA"
         yield Finding(
-            WARNING, "CUDA", f"{message}: training uses the CPU", _INSTALL_FIX
+            WARNING,
+            "CUDA",
+            f"{message}: training uses the CPU",
+            fix=_INSTALL_FIX,
         )
         return
     if facts["missing"]:
         message = f"libraries are missing: {', '.join(facts['missing'])}"
         level = WARNING if facts["cards"] else ERROR
-        yield Finding(level, "CUDA", message, _INSTALL_FIX)
+        yield Finding(level, "CUDA", message, fix=_INSTALL_FIX)
     if not facts["cards"]:
         message = "there is an NVIDIA driver, but TensorFlow lists no GPU"
         fix = (
             "see what `nvidia-smi` prints, and whether CUDA_VISIBLE_DEVICES "
             "hides the card"
         )
-        yield Finding(WARNING, "CUDA", message, fix)
+        yield Finding(WARNING, "CUDA", message, fix=fix)
     # Wheels of TensorFlow 2.22 and later name neither kernels nor versions.
     for card in facts["cards"] if facts["kernels"] else ():
         yield _kernel_finding(card, facts["kernels"])
@@ -131,11 +134,11 @@ def _kernel_finding(card, wheel_kernels):
             "GPU",
             f"{message}. The driver may compile them, for half an hour, or "
             "fail with CUDA_ERROR_INVALID_PTX (tensorflow/tensorflow#89272)",
-            "a newer TensorFlow, or a build for this card, such as NVIDIA's "
-            "container",
+            fix="a newer TensorFlow, or a build for this card, such as "
+            "NVIDIA's container",
         )
     fix = "an older TensorFlow, or CUDA_VISIBLE_DEVICES=-1 to use the CPU"
-    return Finding(ERROR, "GPU", message, fix)
+    return Finding(ERROR, "GPU", message, fix=fix)
 
 
 def _version_of(kernel):

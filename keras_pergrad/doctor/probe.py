@@ -25,7 +25,7 @@ def main():
         if backend != "tensorflow":
             message = f"expected tensorflow. Received: {backend}"
             fix = "export KERAS_BACKEND=tensorflow, or edit ~/.keras/keras.json"
-            _print(Finding(ERROR, "Keras backend", message, fix))
+            _print(Finding(ERROR, "Keras backend", message, fix=fix))
         # Those most likely to crash come last.
         for trial in _devices, _training, _xla, _cuda:
             try:
@@ -84,7 +84,7 @@ def _training():
                 f"{verdict.error:.3g}: not rounding"
             )
             fix = "keras_pergrad.diagnose.compare_devices names the op"
-            yield Finding(ERROR, "training", message, fix)
+            yield Finding(ERROR, "training", message, fix=fix)
 
 
 def _losses(device):
@@ -121,7 +121,7 @@ def _xla():
             continue
         level = ERROR if device in cards else NOTE
         fix = "compile(..., jit_compile=False)"
-        yield Finding(level, "XLA", f"fails on {device}: {error}", fix)
+        yield Finding(level, "XLA", f"fails on {device}: {error}", fix=fix)
 
 
 def _xla_error(device):

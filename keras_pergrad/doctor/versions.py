@@ -104,7 +104,7 @@ def _version_finding(name, versions, is_mac):
     message = "it is not installed"
     if version is not None:
         message = f"expected {_range(bounds)}. Received: {version}"
-    return Finding(ERROR, name, message, fix)
+    return Finding(ERROR, name, message, fix=fix)
 
 
 def _metal_findings(versions, is_mac):
@@ -117,11 +117,11 @@ def _metal_findings(versions, is_mac):
     elif is_mac:
         message = f"{metal.APPLE.package} is not installed: training uses the "
         fix = f"{metal.APPLE.install} (Python 3.12 at most)"
-        yield Finding(NOTE, "Metal", f"{message}CPU", fix)
+        yield Finding(NOTE, "Metal", f"{message}CPU", fix=fix)
     if metal.COMMUNITY in here and os.environ.get(metal.SYNCHRONOUS) == "0":
         message = f"{metal.SYNCHRONOUS}=0: kernels do not wait for the GPU"
         fix = f"unset {metal.SYNCHRONOUS}"
-        yield Finding(ERROR, "Metal", message, fix)
+        yield Finding(ERROR, "Metal", message, fix=fix)
 
 
 def _plugin_finding(plugin, versions):
@@ -131,16 +131,18 @@ def _plugin_finding(plugin, versions):
     name = f"{plugin.package} {version}"
     if bounds is None:
         message = f"{name} is not known here; {plugin.version} is"
-        return Finding(WARNING, "Metal", message, plugin.fix)
+        return Finding(WARNING, "Metal", message, fix=plugin.fix)
     if not _fits(tensorflow, bounds):
         message = (
             f"{name} does not work with TensorFlow {tensorflow}, but with "
             f"{_range(bounds)}: {plugin.mismatch}"
         )
-        return Finding(ERROR, "Metal", message, plugin.fix)
+        return Finding(ERROR, "Metal", message, fix=plugin.fix)
     message = f"{name} with TensorFlow {tensorflow}"
     if plugin is metal.COMMUNITY:
-        return Finding(WARNING, "Metal", f"{message}: {metal.RACE}", metal.TEST)
+        return Finding(
+            WARNING, "Metal", f"{message}: {metal.RACE}", fix=metal.TEST
+        )
     return Finding(OK, "Metal", message)
 
 
@@ -159,7 +161,7 @@ def check_for_metal(versions):
             f"or newer, {', '.join(ranges)}. With another TensorFlow "
             f"{plugin.mismatch}"
         )
-        findings.append(Finding(NOTE, "Metal", message, plugin.install))
+        findings.append(Finding(NOTE, "Metal", message, fix=plugin.install))
         unfit = [
             f"{name} {version}"
             for name, bounds in needs.items()

@@ -235,7 +235,9 @@ class Explanation:
     def __str__(self) -> str:
         notes = [*self._sums(), self.summary, *self._notes()]
         rows = _row_cells(self.rows)
-        return text_page(self._title(), COLUMNS, rows, notes, COLUMNS[:6])
+        return text_page(
+            self._title(), COLUMNS, rows, notes=notes, left=COLUMNS[:6]
+        )
 
     # A prompt shows this; a notebook uses the next method.
     __repr__ = __str__
@@ -243,7 +245,9 @@ class Explanation:
     def _repr_html_(self):
         lines = [*self._sums(), self.summary]
         rows = _row_cells(self.rows)
-        return html_page(self._title(), COLUMNS, rows, lines, self._notes())
+        return html_page(
+            self._title(), COLUMNS, rows, sentences=lines, notes=self._notes()
+        )
 
 
 def _unique_labels(rows):

@@ -122,7 +122,9 @@ def explain(
 
     def memory():
         own_jit = jit_compile if requested_jit is not None else None
-        with step_memory.SavedModel(model, x, y, batch_size, own_jit) as saved:
+        with step_memory.SavedModel(
+            model, x, y, rows=batch_size, jit_compile=own_jit
+        ) as saved:
             step = saved.step(step_memory.mode_of(model), batch_size)
         if step is None:
             raise step_memory.too_large(model, batch_size)
@@ -198,7 +200,9 @@ def _inspect_step(model, x, n):
     try:
         with traced:
             y_pred = traced.forward(x)
-            loss = _sum_with_added(model, x, None, y_pred, None, True)
+            loss = _sum_with_added(
+                model, x, None, y_pred=y_pred, sample_weight=None, training=True
+            )
         aggregation = step_memory.mode_of(model).aggregation
         with settings.adding_noise(aggregation and aggregation.adds_noise):
             parts = list(traced.parts(loss))
@@ -217,11 +221,11 @@ def _inspect_step(model, x, n):
             layer = origin.layer(name)
             vouched_op = VouchedOp(op, name, layer and layer.name)
             vouched.setdefault(id(layer), []).append(vouched_op)
-    rows = tuple(_layer_rows(model, uses, refused, vouched, n))
+    rows = tuple(_layer_rows(model, uses, refused, vouched=vouched, n=n))
     return rows, ops, tuple(itertools.chain(*vouched.values()))
 
 
-def _layer_rows(model, uses, refused, vouched, n):
+def _layer_rows(model, uses, refused, *, vouched, n):
     """Yield a `LayerRow` for each trainable or refused layer."""
     for layer in _nested_layers(model):
         weights = [v for v in _direct_weights(layer) if id(v) in uses]
@@ -274,9 +278,16 @@ def _how_served(model, uses):
     return "rule" if rules else "ops", None
 
 
-def _sum_with_added(model, x, y, y_pred, sample_weight, training):
+def _sum_with_added(model, x, y, *, y_pred, sample_weight, training):
     """Return the sum of the outputs and of what was given to `add_loss`."""
-    outputs = sum_of_outputs(model, x, y, y_pred, sample_weight, training)
+    outputs = sum_of_outputs(
+        model,
+        x,
+        y,
+        y_pred=y_pred,
+        sample_weight=sample_weight,
+        training=training,
+    )
     added = [
         tf.cast(tf.reduce_sum(loss), outputs.dtype)
         for loss in additional_losses(model)
@@ -339,9 +350,11 @@ def _variable_row(variable, uses, n):
         variable.path,
         tuple(variable.shape),
         factor.chosen_method(),
-        factor.sum_method(),
-        n * math.prod(variable.shape) * tf.as_dtype(variable.dtype).size,
-        factor.norm_bytes(n),
-        len(uses) > 1,
-        ops,
+        sum=factor.sum_method(),
+        materialized_bytes=n
+        * math.prod(variable.shape)
+        * tf.as_dtype(variable.dtype).size,
+        held_bytes=factor.norm_bytes(n),
+        shared=len(uses) > 1,
+        ops=ops,
     )

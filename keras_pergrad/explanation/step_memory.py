@@ -108,7 +108,7 @@ class SavedModel:
             inputs of unknown shape, or sparse or ragged ones.
     """
 
-    def __init__(self, model, x=None, y=None, rows=1, jit_compile=None):
+    def __init__(self, model, x=None, y=None, *, rows=1, jit_compile=None):
         _require_one_replica(model)
         _require_dense(model, x, y)
         self.process, self.free = bytes_in_use(), _usable_bytes()
@@ -156,7 +156,9 @@ class SavedModel:
             rise = self._in_this_process(request, device)
         if rise is None or (limit is not None and rise > limit):
             return None
-        return StepMemory(n, repr(mode), rise, self.process, device)
+        return StepMemory(
+            n, repr(mode), rise, process=self.process, device=device
+        )
 
     def _request(self, mode, n, limit=None):
         compiled_mode = getattr(self._model, "_gradient_mode", None)

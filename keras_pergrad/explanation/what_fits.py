@@ -144,12 +144,14 @@ def what_fits(
         largest_limit = f"batch_size={batch_size}, which is all samples"
     build_on_zeros(model, input_specs(model, 1, x))
     rows = batch_size if microbatch else at_most
-    with SavedModel(model, x, y, rows) as saved:
+    with SavedModel(model, x, y, rows=rows) as saved:
 
         def measure_size(size, limit=None):
             if not microbatch:
                 return saved.step(mode, size, limit)
-            resized_mode = Accumulated(mode.steps, size, mode.inner, mode.tail)
+            resized_mode = Accumulated(
+                mode.steps, size, mode.inner, tail=mode.tail
+            )
             return saved.step(resized_mode, batch_size, limit)
 
         available = memory - (saved.process or 0)
@@ -162,19 +164,28 @@ def what_fits(
                 "what the process holds" if process_is_larger else "the step"
             )
             return MemoryFit(
-                None, microbatch, memory, single_step, at_most, limit
+                None,
+                microbatch,
+                memory,
+                step=single_step,
+                at_most=at_most,
+                limit=limit,
             )
         limit = "the memory of the step"
         if saved.free is not None and saved.free < available:
             available = saved.free
             limit = f"what is free on this machine, {as_text(available)}"
-        size, step = _largest(measure_size, single_step, available, at_most)
+        size, step = _largest(
+            measure_size, single_step, available, at_most=at_most
+        )
         if size == at_most:
             limit = largest_limit
-    return MemoryFit(size, microbatch, memory, step, at_most, limit)
+    return MemoryFit(
+        size, microbatch, memory, step=step, at_most=at_most, limit=limit
+    )
 
 
-def _largest(measure_size, single_step, available, at_most):
+def _largest(measure_size, single_step, available, *, at_most):
     """Return the largest size that fits, and its memory."""
     largest_size, largest_step, smallest_misfit = 1, single_step, at_most + 1
     while (

@@ -32,7 +32,7 @@ class Blocks(Permuted):
 
     sampled = ("x", "dz")
 
-    def __init__(self, x, dz, shape=None, perm=None, unpermuted=None):
+    def __init__(self, x, dz, shape=None, *, perm=None, unpermuted=None):
         self.x, self.dz = x, dz
         self._blocks = [x.shape[1], x.shape[-1], dz.shape[-1]]
         self.shape = shape or self._blocks

@@ -18,11 +18,11 @@ def squares_by_chunks(gradients, tensors, shape):
     """
     numbers = tf.TensorShape(shape).num_elements()
     return sum_by_chunks(
-        lambda *parts: squares(gradients(*parts)), tensors, numbers, shape
+        lambda *parts: squares(gradients(*parts)), tensors, numbers, shape=shape
     )
 
 
-def sum_by_chunks(chunk_sum, tensors, numbers, shape):
+def sum_by_chunks(chunk_sum, tensors, numbers, *, shape):
     """Return the sum of `chunk_sum(*tensors)` of the samples, a few at a time.
 
     It holds `numbers` numbers a sample, and what it returns has this shape;

@@ -23,7 +23,7 @@ OF_ANY_SIZE = ("taps", "patches", "tap_norms")
 HOLDING = ("taps", "patches", "identity", "loop")
 
 
-def costs(windows, groups, big, small, rates, xla=False):
+def costs(windows, groups, big, *, small, rates, xla=False):
     """Return method → microseconds for norms and weighted sum, where usable.
 
     They are linear in the rates.
@@ -37,7 +37,12 @@ def costs(windows, groups, big, small, rates, xla=False):
     """
     if not windows.is_static:
         microseconds = costs(
-            _with_guessed_sizes(windows), groups, big, small, rates, xla
+            _with_guessed_sizes(windows),
+            groups,
+            big,
+            small=small,
+            rates=rates,
+            xla=xla,
         )
         return {name: microseconds[name] for name in OF_ANY_SIZE}
     taps, count = windows.taps, windows.count
@@ -98,7 +103,7 @@ def costs(windows, groups, big, small, rates, xla=False):
     return microseconds
 
 
-def holds_too_much(method, windows, groups, big, small):
+def holds_too_much(method, windows, groups, *, big, small):
     """Whether a method writes out gradients that are too large for that."""
     entries = windows.taps * big // groups * small
     return method in HOLDING and entries > HELD
@@ -120,7 +125,7 @@ def _with_guessed_sizes(windows):
     return dataclasses.replace(windows, **numbers)
 
 
-def norm_bytes(method, windows, groups, big, small):
+def norm_bytes(method, windows, groups, *, big, small):
     """Return how many numbers a sample the method holds at its peak."""
     taps, count = windows.taps, windows.count
     entries = taps * big // groups * small

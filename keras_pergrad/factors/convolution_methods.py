@@ -23,15 +23,15 @@ SHORT_AXIS = 16
 MANY_TAPS = 16
 
 
-def taps(big, small, windows, groups):
+def taps(big, small, windows, *, groups):
     """Return the gradients by one matmul for each tap, on an input slice."""
     if in_xla() and _gains_by_blocks(windows, groups):
         gradients = taps(
-            windows.as_blocks(big), small, windows.of_blocks(), groups
+            windows.as_blocks(big), small, windows.of_blocks(), groups=groups
         )
         return windows.from_blocks(gradients, big.shape[-1])
     # No stack and reshape: Metal has a kernel only for concat.
-    parts = list(_tap_gradients(big, small, windows, groups))
+    parts = list(_tap_gradients(big, small, windows, groups=groups))
     gradients = parts[0] if len(parts) == 1 else tf.concat(parts, 1)
     if gradients.shape.rank == 3:
         return gradients
@@ -46,13 +46,13 @@ def _gains_by_blocks(windows, groups):
     return windows.taps > MANY_TAPS and fewer
 
 
-def tap_norms(big, small, windows, groups):
+def tap_norms(big, small, windows, *, groups):
     """Return squared norms, added tap by tap: no gradient is held."""
-    parts = _tap_gradients(big, small, windows, groups)
+    parts = _tap_gradients(big, small, windows, groups=groups)
     return tf.add_n([squares_by_sample(part) for part in parts])
 
 
-def _tap_gradients(big, small, windows, groups):
+def _tap_gradients(big, small, windows, *, groups):
     """Yield the gradients of each tap, (n, i, g·o)."""
     if is_depthwise(groups, big.shape[-1]):
         if is_one_op(windows, in_xla()):
@@ -144,7 +144,7 @@ def merge(gradients, groups):
     return tf.reshape(gradients, [-1, rows, groups * columns])
 
 
-def patches(big, small, windows, groups, extract=None):
+def patches(big, small, windows, *, groups, extract=None):
     """Return the gradients by one matmul, with every window as a row."""
     unfolded = (extract or unfold)(big, windows)
     window_size = unfolded.shape[-1] or 0
@@ -154,9 +154,11 @@ def patches(big, small, windows, groups, extract=None):
     return merge(_product(unfolded, split(small, groups)), groups)
 
 
-def patches_by_identity(big, small, windows, groups):
+def patches_by_identity(big, small, windows, *, groups):
     """Return the gradients as `patches` does; cheaper for small windows."""
-    return patches(big, small, windows, groups, unfold_by_identity)
+    return patches(
+        big, small, windows, groups=groups, extract=unfold_by_identity
+    )
 
 
 def unfold(big, windows):
@@ -211,14 +213,14 @@ def _by_group(unfolded, windows, groups):
     )
 
 
-def patch_gram_norms(unfolded, small, windows, groups):
+def patch_gram_norms(unfolded, small, windows, *, groups):
     """Return ⟨PPᵀ, DDᵀ⟩; windows P, (n, T, K·g·i), output gradients D."""
     rows = _by_group(unfolded, windows, groups)
     small = split(small, groups)
     return squares_of_products(_gram(rows) * _gram(small), rows, small)
 
 
-def pixel_gram_norms(big, small, windows, groups):
+def pixel_gram_norms(big, small, windows, *, groups):
     """Return ⟨PPᵀ, DDᵀ⟩, with PPᵀ from the Gram matrix of the pixels.
 
     Windows overlap, so their products are sums of products of pixels, one per
@@ -259,12 +261,14 @@ def _gram(rows):
     return tf.matmul(rows, rows, transpose_b=True)
 
 
-def loop(big, small, windows, groups):
+def loop(big, small, windows, *, groups):
     """Return the convolution's own filter gradient, sample by sample."""
     small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
 
     def sample_gradient(pair):
-        return filter_gradient(pair[0][None], pair[1][None], windows, groups)
+        return filter_gradient(
+            pair[0][None], pair[1][None], windows, groups=groups
+        )
 
     i, o = big.shape[-1] // groups, small.shape[-1]
     return tf.map_fn(
@@ -275,13 +279,13 @@ def loop(big, small, windows, groups):
     )
 
 
-def total(big, small, windows, groups):
+def total(big, small, windows, *, groups):
     """Return the gradient of the whole batch, (K·i, g·o)."""
     if groups == 1 and windows.are_pixels:
         return total_of_windows(big, small)
     if has_filter_gradient(windows, groups, big.shape[-1]):
         small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
-        return filter_gradient(big, small, windows, groups)
+        return filter_gradient(big, small, windows, groups=groups)
     o = small.shape[-1] // groups
     small = tf.reshape(split(small, groups), [-1, groups, windows.count, o])
     rows = []
@@ -302,10 +306,10 @@ def total_of_windows(unfolded, small):
     return tf.matmul(unfolded, small, transpose_a=True)
 
 
-def dots(big, small, windows, groups, direction):
+def dots(big, small, windows, *, groups, direction):
     """Return ⟨gradient, direction⟩, (n,), for a direction (K·i, g·o)."""
     if has_filter_gradient(windows, groups, big.shape[-1]):
-        outputs = convolve(big, direction, windows, groups)
+        outputs = convolve(big, direction, windows, groups=groups)
         return tf.reduce_sum(outputs * small, [1, 2])
     small, total = split(small, groups), 0.0
     kernels = tf.split(direction, windows.taps)
@@ -345,10 +349,12 @@ def has_filter_gradient(windows, groups, channels):
     return is_depthwise(groups, channels) and windows.rank < 3 and is_uniform
 
 
-def filter_gradient(big, small, windows, groups):
+def filter_gradient(big, small, windows, *, groups):
     """Return the filter gradient by TensorFlow's op, (K·i, g·o)."""
     o = small.shape[-1]
-    big, positions, shape, options = _op_arguments(big, o, windows, groups)
+    big, positions, shape, options = _op_arguments(
+        big, o, windows, groups=groups
+    )
     small = tf.reshape(small, [-1, *positions, o])
     if groups > 1:
         op = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
@@ -360,10 +366,10 @@ def filter_gradient(big, small, windows, groups):
     return tf.reshape(gradient, [-1, o])
 
 
-def convolve(big, kernel, windows, groups):
+def convolve(big, kernel, windows, *, groups):
     """Return the convolution with (K·i, g·o), (n, T, g·o)."""
     o = kernel.shape[-1]
-    big, _, shape, options = _op_arguments(big, o, windows, groups)
+    big, _, shape, options = _op_arguments(big, o, windows, groups=groups)
     op = tf.nn.conv2d if len(shape) == 4 else tf.nn.conv3d
     if groups > 1:
         op = tf.nn.depthwise_conv2d
@@ -371,7 +377,7 @@ def convolve(big, kernel, windows, groups):
     return tf.reshape(outputs, [-1, windows.count, o])
 
 
-def _op_arguments(big, outputs, windows, groups):
+def _op_arguments(big, outputs, windows, *, groups):
     """Return an op's input, positions, kernel shape and options."""
     channels, padding = big.shape[-1], "SAME"
     if not windows.has_same_padding:

@@ -19,13 +19,13 @@ def products_of_all(ids, dz):
     n = tf.shape(ids)[0]
     ids, samples, rows = _merge_equal_ids(ids, dz, n)
     sum_pairs = _by_distance if in_xla() else _by_pairs
-    total = tf.reshape(sum_pairs(ids, samples, rows, n), [n, n])
+    total = tf.reshape(sum_pairs(ids, samples, rows, n=n), [n, n])
     squares = tf.reduce_sum(tf.square(rows), 1)
     diagonal = tf.math.unsorted_segment_sum(squares, samples, n)
     return tf.linalg.set_diag(total + tf.transpose(total), diagonal)
 
 
-def _by_pairs(ids, samples, rows, n):
+def _by_pairs(ids, samples, rows, *, n):
     """Return the products of entries of one id, added for samples, (n²,).
 
     The pairs are counted through, and multiplied as many at a time as there
@@ -58,7 +58,7 @@ def _by_pairs(ids, samples, rows, n):
     )[1]
 
 
-def _by_distance(ids, samples, rows, n):
+def _by_distance(ids, samples, rows, *, n):
     """Return the products as `_by_pairs`, where all shapes must be known.
 
     Each entry is multiplied by the next, by the next but one, and so on until

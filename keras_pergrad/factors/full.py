@@ -103,7 +103,7 @@ class Held(Permuted):
 
     sampled = ("gradients",)
 
-    def __init__(self, gradients, shape=None, perm=None, unpermuted=None):
+    def __init__(self, gradients, shape=None, perm=None, *, unpermuted=None):
         self.gradients = gradients
         self.shape = shape
         self.perm, self.unpermuted = perm, unpermuted

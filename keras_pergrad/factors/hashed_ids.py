@@ -20,7 +20,7 @@ def squares_by_hash(ids, dz, rows):
     """
     static_count = ids.shape.num_elements()
     if static_count is not None and static_count < 2 * POSITIONS_PER_TABLE:
-        return _squares_by_table(ids, dz, rows, ids.shape[0])
+        return _squares_by_table(ids, dz, rows, max_samples=ids.shape[0])
     n = tf.shape(ids)[0]
     tables = tf.minimum(tf.size(ids) // POSITIONS_PER_TABLE, n)
     tables = tf.clip_by_value(tables, 1, MAX_TABLES)
@@ -29,7 +29,9 @@ def squares_by_hash(ids, dz, rows):
     def add(k, squares):
         # Slices with bounds let a prediction of memory see their size.
         some_ids, some_dz = (t[k * samples :][:samples] for t in (ids, dz))
-        table_squares = _squares_by_table(some_ids, some_dz, rows, ids.shape[0])
+        table_squares = _squares_by_table(
+            some_ids, some_dz, rows, max_samples=ids.shape[0]
+        )
         return k + 1, squares.write(k, table_squares)
 
     squares = tf.TensorArray(
@@ -46,7 +48,7 @@ def squares_by_hash(ids, dz, rows):
     return squares
 
 
-def _squares_by_table(ids, dz, rows, max_samples):
+def _squares_by_table(ids, dz, rows, *, max_samples):
     """Return the squared norms of some samples, by one hash table.
 
     There are at most `max_samples` of them; None: not known.
@@ -55,7 +57,7 @@ def _squares_by_table(ids, dz, rows, max_samples):
         tf.shape(ids)[axis] if size is None else size
         for axis, size in enumerate(ids.shape)
     )
-    segments, counts = _equal_segments(ids, n, rows, max_samples)
+    segments, counts = _equal_segments(ids, n, rows, max_samples=max_samples)
     dz = tf.reshape(dz, [-1, dz.shape[-1]])
     new_part, of_parts = MOSTLY_NEW
     min_segments = n * positions // of_parts * new_part
@@ -98,21 +100,23 @@ def _squares_by_table(ids, dz, rows, max_samples):
     return tf.cond(tf.size(counts) > min_segments, sum_repeated, sum_all)
 
 
-def ids_by_sample(ids, n, rows, dtype):
+def ids_by_sample(ids, n, rows, *, dtype):
     """Return flat ids that are separate for each sample: below n · rows."""
     # A CUDA card's int32 is the host's, so the sizes do not wait for the card.
     firsts = tf.cast(tf.range(n)[:, None], dtype) * tf.cast(rows, dtype)
     return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
 
 
-def _equal_segments(ids, n, rows, max_samples):
+def _equal_segments(ids, n, rows, *, max_samples):
     """Return a segment for each position, and how many each segment has.
 
     Narrow keys are hashed in half the time, where the samples' numbers fit.
     """
 
     def hash_ids(dtype):
-        return tf.unique_with_counts(ids_by_sample(ids, n, rows, dtype))[1:]
+        return tf.unique_with_counts(ids_by_sample(ids, n, rows, dtype=dtype))[
+            1:
+        ]
 
     max_fitting = tf.int32.max // (rows + 1)
     if max_fitting and max_samples is not None:

@@ -238,8 +238,8 @@ class JoinedRows(Rows):
             ),
             tf.concat([p.dz for p in parts], 1),
             parts[0].shape,
-            parts[0].method,
-            parts[0].whole,
+            method=parts[0].method,
+            whole=parts[0].whole,
         )
 
     def norm_bytes(self, n):
@@ -255,9 +255,9 @@ class JoinedOuter(Outer):
             tf.concat([p.x for p in parts], 1),
             tf.concat([p.dz for p in parts], 1),
             first.shape,
-            first.perm,
-            first.unpermuted,
-            first.method,
+            perm=first.perm,
+            unpermuted=first.unpermuted,
+            method=first.method,
         )
 
     def norm_bytes(self, n):

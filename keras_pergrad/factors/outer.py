@@ -60,6 +60,7 @@ class Outer(Permuted):
         x: tf.Tensor,
         dz: tf.Tensor,
         shape: Sequence[int] | None = None,
+        *,
         perm: Sequence[int] | None = None,
         unpermuted: Sequence[int] | None = None,
         method: str | None = None,
@@ -116,7 +117,10 @@ class Outer(Permuted):
         if not is_written:
             return self
         return Held(
-            _products(self.x, self.dz), self.shape, self.perm, self.unpermuted
+            _products(self.x, self.dz),
+            self.shape,
+            self.perm,
+            unpermuted=self.unpermuted,
         )
 
     def weighted_sum(self, weights: tf.Tensor | None) -> tf.Tensor:

@@ -95,7 +95,7 @@ class Patches(SampleGradients):
 
     sampled = ("big", "small", "_unfolded")
 
-    def __init__(self, big, small, windows, shape, groups=1, method=None):
+    def __init__(self, big, small, windows, *, shape, groups=1, method=None):
         self.big = big
         sizes = integers(-1, windows.count, small.shape[-1])
         self.small = tf.reshape(small, sizes)
@@ -108,9 +108,9 @@ class Patches(SampleGradients):
             windows,
             groups,
             big.shape[-1],
-            small.shape[-1],
-            rates().convolutions,
-            in_xla(),
+            small=small.shape[-1],
+            rates=rates().convolutions,
+            xla=in_xla(),
         )
         if method is not None:
             _check_method(method)
@@ -140,8 +140,8 @@ class Patches(SampleGradients):
                 self.chosen_method(),
                 self.windows,
                 self.groups,
-                self.big.shape[-1],
-                self.small.shape[-1],
+                big=self.big.shape[-1],
+                small=self.small.shape[-1],
             )
             * n
             * self.big.dtype.size
@@ -223,7 +223,9 @@ class Patches(SampleGradients):
             return Held(gradients, self.shape)
         # (n, o, K·i)
         window_size = self.windows.taps * big.shape[-1]
-        return Held(gradients, self.shape, [1, 0], [outputs, window_size])
+        return Held(
+            gradients, self.shape, [1, 0], unpermuted=[outputs, window_size]
+        )
 
     def _rank(self, method):
         """Return what orders methods: those that hold too much come last."""

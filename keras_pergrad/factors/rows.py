@@ -62,6 +62,7 @@ class Rows(SampleGradients):
         ids: tf.Tensor,
         dz: tf.Tensor,
         shape: Sequence[int],
+        *,
         method: str | None = None,
         whole: Sequence[int] | None = None,
     ):
@@ -194,7 +195,7 @@ class Rows(SampleGradients):
 
         One hash table has them all.
         """
-        ids = ids_by_sample(self.ids, n, self.shape[0], tf.int64)
+        ids = ids_by_sample(self.ids, n, self.shape[0], dtype=tf.int64)
         unique_ids, segments = tf.unique(ids)
         dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         return unique_ids, tf.math.unsorted_segment_sum(
@@ -231,7 +232,7 @@ class Rows(SampleGradients):
 
     def materialize(self) -> tf.Tensor:
         n = tf.shape(self.ids)[0]
-        ids = ids_by_sample(self.ids, n, self.shape[0], tf.int32)
+        ids = ids_by_sample(self.ids, n, self.shape[0], dtype=tf.int32)
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.whole])
@@ -239,7 +240,7 @@ class Rows(SampleGradients):
 
 def _last_places(ids, n, rows):
     """Return for each position the last one with its id, by a table of all."""
-    keys = ids_by_sample(ids, n, rows, tf.int64)
+    keys = ids_by_sample(ids, n, rows, dtype=tf.int64)
     # A size is needed on the host.
     with tf.device(None if in_xla() else "CPU:0"):
         places = tf.cast(n, tf.int64) * rows

@@ -40,7 +40,7 @@ class Windows:
     after: tuple
 
     @classmethod
-    def of(cls, sizes, kernel, strides, dilation, padding):
+    def of(cls, sizes, kernel, strides, *, dilation, padding):
         """Return the windows of a padding: "valid", "same" or "causal"."""
         positions, before, after = [], [], []
         for size, k, s, d in zip(sizes, kernel, strides, dilation):

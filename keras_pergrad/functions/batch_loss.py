@@ -88,7 +88,14 @@ def _terms(model, batch):
     with unchanged(model), no_running_means(compiled_loss(model)):
         with recording_losses(model, added):
             y_pred = call_model(model, x, training=False)
-        total = total_loss(model, x, y, y_pred, sample_weight, False)
+        total = total_loss(
+            model,
+            x,
+            y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=False,
+        )
         penalty = regularization_loss(model.trainable_variables)
         total -= tf.cast(penalty, total.dtype)
         return [np.sum(t, dtype="float64") for t in (total, *added)]
@@ -116,7 +123,7 @@ class MissingLoss(ValueError):
     """There is no loss to take a gradient of."""
 
 
-def measured_loss(model, x, y, y_pred, sample_weight, training=True):
+def measured_loss(model, x, y, *, y_pred, sample_weight, training=True):
     """Return the scalar loss of a batch, after the forward pass."""
     del training
     if (
@@ -131,4 +138,4 @@ def measured_loss(model, x, y, y_pred, sample_weight, training=True):
             "`compute_loss` or `add_loss` of the model's own. Received: no "
             "loss"
         )
-    return total_loss(model, x, y, y_pred, sample_weight)
+    return total_loss(model, x, y, y_pred=y_pred, sample_weight=sample_weight)

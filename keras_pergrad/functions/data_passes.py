@@ -66,11 +66,11 @@ def run_passes(quantity, model, data, method, training, *extra_tensors):
             batch,
             (quantity, method, training, ranks(batch)),
             # Weak: a cached function must not keep its model alive.
-            lambda quantity=quantity: _trace(
-                quantity, method, training, weakref.ref(model)
+            trace=lambda quantity=quantity: _trace(
+                quantity, method, training, model_reference=weakref.ref(model)
             ),
-            training,
-            extra_tensors,
+            training=training,
+            extra_tensors=extra_tensors,
         )
 
 
@@ -80,7 +80,7 @@ def require_outside_functions():
         raise ValueError(_INSIDE_FUNCTION)
 
 
-def pass_size(model, x, y, sample_weight):
+def pass_size(model, x, y, *, sample_weight):
     """Return a batch size that changes no result, or None: all at once."""
     arrays = keras.tree.flatten(x)
     if not arrays or not all(len(getattr(p, "shape", ())) for p in arrays):
@@ -88,7 +88,7 @@ def pass_size(model, x, y, sample_weight):
     if arrays[0].shape[0] is None or arrays[0].shape[0] <= PASS_SIZE:
         return None
     require_compiled(model)
-    batch = next(iter(batches_of(x, y, sample_weight, PASS_SIZE)))
+    batch = next(iter(batches_of(x, y, sample_weight, batch_size=PASS_SIZE)))
     require_targets(model, batch)
     build_for_gradients(model, batch)
     return PASS_SIZE if is_mean_over_samples(model, batch) else None
@@ -109,7 +109,9 @@ def with_progress(batches, verbose, name=None):
         bar.update(number, finalize=True)
 
 
-def run_on_batch(model, batch, key, trace, training, extra_tensors, build=None):
+def run_on_batch(
+    model, batch, key, *, trace, training, extra_tensors, build=None
+):
     """Run a function, traced once for each key, on a batch."""
     with preserve_random_state(), advising():
         build_for_gradients(model, batch, build or build_symbolically)
@@ -179,7 +181,7 @@ def make_ready(model, batch):
         )
 
 
-def _trace(quantity, method, training, model_reference):
+def _trace(quantity, method, training, *, model_reference):
     compute = (
         _compute_vectorized if method == "vectorized" else _compute_per_sample
     )
@@ -201,7 +203,14 @@ def _compute_vectorized(
     traced = TracedStep(model, (x, y, sample_weight), training)
     with traced:
         y_pred = traced.forward(x)
-        loss = total_loss(model, x, y, y_pred, sample_weight, training)
+        loss = total_loss(
+            model,
+            x,
+            y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=training,
+        )
     factors = traced.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
     # Factors are of contributions; a per-sample gradient is n times as large.

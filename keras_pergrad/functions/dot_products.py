@@ -76,7 +76,7 @@ def per_sample_dots(
     require_compiled(model)
     tensors = _check_direction(model, direction)
     if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight)
+        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     dots = concatenate_results(
         list(run_passes(DOT_PRODUCTS, model, data, method, training, tensors))
@@ -183,11 +183,11 @@ def _check_entry(variable, entry):
             f"{dtype.name}"
         )
     if is_sliced:
-        return _check_slices(label, variable, values, entry.indices)
+        return _check_slices(label, variable, values, indices=entry.indices)
     return values
 
 
-def _check_slices(label, variable, values, indices):
+def _check_slices(label, variable, values, *, indices):
     """Return an entry of single rows, checked, as `tf.IndexedSlices`."""
     ids = np.asarray(indices)
     rows, *inner_shape = variable.shape

@@ -80,10 +80,14 @@ def per_sample_gradients(
     [TensorShape([5, 4, 3]), TensorShape([5, 3])]
     """
     if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight)
+        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     gradients = concatenate_results(
-        list(run_passes("gradients", model, data, method, training))
+        list(
+            run_passes(
+                "gradients", model, data, method=method, training=training
+            )
+        )
     )
     # The L1 norm of each sample's gradient is finite only if all entries are.
     magnitudes = [
@@ -137,10 +141,10 @@ def per_sample_norms(
     TensorShape([5])
     """
     if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight)
+        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     norms = concatenate_results(
-        list(run_passes("norms", model, data, method, training))
+        list(run_passes("norms", model, data, method=method, training=training))
     )
     total = tf.sqrt(tf.add_n([tf.square(norm) for norm in as_norms(norms)]))
     require_finite(total.numpy())
@@ -190,10 +194,10 @@ def gradient_statistics(
     True
     """
     if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight)
+        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     pairs = over_batches(
-        run_passes("statistics", model, data, method, training)
+        run_passes("statistics", model, data, method=method, training=training)
     )
     squares, means = (
         tf.add_n(as_norms([pair and pair[k] for pair in pairs])) for k in (0, 1)

@@ -103,7 +103,7 @@ def replaces_weights(readings, fit):
         "(usual: about 0.1%).",
         readings,
         fit,
-        {"largest_update_ratio": largest},
+        figures={"largest_update_ratio": largest},
     )
 
 
@@ -117,7 +117,7 @@ def overshoots(readings, fit):
         f"began (alpha {median(alphas):.2g} in the median).",
         readings,
         fit,
-        {"alpha": median(alphas)},
+        figures={"alpha": median(alphas)},
     )
 
 
@@ -131,11 +131,11 @@ def goes_far(readings, fit):
         f"long in {step} updates.",
         readings,
         fit,
-        {"distance": distance},
+        figures={"distance": distance},
     )
 
 
-def _too_high(observation, readings, fit, figures):
+def _too_high(observation, readings, fit, *, figures):
     observation = f"{_way_of_the_loss(fit)}, {observation}"
     dead_names = dead_layers(readings)
     if dead_names:
@@ -187,7 +187,7 @@ def dead_layer(readings, fit):
             "inputs are all negative does that: make the layer's weights "
             "anew, with zero biases, or use leaky_relu.",
             {NORM.name: 0.0},
-            name,
+            layer=name,
         )
         for name in dead_layers(readings)
     ]

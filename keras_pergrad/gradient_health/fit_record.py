@@ -108,12 +108,22 @@ def _losses(model, batch):
     n = len(tf.nest.flatten(batch[0])[0])
     parts = slice(0, n), slice(0, n // 2), slice(n // 2, n)
     with unchanged(model):
-        return [_loss_of(model, *_select_rows(batch, rows)) for rows in parts]
+        return [_loss_of(model, _select_rows(batch, rows)) for rows in parts]
 
 
-def _loss_of(model, x, y, sample_weight):
+def _loss_of(model, batch):
+    x, y, sample_weight = batch
     y_pred = call_model(model, x, training=False)
-    return float(measured_loss(model, x, y, y_pred, sample_weight, False))
+    return float(
+        measured_loss(
+            model,
+            x,
+            y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=False,
+        )
+    )
 
 
 def _select_rows(batch, rows):

@@ -213,13 +213,15 @@ class GradientMeter:
             undefined=clause.rstrip(".") + ".",
         )
 
-    def _gradient_alone(self, x, y, sample_weight, request, direction):
+    def _gradient_alone(self, x, y, sample_weight, *, request, direction):
         del request, direction
         penalties = Penalties(self.model)
         with tf.GradientTape() as tape:
             y_pred = call_model(self.model, x)
             with penalties.noted():
-                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+                loss = measured_loss(
+                    self.model, x, y, y_pred=y_pred, sample_weight=sample_weight
+                )
             target = self._scaled(loss)
         gradients = tape.gradient(target, self._values)
         return (
@@ -229,7 +231,7 @@ class GradientMeter:
         )
 
     def _gradient_and_samples(
-        self, trace, x, y, sample_weight, request, direction
+        self, trace, x, y, *, sample_weight, request, direction
     ):
         """Return the gradient, and what is wanted of the samples."""
         # One program computes both, so TensorFlow runs the backward pass once.
@@ -242,16 +244,28 @@ class GradientMeter:
             batch_tape.gradient(target, self._values)
         )
         observed = self._observe(
-            loss, factors, gradients, losses, request, direction
+            loss,
+            factors,
+            gradients,
+            losses=losses,
+            request=request,
+            direction=direction,
         )
         return loss, gradients, observed
 
-    def _samples_alone(self, trace, x, y, sample_weight, request, direction):
+    def _samples_alone(self, trace, x, y, *, sample_weight, request, direction):
         loss, _, factors, losses = self._trace_samples(
             trace, (x, y, sample_weight), contextlib.nullcontext()
         )
         sums = self._dense([f and f.weighted_sum(None) for f in factors])
-        return self._observe(loss, factors, sums, losses, request, direction)
+        return self._observe(
+            loss,
+            factors,
+            sums,
+            losses=losses,
+            request=request,
+            direction=direction,
+        )
 
     def _trace_samples(self, trace, batch, outer_context):
         """Return the loss, also scaled, the factors and samples' losses."""
@@ -264,13 +278,17 @@ class GradientMeter:
         tape = TracedStep(self.model, batch, loss=measured_loss, refuse=refuse)
         with outer_context, tape:
             y_pred = tape.forward(x)
-            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+            loss = measured_loss(
+                self.model, x, y, y_pred=y_pred, sample_weight=sample_weight
+            )
             target = self._scaled(loss)
         scale = loss_scale(self.model.optimizer)
         factors = tape.sample_gradients(target, scale)
         losses = None
         if self._needs_slopes:
-            losses = sample_losses(self.model, y, y_pred, sample_weight)
+            losses = sample_losses(
+                self.model, y, y_pred, sample_weight=sample_weight
+            )
             trace.has_losses = losses is not None
         # If it calls a layer in its own way, or vectorises it, the norms are
         # measured apart: repetitions must use the layer's ordinary call.
@@ -300,7 +318,7 @@ class GradientMeter:
             for variable, gradient in zip(self._variables, gradients)
         ]
 
-    def _observe(self, loss, factors, gradients, losses, request, direction):
+    def _observe(self, loss, factors, gradients, *, losses, request, direction):
         """Return by name what is wanted of the samples."""
         n, dtype = self.samples, self._dtype
 

@@ -152,7 +152,7 @@ class TaskMeter:
             step,
             self.tasks,
             tuple(shared_paths),
-            np.asarray(products, np.float64),
+            products=np.asarray(products, np.float64),
         )
 
     def _compute(self, x, y, sample_weight):
@@ -161,8 +161,16 @@ class TaskMeter:
         with tf.GradientTape(persistent=True) as tape:
             y_pred = call_model(self._model, x)
             with loss_terms.recording_values(self._model, loss_values):
-                total_loss(self._model, x, y, y_pred, sample_weight)
-            terms = loss_terms.terms_of(self._model, y, y_pred, loss_values)
+                total_loss(
+                    self._model,
+                    x,
+                    y,
+                    y_pred=y_pred,
+                    sample_weight=sample_weight,
+                )
+            terms = loss_terms.terms_of(
+                self._model, y, y_pred, recorded=loss_values
+            )
         missing = [name for name in self.tasks if name not in terms]
         if missing:
             raise ValueError(task_refusals.no_tasks_to_measure(self.tasks))

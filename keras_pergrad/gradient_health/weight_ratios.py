@@ -38,13 +38,13 @@ def snr_sums(means, squares, n):
     threshold = largest * (ROUNDING_UNITS * epsilon) ** 2
     return tf.stack(
         [
-            _variable_ratios(*moments, n, threshold)
-            for moments in zip(means, squares)
+            _variable_ratios(mean, square, n, threshold=threshold)
+            for mean, square in zip(means, squares)
         ]
     )
 
 
-def _variable_ratios(mean, squares, n, threshold):
+def _variable_ratios(mean, squares, n, *, threshold):
     second_moment = squares / tf.cast(n, squares.dtype)
     signal = tf.square(tf.cast(mean, squares.dtype))
     noise = tf.maximum(second_moment - signal, ROUNDING_SHARE * second_moment)

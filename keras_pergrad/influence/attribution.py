@@ -148,8 +148,8 @@ class Influence(NamedArguments):
         model: keras.Model,
         x: Any,
         y: Any = None,
-        sample_weight: Any = None,
         *,
+        sample_weight: Any = None,
         curvature: Curvature = "ekfac",
         damping: float | None = None,
         checkpoints: Sequence[str | os.PathLike[str]] | None = None,
@@ -161,7 +161,7 @@ class Influence(NamedArguments):
         check_arguments(curvature, damping, checkpoints)
         if batch_size is None and not is_batched(x):
             batch_size = _DEFAULT_BATCH_SIZE
-        self._batches = batches_of(x, y, sample_weight, batch_size)
+        self._batches = batches_of(x, y, sample_weight, batch_size=batch_size)
         if is_batched(x):
             self._batches = FixedOrderBatches(self._batches, "x")
         require_mean_loss(model, next(iter(self._batches)))
@@ -212,7 +212,9 @@ class Influence(NamedArguments):
             ValueError: as the class says.
         """
         return self._scores_of(
-            make_test_batches(self._model, x_test, y_test, sample_weight)
+            make_test_batches(
+                self._model, x_test, y_test, sample_weight=sample_weight
+            )
         )
 
     def _scores_of(self, make_batches):
@@ -247,6 +249,7 @@ class Influence(NamedArguments):
         x_test: Any,
         y_test: Any = None,
         k: int = 5,
+        *,
         helpful: bool = True,
         sample_weight: Any = None,
     ) -> Top:
@@ -273,6 +276,7 @@ class Influence(NamedArguments):
         path: str | os.PathLike[str],
         x_test: Any,
         y_test: Any = None,
+        *,
         k: int = 5,
         class_names: Sequence[str] | None = None,
         show: Callable | None = None,
@@ -304,7 +308,9 @@ class Influence(NamedArguments):
                 "has gradients alone."
             )
         k = positive_integer("k", k)
-        make_batches = make_test_batches(self._model, x_test, y_test, None)
+        make_batches = make_test_batches(
+            self._model, x_test, y_test, sample_weight=None
+        )
         scores = self._scores_of(make_batches)
         best = _top_samples(scores, k, True)
         worst = _top_samples(scores, k, False)
@@ -317,11 +323,11 @@ class Influence(NamedArguments):
                 for x, _, _ in make_batches(None)
                 for output in split_rows(self._model(x, training=False))
             ],
-            best,
-            worst,
-            class_names,
-            show,
-            score_in_words(self._curvature, len(self._checkpoints)),
+            best=best,
+            worst=worst,
+            class_names=class_names,
+            show=show,
+            score=score_in_words(self._curvature, len(self._checkpoints)),
         )
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -374,7 +380,7 @@ class Influence(NamedArguments):
             with self._checkpoints.at(k):
                 directory = os.path.join(path, str(k))
                 store = estimator.save(
-                    directory, (index, count), metadata, samples
+                    directory, (index, count), metadata, samples=samples
                 )
             complete = complete and not store.missing()
         return complete

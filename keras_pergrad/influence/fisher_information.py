@@ -109,20 +109,30 @@ def fisher(
     if labels == "data":
         draws = 1
     totals, count, weight_sum, statistic = None, 0, 0.0, None
-    general = FisherStatistic(kind, None, labels == "sampled", training)
-    batches = batches_of(x, y, sample_weight, batch_size)
+    general = FisherStatistic(
+        kind, None, labels == "sampled", training=training
+    )
+    batches = batches_of(x, y, sample_weight, batch_size=batch_size)
     for number, batch in enumerate(with_progress(batches, verbose)):
         batch, weights = _checked_batch(model, batch, labels)
         for draw in range(draws):
             key = tf.constant([seed, number * draws + draw], tf.int64)
             if statistic is None:
-                statistic, sums = _first_sums(model, batch, key, general)
+                statistic, sums = _first_sums(
+                    model, batch, key, statistic=general
+                )
             else:
-                sums = compute_sums(statistic, model, batch, key)
-            require_finite(model, sums, count, len(weights))
+                sums = compute_sums(statistic, model, batch, seed=key)
+            require_finite(model, sums, count, n=len(weights))
             totals = sums if totals is None else _add_sums(totals, sums)
         count, weight_sum = count + len(weights), weight_sum + weights.sum()
-    return _make_fisher(model, statistic, totals, count, weight_sum * draws)
+    return _make_fisher(
+        model,
+        statistic,
+        totals,
+        sample_count=count,
+        total_weight=weight_sum * draws,
+    )
 
 
 def _checked_batch(model, batch, labels):
@@ -148,13 +158,13 @@ def _checked_batch(model, batch, labels):
     return (x, y, sample_weight), weights.reshape(-1)
 
 
-def _first_sums(model, batch, key, statistic):
+def _first_sums(model, batch, key, *, statistic):
     """Return the question that fits the model's loss, and its answers."""
     try:
         specific = dataclasses.replace(
             statistic, likelihoods=tuple(likelihoods_for(model, batch))
         )
-        return specific, compute_sums(specific, model, batch, key)
+        return specific, compute_sums(specific, model, batch, seed=key)
     except NoLikelihood as error:
         if statistic.sampled:
             raise ValueError(
@@ -180,7 +190,7 @@ def _first_sums(model, batch, key, statistic):
         )
     adds_up = kind == batch_loss.SUM
     statistic = dataclasses.replace(statistic, adds_up=adds_up)
-    return statistic, compute_sums(statistic, model, batch, key)
+    return statistic, compute_sums(statistic, model, batch, seed=key)
 
 
 def _check_arguments(kind, labels, seed):
@@ -205,7 +215,7 @@ def _add_sums(totals, batch_sums):
     return results
 
 
-def _make_fisher(model, statistic, totals, sample_count, total_weight):
+def _make_fisher(model, statistic, totals, *, sample_count, total_weight):
     parts = []
     for total in totals:
         if total is None:
@@ -219,7 +229,7 @@ def _make_fisher(model, statistic, totals, sample_count, total_weight):
                     inputs / np.maximum(count, 1),
                     outputs / outputs.dtype.type(total_weight),
                     np.ones_like(count),
-                    tuple(int(k) for k in axes),
+                    axes=tuple(int(k) for k in axes),
                 )
             )
     kinds = {family.kind for family in statistic.likelihoods or () if family}
@@ -228,8 +238,8 @@ def _make_fisher(model, statistic, totals, sample_count, total_weight):
         parts,
         [v.path for v in model.trainable_variables],
         "sampled" if statistic.sampled else "data",
-        " and ".join(sorted(kinds)) or "loss",
-        sample_count,
+        likelihood=" and ".join(sorted(kinds)) or "loss",
+        samples=sample_count,
     )
 
 

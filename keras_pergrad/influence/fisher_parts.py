@@ -26,7 +26,13 @@ class Fisher:
     kind = ""
 
     def __init__(
-        self, parts: Any, paths: Any, labels: str, likelihood: str, samples: int
+        self,
+        parts: Any,
+        paths: Any,
+        labels: str,
+        *,
+        likelihood: str,
+        samples: int,
     ):
         self.parts: list[Any] = list(parts)
         self.paths: list[str] = list(paths)
@@ -119,7 +125,9 @@ class Fisher:
             A list, with None for a variable that does not count.
         """
         return [
-            None if part is None else _EWCPenalty(self, part, anchor, strength)
+            None
+            if part is None
+            else _EWCPenalty(self, part, anchor, strength=strength)
             for part, anchor in zip(self.parts, anchors, strict=True)
         ]
 
@@ -130,7 +138,7 @@ class Fisher:
 class _EWCPenalty(keras.regularizers.Regularizer):
     """½ strength · dᵀ F d, with d the distance of a variable to its anchor."""
 
-    def __init__(self, fisher, part, anchor, strength):
+    def __init__(self, fisher, part, anchor, *, strength):
         self.fisher, self.part = fisher, part
         self.anchor, self.strength = np.array(anchor), strength
 

@@ -52,24 +52,38 @@ class FisherStatistic:
         @tf.function(autograph=False, reduce_retracing=True)
         def function(x, y, sample_weight, seed, *more):
             data = x, y, sample_weight
-            return self._batch_sums(reference(), data, seed, more)
+            return self._batch_sums(reference(), data, seed, more=more)
 
         return function
 
-    def _batch_sums(self, model, batch, seed, more):
+    def _batch_sums(self, model, batch, seed, *, more):
         x, y, sample_weight = batch
 
-        def loss(model, x, y, y_pred, sample_weight, training):
+        def loss(model, x, y, *, y_pred, sample_weight, training):
             if self.likelihoods is None:
-                return total_loss(model, x, y, y_pred, None, training)
+                return total_loss(
+                    model,
+                    x,
+                    y,
+                    y_pred=y_pred,
+                    sample_weight=None,
+                    training=training,
+                )
             if additional_losses(model):
                 raise NoLikelihood("terms of add_loss")
-            return self._weighted_loss(y, y_pred, sample_weight, seed)
+            return self._weighted_loss(y, y_pred, sample_weight, seed=seed)
 
-        traced = TracedStep(model, batch, self.training, loss)
+        traced = TracedStep(model, batch, self.training, loss=loss)
         with traced:
             y_pred = traced.forward(x)
-            value = loss(model, x, y, y_pred, sample_weight, self.training)
+            value = loss(
+                model,
+                x,
+                y,
+                y_pred=y_pred,
+                sample_weight=sample_weight,
+                training=self.training,
+            )
         factors = traced.sample_gradients(value)
         scale = 1
         # Contributions to a mean loss are gradients over n; they get squared.
@@ -90,7 +104,7 @@ class FisherStatistic:
         total = tf.convert_to_tensor(factor.sum_of_squares())
         return total * tf.cast(scale, total.dtype)
 
-    def _weighted_loss(self, y, y_pred, sample_weight, seed):
+    def _weighted_loss(self, y, y_pred, sample_weight, *, seed):
         """Return the sum of √weight · −log p over the samples.
 
         The root, since gradients are squared afterwards.
@@ -143,10 +157,10 @@ def compute_sums(statistic, model, batch, seed, *more):
             model,
             batch,
             (statistic, ranks(batch)),
-            lambda: statistic.trace(model),
-            statistic.training,
-            (seed, *more),
-            build,
+            trace=lambda: statistic.trace(model),
+            training=statistic.training,
+            extra_tensors=(seed, *more),
+            build=build,
         )
     except tf.errors.InvalidArgumentError as error:
         if NOT_PROBABILITIES not in str(error):
@@ -160,7 +174,7 @@ def _build(model, batch):
         model(batch[0])
 
 
-def require_finite(model, sums, first, n):
+def require_finite(model, sums, first, *, n):
     """Refuse gradients with NaN or infinity, and name their batch."""
     for variable, variable_sums in zip(model.trainable_variables, sums):
         parts = tf.nest.flatten(variable_sums)[:2]

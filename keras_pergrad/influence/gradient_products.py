@@ -21,7 +21,11 @@ def gradients_of(model, batch, first_row=0):
     `first_row` is the row of its first sample, for errors.
     """
     (gradients,) = run_passes(
-        "gradients", model, (*batch, None, 0), "vectorized", False
+        "gradients",
+        model,
+        (*batch, None, 0),
+        method="vectorized",
+        training=False,
     )
     return [
         None if g is None else require_finite_rows(wide(g).numpy(), first_row)
@@ -29,7 +33,7 @@ def gradients_of(model, batch, first_row=0):
     ]
 
 
-def dots(model, batches, directions, verbose=0):
+def dots(model, batches, directions, *, verbose=0):
     """Return the products of all samples with m directions, (m, n)."""
     used_directions = [
         None if d is None else tf.convert_to_tensor(d) for d in directions

@@ -46,7 +46,7 @@ class Hessian:
         verbose: whether to show a progress bar.
     """
 
-    def __init__(self, model, batches, templates, damping, verbose=0):
+    def __init__(self, model, batches, templates, *, damping, verbose=0):
         self._model, self._batches = model, batches
         self._templates, self._damping = templates, damping
         self._verbose = verbose
@@ -147,7 +147,12 @@ def _trace_product(model_reference):
                 with twice_differentiable():
                     y_pred = call_model(model, x, training=False)
                     loss = total_loss(
-                        model, x, y, y_pred, sample_weight, training=False
+                        model,
+                        x,
+                        y,
+                        y_pred=y_pred,
+                        sample_weight=sample_weight,
+                        training=False,
                     )
                 gradients = inner.gradient(loss, variables)
                 return [

@@ -109,7 +109,7 @@ class KroneckerCurvature:
         seed: of the random signs.
     """
 
-    def __init__(self, model, batches, damping, corrected, seed, verbose=0):
+    def __init__(self, model, batches, damping, *, corrected, seed, verbose=0):
         self._model, self._batches, self._seed = model, batches, seed
         self._verbose = verbose
         self._variables = list(model.trainable_variables)
@@ -157,7 +157,7 @@ class KroneckerCurvature:
             except NoLikelihood as error:
                 raise _no_likelihood_error(self._model, error) from None
             n = int(first_tensor(x).shape[0])
-            require_finite(self._model, sums, first_row, n)
+            require_finite(self._model, sums, first_row, n=n)
             first_row += n
             yield n, sums
 
@@ -191,10 +191,10 @@ class KroneckerCurvature:
                     indices,
                     shape,
                     axes,
-                    sums,
-                    samples,
-                    damping,
-                    block_penalties,
+                    sums=sums,
+                    samples=samples,
+                    damping=damping,
+                    penalties=block_penalties,
                 )
             )
         return blocks, samples

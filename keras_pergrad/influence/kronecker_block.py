@@ -28,7 +28,9 @@ class Block:
         eigenvalues: those of the block, (i, o).
     """
 
-    def __init__(self, indices, shape, axes, sums, samples, damping, penalties):
+    def __init__(
+        self, indices, shape, axes, *, sums, samples, damping, penalties
+    ):
         inputs, outputs, count, squares = sums
         output_axes = [k for k in range(len(shape)) if k not in axes]
         self.indices = indices

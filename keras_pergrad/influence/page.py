@@ -52,7 +52,7 @@ def score_in_words(curvature, checkpoints):
 
 
 def render_page(
-    tests, train, predictions, best, worst, class_names, show, score
+    tests, train, predictions, *, best, worst, class_names, show, score
 ):
     """Return the HTML of a page.
 
@@ -76,7 +76,9 @@ def render_page(
     ]
     for t in range(count):
         prediction = _prediction_html(predictions[t], tests[t][1], class_names)
-        test = _figure_html(tests, t, prediction, class_names, show)
+        test = _figure_html(
+            tests, t, prediction, class_names=class_names, show=show
+        )
         groups = [("test sample", "test-sample", [test])]
         for title, top, sign in (
             ("helpful", best, 1),
@@ -84,7 +86,11 @@ def render_page(
         ):
             figures = [
                 _figure_html(
-                    train, j, f" · score {value:+.2g}", class_names, show
+                    train,
+                    j,
+                    f" · score {value:+.2g}",
+                    class_names=class_names,
+                    show=show,
                 )
                 for j, value in zip(top.samples[t], top.scores[t])
                 if sign * value > 0
@@ -102,7 +108,7 @@ def _group_html(group):
     return f'<div class="group {kind}"><h2>{escape(title)}</h2>{content}</div>'
 
 
-def _figure_html(data, row, note, class_names, show):
+def _figure_html(data, row, note, *, class_names, show):
     x, y = data[row]
     target = "" if y is None else f" · label {_target_html(y, class_names)}"
     return (

@@ -97,7 +97,7 @@ def require_mean_loss(model, batch):
         )
 
 
-def make_test_batches(model, x, y, sample_weight):
+def make_test_batches(model, x, y, *, sample_weight):
     """Return a function from a batch size to the batches of test samples.
 
     A data set keeps its own batches. Where a loss divides by what a batch
@@ -111,10 +111,10 @@ def make_test_batches(model, x, y, sample_weight):
         )
 
     def batches(size):
-        full_batches = batches_of(x, y, sample_weight, size)
+        full_batches = batches_of(x, y, sample_weight, batch_size=size)
         if _is_mean_over_samples(model, full_batches):
             return full_batches
-        return batches_of(x, y, sample_weight, 1)
+        return batches_of(x, y, sample_weight, batch_size=1)
 
     return batches
 
@@ -134,4 +134,4 @@ class _SingleSampleBatches:
 
     def __iter__(self):
         for x, y, sample_weight in self._batches:
-            yield from batches_of(x, y, sample_weight, 1)
+            yield from batches_of(x, y, sample_weight, batch_size=1)

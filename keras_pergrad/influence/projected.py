@@ -34,7 +34,9 @@ class ProjectedInfluence:
         rows: of training samples, `RowsOnDisk`; None: made at first use.
     """
 
-    def __init__(self, model, batches, size, damping, seed, verbose, rows=None):
+    def __init__(
+        self, model, batches, size, *, damping, seed, verbose, rows=None
+    ):
         self._model, self._batches = model, batches
         shapes = tuple(map(tuple, projected_shapes(model)))
         self._projection = _ProjectionPass(shapes, size, seed)
@@ -61,7 +63,7 @@ class ProjectedInfluence:
             ]
         )
 
-    def save(self, path, shard, metadata, samples):
+    def save(self, path, shard, metadata, *, samples):
         """Build the missing chunks of a shard of a store; return the store."""
         first_batch = next(iter(self._batches))
         size = self.project(first_batch, 0).shape[1]

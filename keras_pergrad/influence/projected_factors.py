@@ -77,7 +77,7 @@ _project = functools.singledispatch(_of_gradients)
 _dot_is_less = functools.singledispatch(_always)
 
 
-def _cost_of_sides(t, i, o, projection, block=1):
+def _cost_of_sides(t, i, o, *, projection, block=1):
     """Return what it costs to project both sides, (t, i) and (t, o).
 
     The first side is multiplied by so many columns at once.
@@ -87,7 +87,7 @@ def _cost_of_sides(t, i, o, projection, block=1):
     return sides + CPU.products.hold_gram * (t * (k + m) + k * m)
 
 
-def _sides_cost_less(t, i, o, projection, block=1):
+def _sides_cost_less(t, i, o, *, projection, block=1):
     """Whether to project both sides costs less than the gradients do."""
     entries = projection.inputs.length * projection.outputs.length
     if entries > HELD or t is None:
@@ -95,15 +95,18 @@ def _sides_cost_less(t, i, o, projection, block=1):
     k, m = projection.inputs.size, projection.outputs.size
     full = t * i * o + CPU.products.gram * i * m * (o + k)
     full += CPU.products.hold_gram * i * (o + m)
-    return _cost_of_sides(t, i, o, projection, block) < full
+    return _cost_of_sides(t, i, o, projection=projection, block=block) < full
 
 
-def _dot_costs_less(t, i, o, projection, block=1):
+def _dot_costs_less(t, i, o, *, projection, block=1):
     """Whether `dot` costs about as little as to project both sides."""
     if t is None:
         return False
     dot = t * i * o + CPU.products.hold_gram * t * min(i, o)
-    return dot < _cost_of_sides(t, i, o, projection, block) + WORTH
+    return (
+        dot
+        < _cost_of_sides(t, i, o, projection=projection, block=block) + WORTH
+    )
 
 
 @_project.register
@@ -112,20 +115,20 @@ def _(factor: Outer, projection):
     axes = axes_of_sides(factor)
     lengths = projection.inputs.length, projection.outputs.length
     if factor.perm is None and sizes == lengths:
-        if not _sides_cost_less(factor.positions, i, o, projection):
+        if not _sides_cost_less(factor.positions, i, o, projection=projection):
             return _of_gradients(factor, projection)
     elif axes is None or not projection.inputs.is_matrix:
         return _of_gradients(factor, projection)
-    return _of_sides(factor.x, factor.dz, axes, projection)
+    return _of_sides(factor.x, factor.dz, axes, projection=projection)
 
 
 @_dot_is_less.register
 def _(factor: Outer, projection):
     i, o = factor.x.shape[-1], factor.dz.shape[-1]
-    return _dot_costs_less(factor.positions, i, o, projection)
+    return _dot_costs_less(factor.positions, i, o, projection=projection)
 
 
-def _of_sides(x, dz, axes, projection):
+def _of_sides(x, dz, axes, *, projection):
     """Return the projections of Σ_t x_t ⊗ dz_t, (n, size).
 
     Args:
@@ -141,10 +144,10 @@ def _of_sides(x, dz, axes, projection):
     columns_of_dz = [a for a in axes[1] if a in columns]
     other_axes = [a for a in axes[1] if a not in columns]
     shape = projection.shape
-    dz = reorder_axes(dz, axes[1], [*other_axes, *columns_of_dz], shape)
+    dz = reorder_axes(dz, axes[1], [*other_axes, *columns_of_dz], shape=shape)
     extra_positions = math.prod(shape[a] for a in other_axes)
     if not other_axes:
-        x = reorder_axes(x, axes[0], sorted(axes[0]), shape)
+        x = reorder_axes(x, axes[0], sorted(axes[0]), shape=shape)
         rows = projection.inputs.apply(x)
         return projection.of_sides(rows, projection.outputs.apply(dz))
     # dz has row axes of the projection, too. They become further positions,
@@ -182,7 +185,7 @@ def _(factor: Blocks, projection):
         return _of_gradients(factor, projection)
     if (rows.length, columns.length) != (blocks * i, o):
         return _of_gradients(factor, projection)
-    if not _sides_cost_less(t, i, o, projection):
+    if not _sides_cost_less(t, i, o, projection=projection):
         return _of_gradients(factor, projection)
     matrix = tf.reshape(rows.matrix(factor.x.dtype), [blocks, i, -1])
     sides = (
@@ -217,7 +220,7 @@ def _(factor: Patches, projection):
     rows, sizes = projection.inputs, _sizes_of_windows(factor)
     is_served = factor.groups == 1 and rows.is_matrix
     if not is_served or not _sides_cost_less(
-        *sizes, projection, _block(factor)
+        *sizes, projection=projection, block=_block(factor)
     ):
         return _of_gradients(factor, projection)
     windows = map_windows(factor, rows.matrix(factor.big.dtype))
@@ -228,7 +231,7 @@ def _(factor: Patches, projection):
 def _(factor: Patches, projection):
     sizes = _sizes_of_windows(factor)
     return factor.groups > 1 or _dot_costs_less(
-        *sizes, projection, _block(factor)
+        *sizes, projection=projection, block=_block(factor)
     )
 
 

@@ -82,7 +82,7 @@ class Side:
             signs = tf.gather(self._bucket_signs(values.dtype), ids)
             values *= signs[..., None]
             ids = tf.gather(self._buckets(), ids)
-        bucket_ids = ids_by_sample(ids, n, self.size, tf.int32)
+        bucket_ids = ids_by_sample(ids, n, self.size, dtype=tf.int32)
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, columns]), bucket_ids, n * self.size
         )

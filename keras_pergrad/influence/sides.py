@@ -68,7 +68,7 @@ class Kronecker(NamedTuple):
     def of_entries(cls, outputs: tf.Tensor) -> "Kronecker":
         """Return an exact Σ g gᵀ of all entries, or its diagonal, as one."""
         identity = tf.ones([1, 1], outputs.dtype)
-        return cls(identity, outputs, identity[0, 0], ())
+        return cls(identity, outputs, identity[0, 0], axes=())
 
 
 def axes(factor: SampleGradients) -> tuple[int, ...]:
@@ -193,12 +193,12 @@ def ordered_sides(factor: Outer) -> list[Any]:
     """Return x and dz with the variable's axes in their order."""
     sides = zip((factor.x, factor.dz), axes_of_sides(factor) or ())
     return [
-        reorder_axes(tensor, side_axes, sorted(side_axes), factor.shape)
+        reorder_axes(tensor, side_axes, sorted(side_axes), shape=factor.shape)
         for tensor, side_axes in sides
     ]
 
 
-def reorder_axes(tensor, axes, order, shape):
+def reorder_axes(tensor, axes, order, *, shape):
     """Return (n, T, ·) with the axes that its numbers have in another order."""
     if list(axes) == list(order):
         return tensor
@@ -228,7 +228,7 @@ def _(factor: Outer):
         rows = in_shape(tensor, [-1, tensor.shape[-1]])
         sides.append(tf.matmul(rows, rows, transpose_a=True))
     count = tf.cast(tf.reduce_sum(counted), x.dtype)
-    return Kronecker(sides[0], sides[1], count, axes(factor))
+    return Kronecker(sides[0], sides[1], count, axes=axes(factor))
 
 
 @_rotated.register
@@ -270,7 +270,7 @@ def _(factor: Rows):
     )
     dz = tf.reshape(factor.dz, [-1, factor.shape[-1]])
     outputs = tf.matmul(dz, dz, transpose_a=True)
-    return Kronecker(counts, outputs, tf.reduce_sum(counted), (0,))
+    return Kronecker(counts, outputs, tf.reduce_sum(counted), axes=(0,))
 
 
 @_rotated.register
@@ -278,7 +278,9 @@ def _(factor: Rows, inputs, outputs):
     if inputs is not None:
         return _rotated_gradients(factor, inputs, outputs)
     dz: Any = _map_last_axis(factor.dz, outputs)
-    return Rows(factor.ids, dz, [factor.shape[0], dz.shape[-1]], factor.method)
+    return Rows(
+        factor.ids, dz, [factor.shape[0], dz.shape[-1]], method=factor.method
+    )
 
 
 @_axes.register
@@ -296,10 +298,10 @@ def _(factor: Patches):
     size = math.prod(factor.shape[:-1])
     small = tf.reshape(factor.small, [-1, factor.shape[-1]])
     return Kronecker(
-        sum_of_windows(factor, counted, _products, [size, size]),
+        sum_of_windows(factor, counted, _products, shape=[size, size]),
         tf.matmul(small, small, transpose_a=True),
         tf.reduce_sum(counted),
-        axes(factor),
+        axes=axes(factor),
     )
 
 
@@ -316,7 +318,7 @@ def reached_windows(factor: Patches) -> tf.Tensor:
     return _reached_positions(tf.reshape(small, [n, positions, channels]))
 
 
-def sum_of_windows(factor, counted, function, shape):
+def sum_of_windows(factor, counted, function, *, shape):
     """Return the sum of a function of the windows of a few samples at a time.
 
     Args:
@@ -333,7 +335,7 @@ def sum_of_windows(factor, counted, function, shape):
 
     numbers = windows.count if windows.is_static else 2**20
     numbers *= math.prod(factor.shape[:-1])
-    return sum_by_chunks(of_some, (factor.big, counted), numbers, shape)
+    return sum_by_chunks(of_some, (factor.big, counted), numbers, shape=shape)
 
 
 @_rotated.register
@@ -355,7 +357,7 @@ def map_windows(factor: Patches, matrix: tf.Tensor) -> tf.Tensor:
         return _map_last_axis(convolution_methods.unfold(big, windows), matrix)
     has_op = convolution_methods.has_filter_gradient(windows, 1, big.shape[-1])
     if has_op and windows.is_static:
-        return convolution_methods.convolve(big, matrix, windows, 1)
+        return convolution_methods.convolve(big, matrix, windows, groups=1)
     kernels = tf.split(matrix, windows.taps)
     tap_pairs = zip(windows.slices(windows.pad(big)), kernels)
     return tf.add_n(

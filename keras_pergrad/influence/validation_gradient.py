@@ -60,7 +60,12 @@ class ValidationGradient:
         with without_gradients(self.variables), no_running_means(compiled):
             y_pred = call_model(self.model, x, training=False)
             loss = total_loss(
-                self.model, x, y, y_pred, sample_weight, training=False
+                self.model,
+                x,
+                y,
+                y_pred=y_pred,
+                sample_weight=sample_weight,
+                training=False,
             )
         for op in graph.get_operations()[op_count:]:
             if op.type.startswith(_ASSIGN_OPS):

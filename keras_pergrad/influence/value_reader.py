@@ -61,6 +61,7 @@ class ValueReader(StepReader):
         state,
         validation,
         order,
+        *,
         every,
         projection,
         seed,
@@ -84,7 +85,7 @@ class ValueReader(StepReader):
         rate = tf.cast(learning_rate(samples.model.optimizer), samples.dtype)
         if self.order == 2:
             mean_gradient = self._mean_gradient(
-                samples, variables, factors, weights
+                samples, variables, factors, weights=weights
             )
             v, product = validation_gradient.gradient_and_product(mean_gradient)
             directions = [
@@ -142,7 +143,7 @@ class ValueReader(StepReader):
         return {}
 
     @staticmethod
-    def _mean_gradient(samples, variables, factors, weights):
+    def _mean_gradient(samples, variables, factors, *, weights):
         if weights is None:
             gradients = dict(zip(map(id, samples.variables), samples.mean()))
             return [gradients[id(v)] for v in variables]

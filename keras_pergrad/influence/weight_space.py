@@ -33,7 +33,7 @@ class WeightSpaceInfluence:
         verbose: whether to show progress bars.
     """
 
-    def __init__(self, model, batches, make_curvature, verbose):
+    def __init__(self, model, batches, make_curvature, *, verbose):
         self._model, self._batches = model, batches
         self._make_curvature, self._verbose = make_curvature, verbose
         self._curvature = None
@@ -46,7 +46,12 @@ class WeightSpaceInfluence:
             gradients = gradients_of(self._model, batch, first_row)
             directions = curvature.solve(gradients)
             scores.append(
-                dots(self._model, self._batches, directions, self._verbose)
+                dots(
+                    self._model,
+                    self._batches,
+                    directions,
+                    verbose=self._verbose,
+                )
             )
             first_row += len(scores[-1])
         return np.concatenate(scores)
@@ -101,7 +106,9 @@ def exact_curvature(damping):
     def make(model, batches, verbose):
         first = gradients_of(model, next(iter(batches)))
         templates = [g if g is None else g[:1] for g in first]
-        return Hessian(model, batches, templates, damping or 0.0, verbose)
+        return Hessian(
+            model, batches, templates, damping=damping or 0.0, verbose=verbose
+        )
 
     return make
 
@@ -111,7 +118,12 @@ def kronecker_curvature(damping, corrected, seed):
 
     def make(model, batches, verbose):
         return KroneckerCurvature(
-            model, batches, damping, corrected, seed, verbose
+            model,
+            batches,
+            damping,
+            corrected=corrected,
+            seed=seed,
+            verbose=verbose,
         )
 
     return make

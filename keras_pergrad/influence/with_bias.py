@@ -55,7 +55,9 @@ def kronecker(kernel):
         return product._replace(axes=_left_axes(kernel))
     product = sides.kronecker(kernel)
     counted, size = sides.reached_windows(kernel), product.inputs.shape[0]
-    sums = sides.sum_of_windows(kernel, counted, _sum_of_rows, [size])[:, None]
+    sums = sides.sum_of_windows(kernel, counted, _sum_of_rows, shape=[size])[
+        :, None
+    ]
     corner = tf.reshape(product.count, [1, 1])
     inputs = tf.concat(
         [

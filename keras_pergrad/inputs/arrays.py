@@ -17,7 +17,7 @@ class Chunks:
         count: how many chunks there are, or None.
     """
 
-    def __init__(self, x, y, sample_weight, batch_size):
+    def __init__(self, x, y, sample_weight, *, batch_size):
         arrays = x, y, sample_weight
         if not isinstance(x, tf.data.Dataset):
             for array in tf.nest.flatten(x):
@@ -80,7 +80,7 @@ class GatheredRows:
         # Of a dataset of unknown length the parts are joined at the end.
         n = self._samples
         if self._out is not None:
-            return _checked_out(self._out, gradients, flat_gradients, n)
+            return _checked_out(self._out, gradients, flat_gradients, samples=n)
         if n is None:
             return None
         return [np.empty((n, *p.shape[1:]), p.dtype) for p in flat_gradients]
@@ -128,7 +128,7 @@ class Total:
         return tf.nest.map_structure(lambda t: t / divisor, self._total)
 
 
-def _checked_out(out, gradients, flat_gradients, samples):
+def _checked_out(out, gradients, flat_gradients, *, samples):
     """Return the arrays of `out` after checking that they fit."""
     try:
         tf.nest.assert_same_structure(out, gradients)

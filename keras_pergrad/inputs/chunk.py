@@ -36,7 +36,7 @@ _ID_OPS = ("Cast", "Identity")
 loss_of_one = total_loss
 
 
-def traced_gradients(model, selection, reduce, order, loss):
+def traced_gradients(model, selection, reduce, *, order, loss):
     """Return a function of a batch and indices: each input's gradients.
 
     Of shape (n, *target.shape, *input), without the axes that `reduce`
@@ -45,7 +45,7 @@ def traced_gradients(model, selection, reduce, order, loss):
 
     @tf.function(autograph=False, reduce_retracing=True)
     def function(batch, indices):
-        chunk = _Chunk(model, batch, order, loss)
+        chunk = _Chunk(model, batch, order, loss=loss)
         results = [
             tf.nest.pack_sequence_as(
                 batch[0],
@@ -91,7 +91,7 @@ def loss_of_chunk(model, first_sample):
     )
 
 
-def _sum_of_losses(model, x, y, y_pred, sample_weight, training):
+def _sum_of_losses(model, x, y, *, y_pred, sample_weight, training):
     """Return the sum of the samples' own losses."""
     del x, training
     n = tf.shape(tf.nest.flatten(y_pred)[0])[0]
@@ -112,7 +112,7 @@ def _sum_of_losses(model, x, y, y_pred, sample_weight, training):
 class _Chunk:
     """The outputs for a batch, and the tapes that differentiate them."""
 
-    def __init__(self, model, batch, order, loss):
+    def __init__(self, model, batch, order, *, loss):
         traced_step = TracedStep(
             model, batch, training=False, loss=loss or sum_of_outputs
         )
@@ -135,12 +135,19 @@ class _Chunk:
                 stack.enter_context(twice_differentiable())
             outputs = call(model, x)
             if loss is not None:
-                outputs = loss(model, x, y, outputs, sample_weight, False)
+                outputs = loss(
+                    model,
+                    x,
+                    y,
+                    y_pred=outputs,
+                    sample_weight=sample_weight,
+                    training=False,
+                )
         # Outside of the tapes: `_source_of` may take gradients already.
         self.outputs = tf.nest.flatten(outputs)
         self.n = tf.shape(tensors[0])[0]
         self.sources = [
-            _source_of(k, t, calls, self._is_connected)
+            _source_of(k, t, calls, is_connected=self._is_connected)
             for k, t in enumerate(tensors)
         ]
 
@@ -266,12 +273,12 @@ def _embeddings(model, watch):
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             if isinstance(layer, keras.layers.Embedding):
-                call = _watching_call(layer, layer.call, watch, calls)
+                call = _watching_call(layer, layer.call, watch, calls=calls)
                 stack.enter_context(patched_attribute(layer, "call", call))
         yield calls
 
 
-def _watching_call(layer, original, watch, calls):
+def _watching_call(layer, original, watch, *, calls):
     @functools.wraps(original)
     def call(inputs, *args, **kwargs):
         outputs = original(inputs, *args, **kwargs)
@@ -282,10 +289,10 @@ def _watching_call(layer, original, watch, calls):
     return call
 
 
-def _source_of(position, tensor, calls, is_connected):
+def _source_of(position, tensor, calls, *, is_connected):
     """Return the tensor that stands for a flat input in the gradient."""
     if tensor.dtype.is_floating:
-        _require_no_ids(position, tensor, calls, is_connected)
+        _require_no_ids(position, tensor, calls, is_connected=is_connected)
         return tensor
     embeddings = [
         (layer, out) for layer, ids, out in calls if _is_cast_of(ids, tensor)
@@ -302,7 +309,7 @@ def _source_of(position, tensor, calls, is_connected):
     )
 
 
-def _require_no_ids(position, tensor, calls, is_connected):
+def _require_no_ids(position, tensor, calls, *, is_connected):
     """Refuse ids in a floating type: their gradient would be all zeros."""
     for layer, ids, _ in calls:
         if _is_cast_of(ids, tensor) or (

@@ -144,10 +144,10 @@ def input_gradients(
     >>> gradients = kpg.input_gradients(model, x, y=labels, verbose=0)
     >>> adversarial = x + 0.1 * np.sign(gradients)
     """
-    _check_arguments(model, reduce, out, order)
+    _check_arguments(model, reduce, out, order=order)
     outputs = _chosen_outputs(outputs, y, sample_weight)
     size = positive_integer("batch_size", batch_size)
-    chunks = Chunks(x, y, sample_weight, size)
+    chunks = Chunks(x, y, sample_weight, batch_size=size)
     over_samples = reduce in OVER_SAMPLES
     result = (
         Total(reduce != "sum")
@@ -208,10 +208,10 @@ class _Computation:
         else:
             with unchanged(model):
                 predicted = call(model, first_sample[0])
-        self.selection = Selection(model, outputs, predicted, samples)
+        self.selection = Selection(model, outputs, predicted, samples=samples)
         self._is_one_by_one = loss is loss_of_one
         self._function = traced_gradients(
-            model, self.selection, reduce, order, loss
+            model, self.selection, reduce, order=order, loss=loss
         )
 
     def __call__(self, chunk, result):
@@ -261,7 +261,7 @@ def _is_loss(outputs):
     return isinstance(outputs, str) and outputs == "loss"
 
 
-def _check_arguments(model, reduce, out, order):
+def _check_arguments(model, reduce, out, *, order):
     require_outside_functions()
     require_model(model)
     require_one_of("reduce", reduce, (None, *REDUCTIONS))

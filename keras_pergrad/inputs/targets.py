@@ -17,7 +17,7 @@ class Selection:
         targets: the `Targets` of each of these.
     """
 
-    def __init__(self, model, outputs, predicted, samples):
+    def __init__(self, model, outputs, predicted, *, samples):
         flat_outputs = tf.nest.flatten(predicted)
         names = _names(model, predicted, len(flat_outputs))
         self._structure, self._keys = predicted, None

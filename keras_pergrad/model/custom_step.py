@@ -185,7 +185,7 @@ def function_gradients(
     require_arrays(x, y)
     batch = map_tensors(tf.convert_to_tensor, batch)
     with _naming_texts(batch):
-        _build_layers(owner, loss_fn, batch, return_outputs)
+        _build_layers(owner, loss_fn, batch, return_outputs=return_outputs)
     if variables is None:
         variables = owner.trainable_variables
     sources = keras.tree.flatten(variables)
@@ -225,7 +225,7 @@ def function_gradients(
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
     if not name:
         # Keras overwrites the results of a step with those of its metrics.
-        track_loss(owner, step.loss, n, step.whole)
+        track_loss(owner, step.loss, n, whole=step.whole)
     logs = prefixed(name, {"loss": step.loss, **step.statistics})
     logs = owner._gradient_logs.of_loss(name).update(logs)
     outputs = [step.y_pred[1]] if return_outputs else []
@@ -369,7 +369,7 @@ def _require_shares(optimizer):
                 )
 
 
-def _build_layers(owner, loss_fn, batch, return_outputs):
+def _build_layers(owner, loss_fn, batch, *, return_outputs):
     """Create the weights of layers that no call has built yet."""
     unbuilt = [layer for layer in inner_layers(owner) if not layer.built]
     if not unbuilt:

@@ -383,14 +383,18 @@ class PerGradModel(FitHooks, keras.Model):
         readers = self.step_options.readers
         checks = checks_of(readers, numbers)
         # Loops and the optimizer need all variables.
-        rows, targets, _, weights = rows_of_views(x, y, None, sample_weight)
+        rows, targets, _, weights = rows_of_views(
+            x, y, None, sample_weight=sample_weight
+        )
         build_all(self, (rows, targets, weights))
         mode.build(self)
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
         require_free_names(self, step.statistics, mode)
         if step.loss is not None:
-            track_loss(self, step.loss, batches.sample_count(x), step.whole)
+            track_loss(
+                self, step.loss, batches.sample_count(x), whole=step.whole
+            )
         if step.gradients is not None:
             require_gradients(self, step.gradients)
             gradients = for_optimizer(step.gradients, checks)
@@ -400,10 +404,10 @@ class PerGradModel(FitHooks, keras.Model):
                 )
             else:
                 self.optimizer.apply(gradients, self.trainable_variables)
-        logs = self._metric_logs(x, y, step.y_pred, sample_weight)
+        logs = self._metric_logs(x, y, step.y_pred, sample_weight=sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
         logs = replicas.as_logs(logs)
-        return {**logs, **readings_of(step, mode, readers, numbers)}
+        return {**logs, **readings_of(step, mode, readers, numbers=numbers)}
 
     @named_arguments
     def compute_gradients(
@@ -497,19 +501,21 @@ class PerGradModel(FitHooks, keras.Model):
                 return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred, is_whole = evaluate(self, x, y, sample_weight)
-        track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], is_whole)
-        logs = self._metric_logs(x, y, y_pred, sample_weight)
+        track_loss(
+            self, loss, tf.shape(batches.first_tensor(x))[0], whole=is_whole
+        )
+        logs = self._metric_logs(x, y, y_pred, sample_weight=sample_weight)
         return replicas.as_logs(logs)
 
-    def _metric_logs(self, x, y, y_pred, sample_weight):
+    def _metric_logs(self, x, y, y_pred, *, sample_weight):
         """Update the metrics, if there are outputs; return the results."""
         if y_pred is None:
             return self.get_metrics_result()
-        rows = rows_of_views(x, y, y_pred, sample_weight)
+        rows = rows_of_views(x, y, y_pred, sample_weight=sample_weight)
         if not replicas.has_several_replicas():
             return self.compute_metrics(*rows)
         variables = self.metrics_variables
-        replicas.update(variables, lambda: update_metrics(self, *rows))
+        replicas.update(variables, lambda: update_metrics(self, rows))
         return self.get_metrics_result()
 
     def _logs_of_epoch(self, logs, otherwise):

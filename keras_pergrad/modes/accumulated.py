@@ -221,6 +221,7 @@ class Accumulated(GradientMode):
         steps: int = 1,
         microbatch_size: int | None = None,
         inner: str | GradientMode | dict[str, Any] = "batch",
+        *,
         tail: Literal["apply", "keep", "drop"] = "apply",
     ):
         self.steps: int = positive_integer("steps", steps)
@@ -352,8 +353,8 @@ class Microbatches(Parting):
             traced_step,
             "microbatch",
             is_single_call,
-            numerators,
-            is_single_update,
+            values=numerators,
+            alone=is_single_update,
         ):
             raise error
 

@@ -203,6 +203,7 @@ class GradientMode(Configured):
         model: Any,
         groups: dict[str, Any],
         mask_epsilons: dict[str, Any],
+        *,
         aggregation: Any,
     ) -> tuple[Any, dict[str, Any]]:
         """Return the gradients of sums over parts, and what to log of them."""
@@ -332,7 +333,9 @@ def _traced_step(mode, model, batch, *, options):
         if mask is not None:
             set_mask(tensor, mask)
     gradients, statistics, readings = results
-    return Step(loss, y_pred, gradients, statistics, readings=readings)
+    return Step(
+        loss, y_pred, gradients, statistics=statistics, readings=readings
+    )
 
 
 def _flat_tensors(structure):

@@ -42,7 +42,9 @@ class Batch(GradientMode):
                 _warn(error)
         with tf.GradientTape() as tape:
             y_pred = call_model(model, x)
-            loss = loss_of_batch(model, x, y, y_pred, sample_weight)
+            loss = loss_of_batch(
+                model, x, y, y_pred=y_pred, sample_weight=sample_weight
+            )
             target = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(target, model.trainable_variables)
         # A mean over no samples is NaN.
@@ -67,7 +69,7 @@ def evaluate(model, x, y, sample_weight):
         find_kinds = microbatches.find_added_kinds(
             model, (x, y, sample_weight), training=False
         )
-        batch_sums = MicrobatchSums(model, x, None, find_kinds)
+        batch_sums = MicrobatchSums(model, x, None, find_added_kinds=find_kinds)
         with replicas.PostponedUpdates() as scope:
             y_pred = call_model(model, x, training=False)
         scope.assign(batch_sums.count)
@@ -79,7 +81,14 @@ def evaluate(model, x, y, sample_weight):
     except NotAdditive as error:
         _warn(error)
         y_pred = call_model(model, x, training=False)
-        loss = loss_of_batch(model, x, y, y_pred, sample_weight, training=False)
+        loss = loss_of_batch(
+            model,
+            x,
+            y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=False,
+        )
         return (
             replicas.zero_without_samples(sample_count(x), loss),
             y_pred,

@@ -72,7 +72,9 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     if compile_loss is None:
         return []
     views = count_views(y_pred)
-    _, y, y_pred, sample_weight = rows_of_views(None, y, y_pred, sample_weight)
+    _, y, y_pred, sample_weight = rows_of_views(
+        None, y, y_pred, sample_weight=sample_weight
+    )
     fractions = []
     recorders = [
         _FractionRecorder(entry, fractions)
@@ -112,7 +114,7 @@ def require_additive_loss(model):
         )
 
 
-def numerators(model, y, y_pred, sample_weight):
+def numerators(model, y, y_pred, *, sample_weight):
     """Return the sums of the losses' values; none for an own `compute_loss`."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []
@@ -121,7 +123,7 @@ def numerators(model, y, y_pred, sample_weight):
     return [fraction.numerator for fraction in fractions]
 
 
-def sample_losses(model, y, y_pred, sample_weight):
+def sample_losses(model, y, y_pred, *, sample_weight):
     """Return what each sample adds to the compiled losses, (n,), or None."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return None
@@ -207,7 +209,7 @@ class _FractionRecorder:
 
         def recording_call(*args):
             values.append(call(*args))
-            _require_rows(loss, values[0], y_pred, sample_weight)
+            _require_rows(loss, values[0], y_pred, sample_weight=sample_weight)
             return values[0]
 
         with (
@@ -218,25 +220,27 @@ class _FractionRecorder:
         # Keras has applied mask and sample weights, and reduced nothing.
         numerator = tf.reduce_sum(weighted)
         kind, denominator, mask_epsilon = self._denominator(
-            y_true, y_pred, sample_weight, values[0], weighted
+            y_true, y_pred, sample_weight, values=values[0], weighted=weighted
         )
         self.fractions.append(
             LossFraction(
                 loss.name,
                 kind,
                 numerator,
-                tf.reduce_sum(weighted, list(range(1, weighted.shape.rank))),
-                denominator,
-                mask_epsilon,
-                self.loss_weight,
-                weighted.shape[1:].num_elements(),
-                weighted.shape.rank,
-                loss.reduction == "mean_with_sample_weight",
+                by_sample=tf.reduce_sum(
+                    weighted, list(range(1, weighted.shape.rank))
+                ),
+                denominator=denominator,
+                mask_epsilon=mask_epsilon,
+                loss_weight=self.loss_weight,
+                per_row=weighted.shape[1:].num_elements(),
+                rank=weighted.shape.rank,
+                by_weight=loss.reduction == "mean_with_sample_weight",
             )
         )
         return numerator
 
-    def _denominator(self, y_true, y_pred, sample_weight, values, weighted):
+    def _denominator(self, y_true, y_pred, sample_weight, *, values, weighted):
         loss = self.loss
         if loss.reduction == "sum":
             return SUM, None, 0.0
@@ -284,7 +288,7 @@ def _require_additive(loss):
         raise NotAdditive(_NOT_ADDITIVE.format(name=name, why=why))
 
 
-def _require_rows(loss, values, y_pred, sample_weight):
+def _require_rows(loss, values, y_pred, *, sample_weight):
     """Refuse values that do not belong to one sample each."""
     rows = tf.nest.flatten(y_pred)[0].shape[0]
     if values.shape.rank == 0:

@@ -133,12 +133,20 @@ def step_of_parts(parting, model, batch, *, options):
         logged = {**logged, **more_logs}
         gradients = step_batch.finish(mean_gradients)
     else:
-        _accumulate(parting, model, batch_sums, groups, norms, scale)
+        _accumulate(
+            parting, model, batch_sums, groups=groups, norms=norms, scale=scale
+        )
         # An update has logged them itself; NaN is left out of their means.
         undefined = tf.constant(float("nan"))
         logged.update(dict.fromkeys(mode.logged_by_updates(model), undefined))
     outputs = metrics.joined(totals.get("outputs"))
-    return Step(batch_sums.loss(totals), outputs, gradients, logged, whole=True)
+    return Step(
+        batch_sums.loss(totals),
+        outputs,
+        gradients,
+        statistics=logged,
+        whole=True,
+    )
 
 
 def find_added_kinds(model, batch, training=True):
@@ -156,7 +164,7 @@ def find_added_kinds(model, batch, training=True):
     return find
 
 
-def _accumulate(parting, model, batch_sums, groups, norms, scale):
+def _accumulate(parting, model, batch_sums, *, groups, norms, scale):
     """Add a batch to those that wait; update where enough of them do."""
     if norms is not None and scale is not None:
         groups = {
@@ -208,7 +216,7 @@ def update_by_sample(mode, model, batch):
         gradients = for_optimizer(step.gradients)
         model.optimizer.apply(gradients, model.trainable_variables)
         x, y, sample_weight = row
-        update_metrics(model, x, y, step.y_pred, sample_weight)
+        update_metrics(model, (x, y, step.y_pred, sample_weight))
         return i + 1, norms.write(i, tf.cast(norm[0], tf.float32))
 
     _, norms = tf.while_loop(
@@ -218,7 +226,9 @@ def update_by_sample(mode, model, batch):
         parallel_iterations=1,
     )
     aggregation = current_aggregation(mode, model)
-    return Step(None, None, None, aggregation.statistics(norms.stack()))
+    return Step(
+        None, None, None, statistics=aggregation.statistics(norms.stack())
+    )
 
 
 def is_single_microbatch(batch, size):
@@ -243,7 +253,7 @@ def sum_microbatches(function, batch, size):
         for start in range(size, row_count, size):
             totals = flat.add_rows(totals, start, start + size)
         return pack_like(flat.result, totals)
-    totals = _sum_full(flat, full_count, size, row_count)
+    totals = _sum_full(flat, full_count, size, row_count=row_count)
     # At least one sample, so no branch is compiled for zero samples.
     start_of_rest = (
         row_count - tf.maximum(remainder, 1) if rows is None else -remainder
@@ -259,7 +269,7 @@ def sum_microbatches(function, batch, size):
     return pack_like(flat.result, totals)
 
 
-def _sum_full(flat, full_count, size, row_count):
+def _sum_full(flat, full_count, size, *, row_count):
     """Return the sum over the microbatches of full size, in a loop."""
     specs = [tf.TensorSpec([size, *t.shape[1:]], t.dtype) for t in flat.tensors]
     # Traced before the loop, which must know the shapes of the results.

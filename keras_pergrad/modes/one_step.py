@@ -105,6 +105,7 @@ class WholeBatch:
         model,
         batch,
         scale=None,
+        *,
         aggregation=None,
         padded=None,
         is_single=False,
@@ -138,7 +139,7 @@ class WholeBatch:
                 self.model,
                 self.x,
                 self.y,
-                y_pred,
+                y_pred=y_pred,
                 sample_weight=self.sample_weight,
                 training=training,
             )
@@ -183,7 +184,9 @@ def step_of_whole_batch(
     logged = step_batch.observe(plain, sums.squared_sums)
     logged = {**sums.statistics, **logged}
     gradients = step_batch.finish(sums.gradients)
-    step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
+    step = Step(
+        part.loss, y_pred, gradients, statistics=logged, readings=sums.readings
+    )
     return step, norms
 
 

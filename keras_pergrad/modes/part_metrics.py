@@ -35,7 +35,7 @@ class PartMetrics:
         self.joins_outputs = _has_own(model) and not several
         self._dtypes = None
 
-    def of_part(self, x, y, y_pred, sample_weight, index):
+    def of_part(self, x, y, y_pred, *, sample_weight, index):
         """Update the metrics, unless outputs are joined; return what adds up.
 
         On several replicas the metrics have what is to be added to them.
@@ -45,8 +45,10 @@ class PartMetrics:
 
         # A loop of one replica cannot update what all replicas share.
         def update():
-            batch = views.rows_of_views(x, y, y_pred, sample_weight)
-            update_metrics(self._model, *batch)
+            batch = views.rows_of_views(
+                x, y, y_pred, sample_weight=sample_weight
+            )
+            update_metrics(self._model, batch)
 
         metrics = None
         if self._several:
@@ -105,9 +107,12 @@ def placed(rows, index, count):
     return result
 
 
-def update_metrics(model, x, y, y_pred, sample_weight):
-    """Update the metrics where logs hold these alone; warn of others."""
-    logs = model.compute_metrics(x, y, y_pred, sample_weight)
+def update_metrics(model, batch):
+    """Update the metrics where logs hold these alone; warn of others.
+
+    `batch` is x, y, y_pred and sample_weight.
+    """
+    logs = model.compute_metrics(*batch)
     if not _has_own(model):
         return
     names = sorted(set(logs) ^ set(model.get_metrics_result()))

@@ -134,7 +134,14 @@ def _loss_of_samples(traced, y_pred, n):
     def loss(batch, y_pred, added):
         del added
         x, y, sample_weight = batch
-        value = total_loss(model, x, y, y_pred, sample_weight, training)
+        value = total_loss(
+            model,
+            x,
+            y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=training,
+        )
         return _share(value, power, n)
 
     return loss
@@ -191,7 +198,7 @@ class SingleSample:
         return self._gradients
 
 
-def _norm(contributions, variables, n, groups=None):
+def _norm(contributions, variables, n, *, groups=None):
     """Return the norm of a sample's gradient, (), or by group, (groups,)."""
     dtype = norm_type(variables)
     count = 1 if groups is None else max(groups) + 1
@@ -246,6 +253,7 @@ class PerSample(GradientMode):
         aggregation: str | Aggregation | dict[str, Any] = "mean",
         updates: Literal["batch", "sample"] = "batch",
         parallel_iterations: int = 1,
+        *,
         statistics: bool = False,
     ):
         self.aggregation: Aggregation = aggregations.get(aggregation)
@@ -300,7 +308,9 @@ class PerSample(GradientMode):
             has_gradient[:] = [
                 gradient is not None for gradient in contributions
             ]
-            norm = _norm(contributions, samples.variables, part.n, groups)
+            norm = _norm(
+                contributions, samples.variables, part.n, groups=groups
+            )
             weights = aggregation.weights(norm[None])
             if part.padded is not None:
                 weights = part.padded.weights(weights, i)
@@ -323,14 +333,16 @@ class PerSample(GradientMode):
             norms = norm[None]
         else:
             sums, plain, norms = self._sum_samples(
-                add_sample, samples, groups, sums, plain
+                add_sample, samples, groups, sums=sums, plain=plain
             )
         gradients = [
             None if k is False else s for s, k in zip(sums, has_gradient)
         ]
-        return PartialSums(samples.y_pred, gradients, norms, plain or None)
+        return PartialSums(
+            samples.y_pred, gradients, norms, plain=plain or None
+        )
 
-    def _sum_samples(self, add_sample, samples, groups, sums, plain):
+    def _sum_samples(self, add_sample, samples, groups, *, sums, plain):
         """Return the sums over all samples, and the norms."""
 
         def body(i, sums, plain, norms):

@@ -171,7 +171,7 @@ class StepReader:
         """Take what `read` returned, after the update."""
 
 
-def readings(model, part, y_pred, factors, sums=None):
+def readings(model, part, y_pred, *, factors, sums=None):
     """Return what its readers make of a whole batch's factors, each a dict."""
     results = []
     for reader in part.options.readers:
@@ -337,7 +337,7 @@ def checks_of(readers, numbers):
     return [op for reader in readers for op in reader.checks(numbers)]
 
 
-def readings_of(step, mode, readers, numbers):
+def readings_of(step, mode, readers, *, numbers):
     """Return what the logs of a step have of what was read in it."""
     if not readers:
         return {}

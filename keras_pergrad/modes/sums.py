@@ -53,7 +53,9 @@ class MicrobatchSums:
     # over the samples, or a mean; it is asked where there are such terms.
     # `is_single_batch`: no other batch adds samples to the update.
 
-    def __init__(self, model, x, scale, find_added_kinds, is_single_batch=True):
+    def __init__(
+        self, model, x, scale, *, find_added_kinds, is_single_batch=True
+    ):
         self.model, self.scale = model, scale
         self.variables = list(model.trainable_variables)
         self.is_single_batch = is_single_batch
@@ -90,7 +92,9 @@ class MicrobatchSums:
         del tape
         return {
             "gradients": gradients,
-            **self.metrics.of_part(x, y, y_pred, sample_weight, index),
+            **self.metrics.of_part(
+                x, y, y_pred, sample_weight=sample_weight, index=index
+            ),
             **self.loss_values(terms, added, rows),
         }
 
@@ -420,18 +424,21 @@ class WeightedSums(MicrobatchSums):
         function = self._part_sums
         if self.mode.needs_graph and tf.executing_eagerly():
             function = functools.partial(traced_once, function)
-        return function(x, y, sample_weight, index)
+        return function((x, y, sample_weight), index)
 
-    def _part_sums(self, x, y, sample_weight, index):
+    def _part_sums(self, batch, index):
+        x, y, sample_weight = batch
         if self.sizes is None:
             y_pred, sums = self._mode_sums(x, y, sample_weight)
         else:
-            y_pred, sums = self._compiled_sums((x, y, sample_weight))
+            y_pred, sums = self._compiled_sums(batch)
         norms = sums["norms"]
         if norms is not None:
             # At their places in the whole batch, so that norms add up, too.
             norms = placed(norms, index, self.count)
-        results = self.metrics.of_part(x, y, y_pred, sample_weight, index)
+        results = self.metrics.of_part(
+            x, y, y_pred, sample_weight=sample_weight, index=index
+        )
         return {**sums, **results, "norms": norms}
 
     def _compiled_sums(self, batch):
@@ -455,7 +462,7 @@ class WeightedSums(MicrobatchSums):
             results["norms"] = results["norms"][: padded.n]
         return padded.outputs(y_pred), results
 
-    def _mode_sums(self, x, y, sample_weight, padded=None):
+    def _mode_sums(self, x, y, sample_weight, *, padded=None):
         """Return the outputs, and what adds up but for the metrics."""
         rows = tf.cast(sample_count(x), self.dtype)
         evaluated = []
@@ -472,7 +479,7 @@ class WeightedSums(MicrobatchSums):
             self.model,
             x,
             y,
-            sample_weight,
+            sample_weight=sample_weight,
             n=self.rows,
             scale=self.scale,
             aggregation=self.aggregation,

@@ -77,10 +77,12 @@ class Vectorized(GradientMode):
         y_pred, factors = sample_gradients(model, part)
         if not weighs(part.aggregation):
             sums, norms, factors = self._plain_sums(factors, part)
-            step_readings = self._readings(model, part, y_pred, factors, sums)
+            step_readings = self._readings(
+                model, part, y_pred, factors=factors, sums=sums
+            )
             return PartialSums(y_pred, sums, norms, readings=step_readings)
         if part.aggregation.needs == "gramian":
-            return self._gramian_sums(model, y_pred, factors, part)
+            return self._gramian_sums(model, y_pred, factors, part=part)
         groups = part.aggregation.groups(model.trainable_variables)
         factors = _held(factors)
         # Small factors lie side by side where one norm is over all of them.
@@ -92,7 +94,9 @@ class Vectorized(GradientMode):
         if limits and not part.aggregation.adds_noise:
             warn_of_tf32()
         # Before samples that are not finite are blanked.
-        step_readings = self._readings(model, part, y_pred, single_factors)
+        step_readings = self._readings(
+            model, part, y_pred, factors=single_factors
+        )
         weights, factors = _weighted(factors, norms, part)
         sums = [
             f and f.weighted_sum(variable_weights(weights, groups, k))
@@ -108,10 +112,10 @@ class Vectorized(GradientMode):
             sums.plain = split_sums(_unweighted_sums(factors))
         return sums
 
-    def _readings(self, model, part, y_pred, factors, sums=None):
+    def _readings(self, model, part, y_pred, *, factors, sums=None):
         if not part.options.readers or not part.is_whole:
             return None
-        return readings(model, part, y_pred, factors, sums)
+        return readings(model, part, y_pred, factors=factors, sums=sums)
 
     def require(self, model: Any) -> None:
         if (
@@ -124,7 +128,7 @@ class Vectorized(GradientMode):
             )
             raise ValueError(text)
 
-    def _gramian_sums(self, model, y_pred, factors, part):
+    def _gramian_sums(self, model, y_pred, factors, *, part):
         """Return the sums with weights by the inner products of all samples."""
         single_factors = _held(factors, pairs=True)
         factors, split_sums = together(single_factors)
@@ -132,7 +136,9 @@ class Vectorized(GradientMode):
         gramian = sample_gramian(products, part.n)
         weights, finite = part.aggregation.mean_weights(gramian)
         # Before samples that are not finite are blanked.
-        step_readings = self._readings(model, part, y_pred, single_factors)
+        step_readings = self._readings(
+            model, part, y_pred, factors=single_factors
+        )
         factors = select(factors, finite)
         sums = split_sums([f and f.weighted_sum(weights) for f in factors])
         norms = tf.sqrt(tf.linalg.diag_part(gramian))

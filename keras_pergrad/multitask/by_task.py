@@ -164,6 +164,7 @@ class ByTask(GradientMode):
         model: Any,
         groups: dict[str, Any],
         mask_epsilons: dict[str, Any],
+        *,
         aggregation: Any,
     ) -> tuple[Any, dict[str, Any]]:
         tasks = list(self._tasks(model))
@@ -171,7 +172,7 @@ class ByTask(GradientMode):
             groups, mask_epsilons, len(tasks)
         )
         return self._aggregate(
-            tasks, task_gradients, other_gradients, aggregation
+            tasks, task_gradients, other_gradients, aggregation=aggregation
         )
 
     def partial_sums(self, model: Any, part: Any) -> PartialSums:
@@ -182,7 +183,9 @@ class ByTask(GradientMode):
             y_pred, added = part.call()
             with loss_terms.recording_values(model, captured_losses):
                 part.target(y_pred, added)
-            terms = loss_terms.terms_of(model, part.y, y_pred, captured_losses)
+            terms = loss_terms.terms_of(
+                model, part.y, y_pred, recorded=captured_losses
+            )
             targets, other_target = _task_targets(tasks, terms, part.scale)
         variables = model.trainable_variables
         task_gradients = [
@@ -195,11 +198,16 @@ class ByTask(GradientMode):
             other_gradients = unscaled(other_gradients, part.scale)
         del tape
         gradients, logged = self._aggregate(
-            list(tasks), task_gradients, other_gradients, part.aggregation
+            list(tasks),
+            task_gradients,
+            other_gradients,
+            aggregation=part.aggregation,
         )
         return PartialSums(y_pred, gradients, statistics=logged)
 
-    def _aggregate(self, tasks, task_gradients, other_gradients, aggregation):
+    def _aggregate(
+        self, tasks, task_gradients, other_gradients, *, aggregation
+    ):
         """Return the gradients of tasks and of all else as one; the logs."""
         shared = shared_by_tasks(task_gradients)
         if not any(shared):

@@ -77,7 +77,7 @@ class CAGrad(GramianAggregation):
             return mean
         lengths, cosines = lengths_and_cosines(gramian)
         matrix = regularized(gramian)
-        solution, solved = _dual_solution(matrix, mean, lengths > 0, self.c)
+        solution, solved = _dual_solution(matrix, mean, lengths > 0, c=self.c)
         parts = solution * lengths
         squared = tf.tensordot(parts, tf.linalg.matvec(cosines, parts), 1)
         length = tf.sqrt(tf.maximum(squared, 0))
@@ -101,7 +101,7 @@ class CAGrad(GramianAggregation):
         return {"c": self.c, "norm_eps": self.norm_eps}
 
 
-def _dual_solution(matrix, mean, is_nonzero, c):
+def _dual_solution(matrix, mean, is_nonzero, *, c):
     """Return v ≥ 0 with ‖Σ v_i g_i‖ = c ‖ḡ‖, along the dual's solution.
 
     `is_nonzero`: where false, v is 0.

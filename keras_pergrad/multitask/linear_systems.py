@@ -29,12 +29,14 @@ def solve(matrix, right_side, free):
     )
     return tf.cond(
         part_numbers <= MAX_PART_NUMBERS,
-        lambda: _solve_by_cholesky(matrix, right_side, free, counts, most_free),
+        lambda: _solve_by_cholesky(
+            matrix, right_side, free, counts=counts, most_free=most_free
+        ),
         lambda: _solve_by_conjugate_gradients(matrix, right_side, free),
     )
 
 
-def _solve_by_cholesky(matrix, right_side, free, counts, most_free):
+def _solve_by_cholesky(matrix, right_side, free, *, counts, most_free):
     """Return the solutions from Cholesky's roots of the parts in use."""
     rows, m = tf.unstack(tf.shape(right_side))
     # The free ones come first; behind them a part is the identity.

@@ -50,12 +50,12 @@ def first_guess(matrix, q, allowed):
     helps = (rows >= MIN_PROBLEMS) & (bound < tf.cast(m, bound.dtype) / 2)
     return tf.cond(
         helps,
-        lambda: _guess_by_fista(matrix, q, allowed, bound),
+        lambda: _guess_by_fista(matrix, q, allowed, bound=bound),
         lambda: negative,
     )
 
 
-def _guess_by_fista(matrix, q, allowed, bound):
+def _guess_by_fista(matrix, q, allowed, *, bound):
     """Return where z is positive after steps of ½ zᵀ M z + qᵀ z."""
     # FISTA (Beck and Teboulle, SIAM J. Imaging Sci. 2, 2009). Single precision
     # is enough for a guess.
@@ -111,7 +111,7 @@ def _solve_scaled(matrix, q, allowed):
     def should_continue(k, unsolved, *_):
         return (k < limit) & (unsolved > 0)
 
-    def exchange(k, unsolved, rows, free, z, fewest, patience):
+    def exchange(k, unsolved, rows, *, free, z, fewest, patience):
         row_free, row_q = tf.gather(free, rows), tf.gather(q, rows)
         solved = solve(matrix, -row_q, row_free)
         slack = tf.matmul(solved, matrix) + row_q

@@ -114,7 +114,7 @@ class Spectrum:
     def times(self, vector, power):
         """Return the power of the matrix times a vector, (m,)."""
         values = tf.where(self.nonzero, self.values, tf.zeros_like(self.values))
-        return _power_times(self._vectors, values, vector, power)
+        return _power_times(self._vectors, values, vector, power=power)
 
     def solve(self, vector):
         """Return the pseudoinverse times a vector, (m,); whether it is known.
@@ -125,12 +125,14 @@ class Spectrum:
         inverse = tf.math.divide_no_nan(
             tf.ones_like(self._lengths), self._lengths
         )
-        exact = inverse * _power_times(vectors, values, inverse * vector, -1.0)
+        exact = inverse * _power_times(
+            vectors, values, inverse * vector, power=-1.0
+        )
         solution = tf.where(is_independent, exact, self.times(vector, -1.0))
         return solution, is_independent | self.resolved
 
 
-def _power_times(vectors, values, vector, power):
+def _power_times(vectors, values, vector, *, power):
     """Return a power of a matrix times a vector; eigenvalues of 0 stay."""
     safe = tf.where(values > 0, values, tf.ones_like(values))
     powers = tf.where(values > 0, safe**power, tf.zeros_like(values))

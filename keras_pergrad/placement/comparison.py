@@ -205,7 +205,7 @@ def compare_devices(
     for name in names:
         row, suspect = rows[name], None
         if row.wrong and name != _CPU:
-            suspect = _find_suspect(model, x, y, name)
+            suspect = _find_suspect(model, x, y, device=name)
         comparisons.append(DeviceComparison(**vars(row), suspect=suspect))
     notes = [*check.notes, *_notes(names, rows[_CPU])]
     return Comparison(rows[_CPU].step_ms, comparisons, notes)
@@ -222,7 +222,7 @@ def _notes(names, cpu):
         )
 
 
-def _find_suspect(model, x, y, device):
+def _find_suspect(model, x, y, *, device):
     """Return the first op that is wrong when given the CPU's numbers."""
     data = as_in_fit(keras.utils.pack_x_y_sample_weight(x, y))
     data = data if isinstance(data, tuple) else (data,)
@@ -242,7 +242,7 @@ def _find_suspect(model, x, y, device):
             outputs = [t for t in op.outputs if t in device_values]
             outputs = [t for t in outputs if t.dtype.is_floating]
             if all(
-                _judge_output(op, cpu_values, t, device_values[t]).ok
+                _judge_output(op, cpu_values, t, value=device_values[t]).ok
                 for t in outputs
             ):
                 continue
@@ -259,16 +259,16 @@ def _find_suspect(model, x, y, device):
                 break
             single_outputs = copied.run(values, fetches=outputs, feeds=feeds)
             for tensor, value in zip(outputs, single_outputs):
-                verdict = _judge_output(op, cpu_values, tensor, value)
+                verdict = _judge_output(op, cpu_values, tensor, value=value)
                 if not verdict.ok:
                     where = layer_of(op.name)
-                    return Suspect(op.type, op.name, where, verdict.error)
+                    return Suspect(op.type, op.name, where, error=verdict.error)
         for ops in _fusible(copied.graph):
-            error = _error_of_fused(ops, copied, values, cpu_values)
+            error = _error_of_fused(ops, copied, values, cpu_values=cpu_values)
             if error is not None:
                 name = ops[-1].name
                 together = _FUSED.join(op.type for op in ops)
-                return Suspect(together, name, layer_of(name), error)
+                return Suspect(together, name, layer_of(name), error=error)
     return Suspect("", "", layer_of(first_wrong) if first_wrong else "")
 
 
@@ -282,7 +282,7 @@ def _fusible(traced):
             yield ops
 
 
-def _error_of_fused(ops, copied, values, cpu_values):
+def _error_of_fused(ops, copied, values, *, cpu_values):
     """Return by how much ops given the CPU's numbers are wrong; None: right.
 
     Only what the last of them gives is fetched, so that they can be fused.
@@ -294,7 +294,7 @@ def _error_of_fused(ops, copied, values, cpu_values):
     if len(feeds) < len(given) or output.name not in cpu_values:
         return None
     [value] = copied.run(values, fetches=[output], feeds=feeds)
-    verdict = _judge_output(ops[0], cpu_values, output, value)
+    verdict = _judge_output(ops[0], cpu_values, output, value=value)
     return None if verdict.ok else verdict.error
 
 
@@ -312,7 +312,7 @@ def _run_all(copied, values):
     return dict(zip(tensors, copied.run(values, fetches=tensors)))
 
 
-def _judge_output(op, cpu_values, tensor, value):
+def _judge_output(op, cpu_values, tensor, *, value):
     """Judge one output; its inputs determine how much is rounding."""
     inputs = [cpu_values[t.name] for t in op.inputs if t.name in cpu_values]
     terms, scale, dtype = 1, 0.0, tensor.dtype.name
@@ -323,4 +323,6 @@ def _judge_output(op, cpu_values, tensor, value):
         is_product = op.type.startswith(_PRODUCT_OPS)
         scale = float(np.prod(sizes)) if is_product else max(sizes, default=0.0)
         dtype = numerics.on_device(dtype, "GPU") if is_product else dtype
-    return numerics.judge(cpu_values[tensor.name], value, dtype, terms, scale)
+    return numerics.judge(
+        cpu_values[tensor.name], value, dtype, terms=terms, scale=scale
+    )

@@ -98,7 +98,7 @@ def is_host_op(op, dtypes=()):
     )
 
 
-def reason(definition, dtypes, device_type, platform):
+def reason(definition, dtypes, device_type, *, platform):
     """Return why a node is on the CPU although there is an accelerator."""
     if is_host_op(definition.op, dtypes):
         return "host-only op"

@@ -246,7 +246,7 @@ def hazards_of_settings(jit_compile, plugin):
 def hazards_of_operations(operations, plugin):
     """Return hazards of the ops of a step."""
     return [
-        Hazard(code, severity, message, _layer_names(layers))
+        Hazard(code, severity, message, layers=_layer_names(layers))
         for code, severity, message, applies in _OP_HAZARDS
         # Reports of repeated random numbers are about Apple's plugin.
         if plugin is APPLE or code != "random"
@@ -254,7 +254,7 @@ def hazards_of_operations(operations, plugin):
     ]
 
 
-def hazards_of_fusion(nodes, layer_of, plugin, on_metal=None):
+def hazards_of_fusion(nodes, layer_of, plugin, *, on_metal=None):
     """Return hazards of contraction + bias + activation, off the CPU."""
     # Reports of wrong numbers are about Apple's plugin.
     if plugin is not APPLE:

@@ -101,7 +101,7 @@ def _operation_of(node, layer, accelerator):
             node.definition,
             node.dtypes,
             accelerator.type,
-            accelerator.platform,
+            platform=accelerator.platform,
         )
     return Operation(
         op=node.op,

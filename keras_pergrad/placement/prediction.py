@@ -124,9 +124,11 @@ def predict_placement(
         hazards=[
             *metal.hazards_of_settings(xla, plugin),
             *metal.hazards_of_operations(operations, plugin),
-            *metal.hazards_of_fusion(nodes, layer_of, plugin, on_device),
+            *metal.hazards_of_fusion(
+                nodes, layer_of, plugin, on_metal=on_device
+            ),
         ],
-        notes=_notes(model, operations, table, nodes),
+        notes=_notes(model, operations, table, nodes=nodes),
         prediction=table.version,
         errors=errors,
     )
@@ -177,7 +179,7 @@ def _error_text(node, op, layer):
     )
 
 
-def _notes(model, operations, table, nodes):
+def _notes(model, operations, table, *, nodes):
     notes = [graph.COUNTED_ONCE] if graph.turns(nodes) else []
     has_tiles = any(o.op == "Tile" and o.kind != "cpu" for o in operations)
     if has_tiles and table.version == metal.APPLE.release:

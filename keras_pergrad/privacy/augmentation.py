@@ -74,7 +74,7 @@ class Augmentation:
             one example, or does what cannot be repeated.
     """
 
-    def __init__(self, augment, count, spec, samples):
+    def __init__(self, augment, count, spec, *, samples):
         self._augment, self._count = augment, count
         self._is_layer = isinstance(augment, keras.layers.Layer)
         x, *others = spec

@@ -50,12 +50,12 @@ def calibrate_noise(
         # Often the search on the coarser grids has already come close enough.
         if interval is None and -1e-4 * target < stage_excess(high) <= 0:
             break
-        low, high = _bracket_root(stage_excess, low, high, width)
-        low, high = _narrow_bracket(stage_excess, low, high, width)
+        low, high = _bracket_root(stage_excess, low, high, width=width)
+        low, high = _narrow_bracket(stage_excess, low, high, width=width)
     return high
 
 
-def _bracket_root(excess, low, high, width):
+def _bracket_root(excess, low, high, *, width):
     """Return an interval that contains the solution, from one that is near."""
     factor = 1 + width
     while low > _MIN_NOISE and excess(low) <= 0:
@@ -65,7 +65,7 @@ def _bracket_root(excess, low, high, width):
     return low, high
 
 
-def _narrow_bracket(excess, low, high, width):
+def _narrow_bracket(excess, low, high, *, width):
     """Return a narrow interval; the budget is enough at its upper end."""
     from scipy import optimize
 

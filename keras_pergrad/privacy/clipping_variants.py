@@ -204,7 +204,7 @@ class AdaptiveClippedMean(ClippedMean):
         current.clip_norm = tf.convert_to_tensor(state.clip)
         # This state counts no steps: it has no schedule to go on with.
         current.changes = False
-        gradients = ClippedMean.finish(current, gradients, n, state)
+        gradients = ClippedMean.finish(current, gradients, n, state=state)
         self._adapt_clip(state, len(gradients))
         return gradients
 

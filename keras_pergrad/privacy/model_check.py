@@ -58,7 +58,9 @@ def proof_record(model, batches):
     vouched, ops = vouched_ops(_traced_step(model, batches), **_EXAMPLE_OPTIONS)
     names = model.vouched if vouched else ()
     op_types = sorted({op_type for op_type, _ in vouched})
-    return ProofRecord((ops,), len(vouched), tuple(op_types), tuple(names))
+    return ProofRecord(
+        (ops,), len(vouched), tuple(op_types), names=tuple(names)
+    )
 
 
 def _sample_problems(model, batches):

@@ -93,20 +93,20 @@ class PhaseNoise:
                 others if self._history else [],
                 normal,
                 step,
-                lambda age: self._kept(index, step - age),
+                earlier=lambda age: self._kept(index, step - age),
             )
             noise = (normal - earlier) / first
-            self._keep(index, step, noise, allowed)
+            self._keep(index, step, noise, allowed=allowed)
         else:
             noise = first * normal + self._weighted_sum(
                 others,
                 normal,
                 step,
-                lambda age: self._normal(index, like, step - age),
+                earlier=lambda age: self._normal(index, like, step - age),
             )
         return tf.cast(noise, like.dtype)
 
-    def _weighted_sum(self, coefficients, like, step, earlier):
+    def _weighted_sum(self, coefficients, like, step, *, earlier):
         """Return Σ_j coefficients[j − 1] · earlier(j) over the steps so far."""
         if not coefficients:
             return tf.zeros_like(like)
@@ -127,7 +127,7 @@ class PhaseNoise:
         history = self._history[index]
         return tf.gather(history, step % history.shape[0])
 
-    def _keep(self, index, step, noise, allowed):
+    def _keep(self, index, step, noise, *, allowed):
         if not self._history:
             return
         history = self._history[index]

@@ -49,7 +49,7 @@ class PrivateBatches(PreparesFit):
         self._augmentation: Any = None
         if augment is not None:
             views = Augmentation(
-                augment, mechanism.augmentations, self.spec, source.size
+                augment, mechanism.augmentations, self.spec, samples=source.size
             )
             self._augmentation = views
             self.spec, self.row_spec = views.spec, views.row_spec
@@ -96,10 +96,10 @@ class PrivateBatches(PreparesFit):
         }
 
     def batch(
-        self, ledger: Any, step: int, part: int = 0, parts: int = 1
+        self, ledger: Any, step: int, part: int = 0, *, parts: int = 1
     ) -> Any:
         """Return the batch of an update, a structure of arrays."""
-        rows = self.draw_rows(ledger, step, part, parts)
+        rows = self.draw_rows(ledger, step, part, parts=parts)
         return self.take(rows, self._views_seed(ledger, step))
 
     def take(self, rows: np.ndarray, seed: Any = (0, 0)) -> Any:
@@ -113,7 +113,7 @@ class PrivateBatches(PreparesFit):
         return views_seed(ledger.key, step, len(ledger.phases))
 
     def draw_rows(
-        self, ledger: Any, step: int, part: int = 0, parts: int = 1
+        self, ledger: Any, step: int, part: int = 0, *, parts: int = 1
     ) -> np.ndarray:
         """Return the rows of the source that are in one batch."""
         key, phase = ledger.key, len(ledger.phases)
@@ -130,7 +130,7 @@ class PrivateBatches(PreparesFit):
         parts = strategy.num_replicas_in_sync
         if parts == 1:
             steps = len(self)
-            batches = self._generate_batches(ledger, [0], 1, steps)
+            batches = self._generate_batches(ledger, [0], 1, steps=steps)
             with_size = tf.data.experimental.assert_cardinality(steps)
             batches = batches.apply(with_size).prefetch(2)
             return drawn_from(batches, self.source.name)
@@ -141,12 +141,12 @@ class PrivateBatches(PreparesFit):
             first = context.input_pipeline_id * count
             own_parts = range(first, first + count)
             return self._generate_batches(
-                ledger, own_parts, parts, None
+                ledger, own_parts, parts, steps=None
             ).prefetch(2)
 
         return strategy.distribute_datasets_from_function(worker_dataset)
 
-    def _generate_batches(self, ledger, own_parts, parts, steps):
+    def _generate_batches(self, ledger, own_parts, parts, *, steps):
         """Return batches of some parts in turn, from the ledger's position."""
 
         def rows_with_seeds():
@@ -154,7 +154,7 @@ class PrivateBatches(PreparesFit):
             step = first = ledger.epoch_start
             while steps is None or step < first + steps:
                 for part in own_parts:
-                    chosen = self.draw_rows(ledger, step, part, parts)
+                    chosen = self.draw_rows(ledger, step, part, parts=parts)
                     yield chosen, self._views_seed(ledger, step)
                 step += 1
 

@@ -119,7 +119,9 @@ class Statement(dict[str, Any]):
             vouched=list(names),
             phases=[_phase_entry(m, steps) for m, steps in started or phases],
             assumptions=list(
-                _assumptions(started or phases, names, has_seed, has_views)
+                _assumptions(
+                    started or phases, names, has_seed, has_views=has_views
+                )
             ),
             not_covered=list(_NOT_COVERED),
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -268,7 +270,7 @@ def _describe_search(search):
     )
 
 
-def _assumptions(phases, vouched, has_seed, has_views):
+def _assumptions(phases, vouched, has_seed, *, has_views):
     mechanisms = dict.fromkeys(m for m, _ in phases)
     yield from dict.fromkeys(m.selection.in_words.format(m) for m in mechanisms)
     for max_examples in sorted(

@@ -59,7 +59,7 @@ class Call:
         """Return the call of a node; `tensors`: name → tensor."""
         names = [tensor_name(text)[1] for text in node.input]
         inputs = [tensors[name] for name in names if name is not None]
-        return cls(node.op, node.name, inputs, node)
+        return cls(node.op, node.name, inputs, node=node)
 
     @property
     def is_control_flow(self):
@@ -122,11 +122,18 @@ def _condition(call, types, typing):
                 output_types = _join_all(call, output_types, branch_types)
     typing.state.assigned = _merge_states(call, branch_states)
     return tensors, _types_after_choice(
-        call, choice, output_types, changed_keys, typing, why
+        call,
+        choice,
+        output_types,
+        changed_keys=changed_keys,
+        typing=typing,
+        why=why,
     )
 
 
-def _types_after_choice(call, choice, output_types, changed_keys, typing, why):
+def _types_after_choice(
+    call, choice, output_types, *, changed_keys, typing, why
+):
     """Return the types of what a choice decides, and set those of variables.
 
     Args:
@@ -190,15 +197,15 @@ def _loop(call, types, typing):
                 call,
                 sample_loop.types_at_begin(loop_types),
                 tensors,
-                typing,
-                sample_loop,
+                typing=typing,
+                sample_loop=sample_loop,
             )
         finally:
             typing.level -= 1
-    return _find_fixed_point(call, loop_types, tensors, typing)
+    return _find_fixed_point(call, loop_types, tensors, typing=typing)
 
 
-def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
+def _find_fixed_point(call, loop_types, tensors, *, typing, sample_loop=None):
     """Type a loop's body until its variables keep their types."""
     body, condition = call.function("body"), call.function("cond")
     with typing.state.record_changes() as changed_keys:
@@ -253,7 +260,12 @@ def _find_fixed_point(call, loop_types, tensors, typing, sample_loop=None):
         return tensors, sample_loop.types_at_end(loop_types)
     why = "lets the samples choose how often it goes round for all"
     result_types = _types_after_choice(
-        call, typing.of(condition_output), loop_types, changed_keys, typing, why
+        call,
+        typing.of(condition_output),
+        loop_types,
+        changed_keys=changed_keys,
+        typing=typing,
+        why=why,
     )
     # A loop-invariant variable keeps its type, however many turns there are.
     invariant = typing.definitions.nodes(body).passthrough_indices()
@@ -356,7 +368,7 @@ def topological_order(items, needs):
                 heapq.heappush(ready, places[dependent])
 
 
-def keep_order(nodes, graph, first, resources):
+def keep_order(nodes, graph, first, *, resources):
     """Let reads and assignments of a variable stay in their order.
 
     TensorFlow adds that order to a graph only when its trace ends. What was

@@ -119,7 +119,7 @@ def _broadcast_type(op, types):
     if len(places) > 1:
         raise Mixes("brings samples together that are on different axes")
     axis, rows, lead = places.pop()
-    return At(rank + axis, rows, lead, flags)
+    return At(rank + axis, rows, lead, flags=flags)
 
 
 def type_of_totals(op, types):
@@ -436,7 +436,7 @@ def random_draw(op, types):
     if len(places) != 1:
         raise Mixes("brings samples together that are on different axes")
     ((axis, rows, lead),) = places
-    return At(rank + axis, rows, lead, flags_of(types))
+    return At(rank + axis, rows, lead, flags=flags_of(types))
 
 
 @type_rule(

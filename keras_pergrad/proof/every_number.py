@@ -130,7 +130,7 @@ class EveryNumber:
         if op.type == "Mul":
             largest = limits(op.outputs[0].dtype)[1]
             first, second = numbers
-            return _has_headroom(first, second, self._n, largest)
+            return _has_headroom(first, second, self._n, largest=largest)
         holds = _CONDITIONS[op.type]
         is_quotient = holds is _is_regular_quotient
         if is_quotient and not self._divides(op, *numbers):
@@ -177,7 +177,7 @@ def has_other_axis(tensor, tensor_type, n):
     return count_sample_axes(tensor, n) > own_axes
 
 
-def checked_types(op, types, n, any_number):
+def checked_types(op, types, n, *, any_number):
     """Return the types of outputs, `BY_SIZE` where one has such an axis.
 
     Types that have samples where there are none are refused.
@@ -247,7 +247,7 @@ def _is_regular_remainder(x, y, n):
     return y % n == 0 or (_is_long(x, n) and y <= x.max())
 
 
-def _has_headroom(x, y, n, largest):
+def _has_headroom(x, y, n, *, largest):
     """Whether products leave room for more samples."""
     product = x.astype(float) * y
     return (

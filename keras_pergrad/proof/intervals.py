@@ -217,12 +217,12 @@ def _sum_range(tensor, total, bounds):
     terms = before // after
     if total.dtype.is_integer:
         return [terms * bound for bound in bounds]
-    return _sum_bound(bounds[0], terms, total.dtype, -1), _sum_bound(
-        bounds[1], terms, total.dtype, 1
+    return _sum_bound(bounds[0], terms, total.dtype, outward=-1), _sum_bound(
+        bounds[1], terms, total.dtype, outward=1
     )
 
 
-def _sum_bound(bound, terms, dtype, outward):
+def _sum_bound(bound, terms, dtype, *, outward):
     """Return a bound for the sum of `terms` numbers, added in any order.
 
     For whole numbers that the type holds, each partial sum is exact. Otherwise
@@ -275,7 +275,7 @@ _ARITHMETIC = {
 }
 
 
-def reaches_own_entries(op, ids, index_type, length, block_type):
+def reaches_own_entries(op, ids, index_type, *, length, block_type):
     """Whether indices lead each sample to its own entries of an axis.
 
     Indices are places in a block plus the place where the block begins, as
@@ -297,10 +297,12 @@ def reaches_own_entries(op, ids, index_type, length, block_type):
     ).ravel()
     run_length = index_type.rows * int(np.prod(shape[index_type.axis + 1 :]))
     samples = np.arange(length) // block_type.rows % op.n
-    return _reaches_owners(op, ids, owners, run_length, samples)
+    return _reaches_owners(
+        op, ids, owners, run_length=run_length, samples=samples
+    )
 
 
-def _reaches_owners(op, ids, owners, run_length, samples):
+def _reaches_owners(op, ids, owners, *, run_length, samples):
     """Whether indices of samples lead to entries of the same ones.
 
     Args:
@@ -318,7 +320,10 @@ def _reaches_owners(op, ids, owners, run_length, samples):
         ends = np.cumsum([part.shape.num_elements() for part in parts])
         pieces = zip(parts, np.split(owners, ends[:-1]))
         return all(
-            _reaches_owners(op, *piece, run_length, samples) for piece in pieces
+            _reaches_owners(
+                op, part, piece, run_length=run_length, samples=samples
+            )
+            for part, piece in pieces
         )
     offsets, unknown_parts = np.zeros([], np.int64), []
     for tensor in addends(ids):
@@ -444,7 +449,7 @@ def addends(tensor):
     return [one for t in tensor.op.inputs for one in addends(t)]
 
 
-def own_column_flags(op, k, ids, target):
+def own_column_flags(op, k, ids, *, target):
     """Return the flags of indices that lead each sample to its own entries.
 
     The indices do if their column `target` has the number of the sample that

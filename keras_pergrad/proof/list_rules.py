@@ -106,7 +106,7 @@ def concat(op, types):
     if length is None or length % (op.n * input_type.rows * input_type.lead):
         raise Untyped("how many tensors it joins is not known while tracing")
     lead = length // (op.n * input_type.rows)
-    return [At(0, input_type.rows, lead, input_type.flags), Free(BY_SIZE)]
+    return [At(0, input_type.rows, lead, flags=input_type.flags), Free(BY_SIZE)]
 
 
 @type_rule("TensorListSplit", inputs=0)

@@ -48,7 +48,7 @@ def gather(op, types):
         axis_out = id_type.axis
         if axis_out >= batch:
             axis_out += axis - batch
-        return At(axis_out, id_type.rows, id_type.lead, flags)
+        return At(axis_out, id_type.rows, id_type.lead, flags=flags)
     if isinstance(id_type, Free):
         if table_type.axis == axis and _is_identity(op, table_type):
             return table_type
@@ -62,11 +62,11 @@ def gather(op, types):
         axis_out = table_type.axis
         if axis_out > axis:
             axis_out += rank_ids - batch - 1
-        return At(axis_out, table_type.rows, table_type.lead, flags)
+        return At(axis_out, table_type.rows, table_type.lead, flags=flags)
     if table_type.axis < batch and table_type.place == id_type.place:
         return At.placed(table_type.place, flags)
     if table_type.axis == axis == batch == 0:
-        return _own_rows_type(op, table_type, id_type, flags)
+        return _own_rows_type(op, table_type, id_type, flags=flags)
     raise Mixes("looks entries of other samples up")
 
 
@@ -91,20 +91,20 @@ def _own_sample_type(op, table_type, flags):
         samples = np.arange(length).reshape(shape) // max(rows, 1)
         is_whole = length == rows * op.n
         if is_whole and (ids // table_type.rows == samples).all():
-            return At(table_type.axis + place, rows, 1, flags)
+            return At(table_type.axis + place, rows, 1, flags=flags)
     return None
 
 
-def _own_rows_type(op, table_type, id_type, flags):
+def _own_rows_type(op, table_type, id_type, *, flags):
     """Let each sample's indices begin at its own block of a merged axis."""
     if not reaches_own_entries(
-        op, op.inputs[1], id_type, op.shape(0)[0], table_type
+        op, op.inputs[1], id_type, length=op.shape(0)[0], block_type=table_type
     ):
         raise Mixes("looks entries up by numbers that may be of other samples")
     return At.placed(id_type.place, flags)
 
 
-def _scattered_rows(op, input_type, ids, length, flags):
+def _scattered_rows(op, input_type, ids, *, length, flags):
     """Return the type of an axis to whose places `ids` sends entries.
 
     Entry e, of type `input_type` on axis 0, goes to ids[e]. None: some entry
@@ -117,7 +117,7 @@ def _scattered_rows(op, input_type, ids, length, flags):
     # An entry stays with its sample if it goes to the block it comes from.
     owners = np.arange(ids.size) // (ids.size // block)
     if (np.ravel(ids) // rows == owners).all():
-        return At(0, rows, input_type.lead, flags)
+        return At(0, rows, input_type.lead, flags=flags)
     return None
 
 
@@ -152,7 +152,7 @@ def segments(op, types):
             raise Mixes("takes entries by numbers of other samples")
         # All axes of the ids become one, that of the segments.
         axis_out = value_type.axis - rank_ids + 1
-        return At(axis_out, value_type.rows, value_type.lead, flags)
+        return At(axis_out, value_type.rows, value_type.lead, flags=flags)
     are_sampled = isinstance(value_type, At) and isinstance(id_type, At)
     if are_sampled and value_type.place != id_type.place:
         raise Mixes("takes entries by numbers of other samples")
@@ -171,12 +171,14 @@ def _own_segments(op, sample_type, flags):
         return None
     numbers = op.number_or_none(1)
     if numbers is not None:
-        return _scattered_rows(op, sample_type, numbers, length, flags)
+        return _scattered_rows(
+            op, sample_type, numbers, length=length, flags=flags
+        )
     for lead in {sample_type.lead, 1} if sample_type.axis == 0 else ():
-        block_type = At(0, length // (op.n * lead), lead, flags)
+        block_type = At(0, length // (op.n * lead), lead, flags=flags)
         is_whole = length == op.n * block_type.rows * lead
         if is_whole and reaches_own_entries(
-            op, op.inputs[1], sample_type, length, block_type
+            op, op.inputs[1], sample_type, length=length, block_type=block_type
         ):
             return block_type
     return None
@@ -227,19 +229,25 @@ def gather_nd(op, types):
         return At.placed(id_type.place, flags)
     if isinstance(id_type, Free) and table_type.axis >= depth:
         axis_out = table_type.axis - depth + op.rank(1) - 1
-        return At(axis_out, table_type.rows, table_type.lead, flags)
+        return At(axis_out, table_type.rows, table_type.lead, flags=flags)
     if isinstance(id_type, Free) and table_type.place[1:] == (1, 1):
         for axis, source in _counting_axes(op, 1, op.shape()).items():
             if source == table_type.axis:
-                types = _drop_counter_flags(op, types, 1, axis, source)
+                types = _drop_counter_flags(
+                    op, types, 1, axis=axis, target=source
+                )
                 return At(axis, flags=flags_of(types))
     if isinstance(id_type, At) and isinstance(table_type, At):
-        own_flags = own_column_flags(op, 1, id_type, table_type.axis)
+        own_flags = own_column_flags(op, 1, id_type, target=table_type.axis)
         if own_flags is not None and table_type.place[1:] == (1, 1):
             return At.placed(id_type.place, table_type.flags | own_flags)
         is_merged = depth == 1 and table_type.axis == 0
         if is_merged and reaches_own_entries(
-            op, op.inputs[1], id_type, op.shape(0)[0], table_type
+            op,
+            op.inputs[1],
+            id_type,
+            length=op.shape(0)[0],
+            block_type=table_type,
         ):
             return At.placed(id_type.place, flags)
     raise Mixes("looks entries up by numbers that may be of other samples")
@@ -265,11 +273,13 @@ def scatter(op, types):
     if isinstance(value_type, At):
         axis_out = value_type.axis - (op.rank(first) - 1) + depth
         if axis_out < depth:
-            axis_out = _scattered_axis(op, first, op.shape_out(), value_type)
+            axis_out = _scattered_axis(
+                op, first, op.shape_out(), value_type=value_type
+            )
             if axis_out is None:
                 raise Mixes("puts samples into places that are given")
             types = _drop_counter_flags(
-                op, types, first, value_type.axis, axis_out
+                op, types, first, axis=value_type.axis, target=axis_out
             )
         places.add((axis_out, value_type.rows, value_type.lead))
     if first and isinstance(types[0], At):
@@ -313,14 +323,14 @@ def _step_numbers(ids, axis):
     return np.arange(ids.shape[axis]).reshape(shape)
 
 
-def _scattered_axis(op, k, sizes, value_type):
+def _scattered_axis(op, k, sizes, *, value_type):
     """Return the axis on which scattered samples come to lie, or None."""
     if value_type.place[1:] != (1, 1):
         return None
     return _counting_axes(op, k, sizes).get(value_type.axis)
 
 
-def _drop_counter_flags(op, types, k, axis, target):
+def _drop_counter_flags(op, types, k, *, axis, target):
     """Return the types, without the flags of a mere count of the samples.
 
     By such a count each sample finds its own place, in a batch of any size.
@@ -346,7 +356,7 @@ def _scatter_own_entries(op, types, first):
     id_type, value_type = types[first : first + 2]
     if isinstance(value_type, Free) or value_type.place == id_type.place:
         for target, length in enumerate(op.shape_out()[: op.shape(first)[-1]]):
-            flags = own_column_flags(op, first, id_type, target)
+            flags = own_column_flags(op, first, id_type, target=target)
             if length != op.n or flags is None:
                 continue
             target_type = types[0] if first else FREE
@@ -367,10 +377,10 @@ def _scatter_own_entries(op, types, first):
         and op.shape(0)[-1] == 1
     ):
         length, block = int(shape[0]), op.n * id_type.lead
-        block_type = At(0, length // block, id_type.lead, flags_of(types))
+        block_type = At(0, length // block, id_type.lead, flags=flags_of(types))
         is_whole = length == block * block_type.rows
         if is_whole and reaches_own_entries(
-            op, op.inputs[0], id_type, length, block_type
+            op, op.inputs[0], id_type, length=length, block_type=block_type
         ):
             return block_type
     raise Mixes("puts entries of all samples together, by their values")

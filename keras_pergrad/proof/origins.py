@@ -32,7 +32,7 @@ class OpOrigin:
         operations: the ops of the step.
     """
 
-    def __init__(self, model, loss_ops, scopes, backward, calls, operations):
+    def __init__(self, model, loss_ops, scopes, *, backward, calls, operations):
         self._model, self._scopes = model, scopes
         self._operations = operations
         self._backward, self._calls = backward, calls
@@ -210,8 +210,8 @@ def custom_gradients(uses, graph):
             outputs,
             [candidate.op.inputs[k] for k in candidate.weights],
             output_gradients,
-            candidate.op.graph,
-            candidate.op.inputs,
+            graph=candidate.op.graph,
+            ends=candidate.op.inputs,
         )
         weight_gradients = [
             tf.convert_to_tensor(gradient)
@@ -260,7 +260,7 @@ def _has_custom_gradient(op, definitions):
     return _calls(op.node_def, definitions, lambda n: has_own_gradient(n.attr))
 
 
-def _calls(node, definitions, is_wanted, visited=None):
+def _calls(node, definitions, is_wanted, *, visited=None):
     """Whether a function that a node calls, and so on, has a wanted node."""
     visited = set() if visited is None else visited
     for value in node.attr.values():
@@ -273,6 +273,6 @@ def _calls(node, definitions, is_wanted, visited=None):
             for inner in nodes.by_name.values() if nodes else ():
                 if is_wanted(inner):
                     return True
-                if _calls(inner, definitions, is_wanted, visited):
+                if _calls(inner, definitions, is_wanted, visited=visited):
                     return True
     return False

@@ -59,14 +59,16 @@ def contraction(op, types):
     if len(sample_labels) > 1 or len(layouts) > 1:
         raise Mixes("multiplies all pairs of samples")
     (label,), ((rows, lead),) = sample_labels, layouts
-    if op.any_number and _adds_up_free_entries(op, types, labels, target):
+    if op.any_number and _adds_up_free_entries(
+        op, types, labels, target=target
+    ):
         flags |= BY_SIZE
     if label not in target:
         return Total(flags)
-    return At(target.index(label), rows, lead, flags)
+    return At(target.index(label), rows, lead, flags=flags)
 
 
-def _adds_up_free_entries(op, types, labels, target):
+def _adds_up_free_entries(op, types, labels, *, target):
     """Whether numbers for all samples are added up, as many as samples."""
     taken = {*target}.union(
         *(term for term, t in zip(labels, types) if isinstance(t, At))
@@ -89,7 +91,7 @@ def sparse_product(op, types):
         return type_linear_in_totals(op, [Free(flags_of(sparse)), dense])
     if dense.axis == (1 if op.attribute("adjoint_b") else 0):
         raise Mixes("multiplies all pairs of samples")
-    return At(1, dense.rows, dense.lead, flags_of(types))
+    return At(1, dense.rows, dense.lead, flags=flags_of(types))
 
 
 _OPS_BY_INNER_AXES = {
@@ -179,7 +181,7 @@ def several_matrices(op, types):
         raise Mixes("brings samples together that lie differently")
     ((place, rows, lead),) = places
     axis = op.rank_out() - inner_axes_out + place
-    return At(axis, rows, lead, flags_of(types))
+    return At(axis, rows, lead, flags=flags_of(types))
 
 
 def _are_right_sides(op, types):
@@ -312,7 +314,7 @@ def crop_and_resize(op, types):
         0,
         images_per_sample if into_images else boxes_per_sample,
         1,
-        flags_of(types),
+        flags=flags_of(types),
     )
 
 

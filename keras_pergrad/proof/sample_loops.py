@@ -283,7 +283,7 @@ class SampleLoop:
         shrinking: the places of lists from which each turn takes one.
     """
 
-    def __init__(self, call, typing, counters, growing, shrinking):
+    def __init__(self, call, typing, counters, *, growing, shrinking):
         self._call, self._typing = call, typing
         self._counters, self._growing = counters, growing
         self._shrinking, self._level = shrinking, typing.level
@@ -321,7 +321,7 @@ class SampleLoop:
             if body.is_updated_by(k, "TensorListPopBack")
             and (is_list(tensor_type) or isinstance(tensor_type, CounterList))
         }
-        return cls(call, typing, counters, growing, shrinking)
+        return cls(call, typing, counters, growing=growing, shrinking=shrinking)
 
     def types_at_begin(self, types):
         """Return the types of the variables in a turn."""

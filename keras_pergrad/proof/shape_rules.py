@@ -28,7 +28,7 @@ def reshape(op, types):
     input_type = types[0]
     if has_no_axis(input_type):
         return input_type
-    output_type = reshaped_type(input_type, op.shape(), op.shape_out(), op.n)
+    output_type = reshaped_type(input_type, op.shape(), op.shape_out(), n=op.n)
     if op.lengths.units and not _is_explicit(op, output_type.axis):
         _check_inferred_axis(op, input_type, output_type)
     return output_type
@@ -65,7 +65,7 @@ def _check_inferred_axis(op, input_type, output_type):
         )
 
 
-def reshaped_type(input_type, input_sizes, output_sizes, n):
+def reshaped_type(input_type, input_sizes, output_sizes, *, n):
     """Return the type of a tensor in another shape; there are n samples."""
     blocks = product(input_sizes[: input_type.axis]) * input_type.lead
     entries = input_type.rows * product(input_sizes[input_type.axis + 1 :])
@@ -84,7 +84,7 @@ def reshaped_type(input_type, input_sizes, output_sizes, n):
         rows = size // (n * lead)
         if rows * product(output_sizes[axis + 1 :]) != entries:
             break
-        return At(axis, rows, lead, input_type.flags)
+        return At(axis, rows, lead, flags=input_type.flags)
     raise Mixes("takes the samples' axis apart")
 
 
@@ -164,7 +164,9 @@ def concat(op, types):
         ]
     if len({t.rows for t in sample_types}) > 1:
         raise Mixes("joins batches whose samples lie differently")
-    return At(axis, input_type.rows, sum(t.lead for t in sample_types), flags)
+    return At(
+        axis, input_type.rows, sum(t.lead for t in sample_types), flags=flags
+    )
 
 
 def _type_of_sums(op, types):
@@ -187,7 +189,7 @@ def pack(op, types):
         raise Mixes("joins tensors whose samples are on different axes")
     axis = op.attribute("axis") % op.rank_out()
     place, rows, lead = places.pop()
-    return At(place + (axis <= place), rows, lead, flags_of(types))
+    return At(place + (axis <= place), rows, lead, flags=flags_of(types))
 
 
 @type_rule("Unpack", inputs=0)
@@ -219,7 +221,9 @@ def split(op, types):
         if length is None or length % (op.n * input_type.rows):
             raise Mixes("takes the samples apart")
         lead = length // (op.n * input_type.rows)
-        output_types.append(At(axis, input_type.rows, lead, input_type.flags))
+        output_types.append(
+            At(axis, input_type.rows, lead, flags=input_type.flags)
+        )
     return output_types
 
 
@@ -237,7 +241,7 @@ def tile(op, types):
         input_type.axis,
         input_type.rows,
         input_type.lead * times,
-        input_type.flags,
+        flags=input_type.flags,
     )
 
 
@@ -319,7 +323,10 @@ def space_to_batch(op, types):
     if input_type.axis != 0 or size is None or not length:
         raise Mixes("takes the samples for pixels")
     return At(
-        0, input_type.rows, input_type.lead * (size // length), input_type.flags
+        0,
+        input_type.rows,
+        input_type.lead * (size // length),
+        flags=input_type.flags,
     )
 
 
@@ -335,4 +342,6 @@ def batch_to_space(op, types):
     times = length // size
     if input_type.lead % times:
         raise Mixes("takes pixels of several samples")
-    return At(0, input_type.rows, input_type.lead // times, input_type.flags)
+    return At(
+        0, input_type.rows, input_type.lead // times, flags=input_type.flags
+    )

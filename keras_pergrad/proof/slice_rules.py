@@ -36,7 +36,7 @@ def plain_slice(op, types):
         size = length if size == -1 else size
     if begin == 0 and size is not None and size == length:
         return input_type
-    return _batch_range(input_type, begin, size, op.n)
+    return _batch_range(input_type, begin, size, n=op.n)
 
 
 def _flag_bounds(op, input_type, bounds):
@@ -59,14 +59,16 @@ def _flag_bounds(op, input_type, bounds):
     return input_type.flagged(flags)
 
 
-def _batch_range(input_type, begin, size, n):
+def _batch_range(input_type, begin, size, *, n):
     """Return the type of a range of batches that lie one after the other."""
     block = n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("takes some of the samples")
     if not size:
         raise Mixes("takes none of the samples")
-    return At(input_type.axis, input_type.rows, size // block, input_type.flags)
+    return At(
+        input_type.axis, input_type.rows, size // block, flags=input_type.flags
+    )
 
 
 def sliced_axes(op, rank, begins_input):
@@ -148,7 +150,7 @@ def strided_slice(op, types):
                 raise Mixes("takes as many of the samples as are given")
         if begin == 0 and size is not None and size == length:
             return input_type.on(target)
-        return _batch_range(input_type, begin, size, op.n).on(target)
+        return _batch_range(input_type, begin, size, n=op.n).on(target)
     raise Untyped("its axes are not known")
 
 
@@ -171,16 +173,18 @@ def strided_gradient(op, types):
             begin = 0
             if not op.attribute("begin_mask") >> k & 1:
                 begin = None if begins is None else begins[k]
-            return _padded_batches(input_type.on(source), begin, size, op.n)
+            return _padded_batches(input_type.on(source), begin, size, n=op.n)
     raise Mixes("puts samples where one of them was taken")
 
 
-def _padded_batches(input_type, begin, size, n):
+def _padded_batches(input_type, begin, size, *, n):
     """Return the type of batches with whole batches of zeros around them."""
     block = n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("puts the samples among others")
-    return At(input_type.axis, input_type.rows, size // block, input_type.flags)
+    return At(
+        input_type.axis, input_type.rows, size // block, flags=input_type.flags
+    )
 
 
 @type_rule("XlaDynamicUpdateSlice", inputs=(0, 1))
@@ -199,7 +203,7 @@ def updated_slice(op, types):
     places = op.partial_number(2)
     begin = None if places is None else places[input_type.axis]
     if isinstance(target_type, Free):
-        return _padded_batches(input_type, begin, length, op.n)
+        return _padded_batches(input_type, begin, length, n=op.n)
     block = op.n * input_type.rows
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("replaces some of the samples")
@@ -219,4 +223,4 @@ def pad(op, types):
     if op.type.startswith("Mirror"):
         raise Mixes("mirrors the samples")
     size = op.shape_out()[input_type.axis]
-    return _padded_batches(input_type, int(widths[0]), size, op.n)
+    return _padded_batches(input_type, int(widths[0]), size, n=op.n)

@@ -115,7 +115,7 @@ _BY_NUMPY = {
         np.prod(x, tuple(np.ravel(axes)), keepdims=op.get_attr("keep_dims"))
     ],
     "GatherV2": lambda op, x, ids, axis: [np.take(x, ids, int(axis))],
-    "StridedSlice": lambda op, x, *bounds: [x[_slice(op, *bounds)]],
+    "StridedSlice": lambda op, x, *bounds: [x[_slice(op, bounds)]],
     "BroadcastGradientArgs": lambda op, x, y: _broadcast_axes(x, y),
 }
 _MASKS = ("begin_mask", "end_mask", "shrink_axis_mask")
@@ -166,8 +166,9 @@ def _is_plain(op, arrays):
     return True
 
 
-def _slice(op, begin, end, step):
+def _slice(op, bounds):
     """Return the index of a strided slice of a vector."""
+    begin, end, _ = bounds
     first, last, is_index = (op.get_attr(mask) & 1 for mask in _MASKS)
     if is_index:
         # TensorFlow does not look at the other masks then.
@@ -251,7 +252,7 @@ class Sizes:
         values: its `Values`.
     """
 
-    def __init__(self, n, any_number, numbers, values):
+    def __init__(self, n, any_number, numbers, *, values):
         self._n, self._any_number, self._numbers = n, any_number, numbers
         self._values = values
 
@@ -260,7 +261,7 @@ class Sizes:
         for tensor in tensors:
             self._values[tensor].is_size = True
 
-    def flags(self, op, types, flags, rule):
+    def flags(self, op, types, flags, *, rule):
         """Return the flags of what an op makes of no samples, by output.
 
         `flags` are those of all its inputs; `rule(types)` returns the types of

@@ -124,9 +124,9 @@ class Vouching:
             self._traced.model,
             operations[self._traced.stop :],
             self._traced.scopes,
-            self.backward_ops,
-            {op.name for op in operations if has(op, CALLS)},
-            operations,
+            backward=self.backward_ops,
+            calls={op.name for op in operations if has(op, CALLS)},
+            operations=operations,
         )
 
     def questions(self):
@@ -165,7 +165,7 @@ class Vouching:
         return op.type in self._vouched
 
 
-def prove_step(traced, uses, loss, others=(), as_batches=()):
+def prove_step(traced, uses, loss, *, others=(), as_batches=()):
     """Return the `StepProof` of a traced step.
 
     Args:
@@ -324,7 +324,7 @@ def _use_types(candidate, cotangents, types):
     is_single = types.number in (0, 1) and not has(candidate.op, REPEATS)
     if not candidate.by_value and is_single:
         # A weight of size one looks like one for each sample.
-        return UseTypes({}, (), (), types.fixed)
+        return UseTypes({}, (), (), fixed=types.fixed)
     inputs = {}
     if any(d is not None for d in cotangents):
         inputs = {

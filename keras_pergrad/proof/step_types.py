@@ -61,7 +61,7 @@ def type_step(
     Raises:
         ShapesUnknown: no sizes fit the axes whose size is not known.
     """
-    step = _StepGraph(graph, batch, variables, operations)
+    step = _StepGraph(graph, batch, variables, operations=operations)
     nodes = step.nodes(step.inputs.values())
     names = [t.op.name for t in tensors]
     names += _ops_with_effects(nodes, graph, step.first_op)
@@ -90,7 +90,9 @@ def type_step(
             lengths_at=functools.partial(step.lengths_at, dependences),
         )
         try:
-            return _types_with(make_typing, step, nodes, has_known_shape)
+            return _types_with(
+                make_typing, step, nodes, has_known_shape=has_known_shape
+            )
         except (ValueError, tf.errors.OpError) as failure:
             error = failure
         try:
@@ -219,7 +221,7 @@ class _StepGraph:
         first_op: the first op of the step, or None.
     """
 
-    def __init__(self, graph, batch, variables, operations):
+    def __init__(self, graph, batch, variables, *, operations):
         self.graph, self.variables = graph, variables
         parts = tf.nest.flatten(batch)
         if has_composite(parts):
@@ -269,10 +271,10 @@ class _StepGraph:
     def nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""
         nodes = Definitions(self.graph).of_graph(self.graph, inputs)
-        keep_order(nodes, self.graph, self.first_op, self.resources)
+        keep_order(nodes, self.graph, self.first_op, resources=self.resources)
         return nodes
 
-    def lengths_at(self, dependences, lengths, name, op):
+    def lengths_at(self, dependences, lengths, name, *, op):
         """Return the lengths that an op, as of `Typing`, may have in shapes.
 
         `dependences()` returns what the method of that name does.
@@ -306,7 +308,7 @@ class _StepGraph:
         return parts
 
 
-def _types_with(make_typing, step, nodes, has_known_shape):
+def _types_with(make_typing, step, nodes, *, has_known_shape):
     """Return the `StepTypes` of a step by the `Typing` that is made."""
     typing = make_typing()
     n, lengths = typing.n, typing.lengths
@@ -353,7 +355,7 @@ def _types_with(make_typing, step, nodes, has_known_shape):
         step,
         make_typing,
         typing,
-        tensors,
+        _tensors=tensors,
         by_name=dict(zip(tensors, typing.values.types_of(tensors.values()))),
         assigned=[
             (handles.get(key), assigned_type)

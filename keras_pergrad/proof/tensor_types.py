@@ -86,7 +86,7 @@ class At:
     def placed(cls, place: tuple[int, int, int], flags: int) -> "At":
         """Return the type of a `place`."""
         axis, rows, lead = place
-        return cls(axis, rows, lead, flags)
+        return cls(axis, rows, lead, flags=flags)
 
     def on(self, axis: int) -> "At":
         """Return the type with the samples on another axis."""

@@ -81,7 +81,7 @@ class StepFindings:
     op_count: int
 
 
-def refusals(traced, repeated=None, once=False, values=None, alone=False):
+def refusals(traced, repeated=None, once=False, *, values=None, alone=False):
     """Return the errors that tell why samples cannot be told apart.
 
     Args:
@@ -189,18 +189,20 @@ def _findings(traced, repeated, values=None):
     cached = model_findings.get(key)
     # Another `compile` makes another loss, whose findings may differ.
     if cached is None or cached[0]() is not (loss or model):
-        findings = _trace_findings(traced, specs, repeated, values)
+        findings = _trace_findings(traced, specs, repeated, values=values)
         model_findings[key] = cached = weakref.ref(loss or model), findings
     return cached[1]
 
 
-def _trace_findings(traced, specs, repeated, values):
+def _trace_findings(traced, specs, repeated, *, values):
     error: Any = None
     # A step for any number of samples proves most. Where the model takes no
     # other number, it is traced with that of the batch.
     for number in dict.fromkeys([None, traced.number]):
         try:
-            findings = _trace_step(traced, specs, number, repeated, values)
+            findings = _trace_step(
+                traced, specs, number, repeated=repeated, values=values
+            )
             if repeated != "sample" or number in (None, 0, 1):
                 return findings
             # It may follow the number in a way that a single one hides.
@@ -213,7 +215,7 @@ def _trace_findings(traced, specs, repeated, values):
     raise error
 
 
-def _trace_step(traced, specs, number, repeated, values):
+def _trace_step(traced, specs, number, *, repeated, values):
     all_findings = []
     flat_specs = [s for s in tf.nest.flatten(specs) if s is not None]
 
@@ -227,12 +229,19 @@ def _trace_step(traced, specs, number, repeated, values):
             with recording_losses(step.model, added_losses):
                 y_pred = step.forward(batch[0])
             if values is not None:
-                terms = values(step.model, batch[1], y_pred, batch[2])
+                terms = values(step.model, batch[1], y_pred, dtype=batch[2])
             loss = step.loss(
                 step.model, *batch[:2], y_pred, batch[2], step.training
             )
         all_findings.append(
-            _judge_step(step, y_pred, loss, added_losses, terms, repeated)
+            _judge_step(
+                step,
+                y_pred,
+                loss,
+                added_losses=added_losses,
+                terms=terms,
+                repeated=repeated,
+            )
         )
 
     with (
@@ -259,7 +268,7 @@ def _with_number(spec, number):
     return tf.TensorSpec([number, *spec.shape[1:]], spec.dtype)
 
 
-def _judge_step(traced, y_pred, loss, added_losses, terms, repeated):
+def _judge_step(traced, y_pred, loss, *, added_losses, terms, repeated):
     outputs = [t for t in loss_tensors(y_pred) if t.dtype.is_floating]
     uses = traced.uses()
     watched = [t for call in traced.calls for t in call.watched]
@@ -283,7 +292,9 @@ def _judge_step(traced, y_pred, loss, added_losses, terms, repeated):
     )
     texts = [str(error) for _, error in proof.refusals]
     if not texts:
-        texts += _output_refusals(traced, proof, outputs, cotangents, repeated)
+        texts += _output_refusals(
+            traced, proof, outputs, cotangents=cotangents, repeated=repeated
+        )
     if repeated == "example" and proof.types.assumes_same_for_all:
         texts.append(messages.hinge_labels(traced.model))
     by_size = []
@@ -312,7 +323,7 @@ def _is_in(graph, tensor):
     return tf.is_tensor(tensor) and tensor.graph is graph
 
 
-def _output_refusals(traced, proof, outputs, cotangents, repeated):
+def _output_refusals(traced, proof, outputs, *, cotangents, repeated):
     """Yield why the outputs do not belong to a sample each."""
     model = traced.model
     for number, (output, cotangent) in enumerate(zip(outputs, cotangents)):

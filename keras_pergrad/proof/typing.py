@@ -100,6 +100,7 @@ class Typing:
         definitions,
         n,
         any_number,
+        *,
         is_vouched=None,
         has_known_shape=None,
         backward=(),
@@ -119,9 +120,9 @@ class Typing:
         self.failures, self.effects, self.vouched_ops = [], [], []
         self.without_axis, self.count = [], 0
         self.numbers = StaticNumbers(self.values)
-        self._sizes = Sizes(n, any_number, self.numbers, self.values)
+        self._sizes = Sizes(n, any_number, self.numbers, values=self.values)
         self._every_number = EveryNumber(
-            n, self.numbers, self.values, self._lengths_of
+            n, self.numbers, self.values, _lengths_of=self._lengths_of
         )
         self.lists = ListShapes(self.values, self.numbers)
         self._names, self._path = {}, ""
@@ -141,9 +142,9 @@ class Typing:
         for leading, names in stages(nodes, self._has_known_shape):
             for name in leading:
                 if FACTS[nodes.by_name[name].op].traits & op_facts.CALLS:
-                    self._type_call(nodes, name, tensors, graph)
+                    self._type_call(nodes, name, tensors, graph=graph)
                 else:
-                    self._put_with_shape(nodes, name, tensors, graph)
+                    self._put_with_shape(nodes, name, tensors, graph=graph)
             operations = nodes.put(graph, names, tensors)
             self._names.update(operations)
             for op in operations:
@@ -154,7 +155,7 @@ class Typing:
         for op in operations:
             self._type_op(op)
 
-    def type_function(self, name, arguments, types, is_repeated=False):
+    def type_function(self, name, arguments, types, *, is_repeated=False):
         """Return (inputs, outputs) of a function, typed, in a new graph.
 
         `is_repeated`: it is called again with its own outputs, as a loop's
@@ -173,7 +174,7 @@ class Typing:
         for k, (inner, outer, input_type) in enumerate(
             zip(inputs, arguments, types)
         ):
-            self.values.bind(inner, outer, input_type, not is_repeated)
+            self.values.bind(inner, outer, input_type, is_equal=not is_repeated)
             value = self.numbers.of(outer)
             if k in constants and value is not None:
                 with graph.as_default():
@@ -188,7 +189,7 @@ class Typing:
             raise Untyped(f"shapes do not fit in {name}: {error}") from None
         return inputs, [tensors[n] for n in nodes.outputs]
 
-    def _type_call(self, nodes, name, tensors, graph):
+    def _type_call(self, nodes, name, tensors, *, graph):
         """Type a call; placeholders stand for its outputs."""
         call = calls.Call.of(nodes.by_name[name], tensors)
         types = self.values.types_of(call.inputs)
@@ -222,13 +223,13 @@ class Typing:
                 stand_in = placeholder(tensor.dtype, tensor.shape, tensor)
                 tensors[f"{name}:{k}"] = stand_in
                 is_equal = not call.is_control_flow
-                self.values.bind(stand_in, tensor, result, is_equal)
+                self.values.bind(stand_in, tensor, result, is_equal=is_equal)
                 if values[k] is not None:
                     stand_in = tf.constant(values[k], tensor.dtype)
                     self.values.bind(stand_in, tensor, result, is_equal=False)
                     tensors[f"{name}:{k}"] = stand_in
 
-    def _put_with_shape(self, nodes, name, tensors, graph):
+    def _put_with_shape(self, nodes, name, tensors, *, graph):
         """Put an op whose shapes its type, or a list, knows better."""
         operations = nodes.put(graph, [name], tensors)
         self._names.update(operations)
@@ -256,7 +257,7 @@ class Typing:
 
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""
-        mixed = Mixed(op.type, self._called_name(op), why, untyped)
+        mixed = Mixed(op.type, self._called_name(op), why, untyped=untyped)
         self.failures.append(mixed)
         return mixed
 
@@ -349,7 +350,7 @@ class Typing:
     def _set_free(self, op, types, flags):
         """Set the types of what an op makes of no samples, but maybe sizes."""
         output_flags = self._sizes.flags(
-            op, types, flags, lambda t: self._apply_rule(op, t)
+            op, types, flags, rule=lambda t: self._apply_rule(op, t)
         )
         if self._every_number.is_needed or flags & BY_SIZE:
             self._every_number.note(op, types, flags)
@@ -400,7 +401,9 @@ class Typing:
                 results = Free(flags_of(types)) if results is None else results
             else:
                 results = self._apply_rule(op, types)
-            results = checked_types(op, results, self.n, self.any_number)
+            results = checked_types(
+                op, results, self.n, any_number=self.any_number
+            )
             result_list = results if isinstance(results, list) else [results]
             if flags_of(result_list) & DIVIDED:
                 results = self._with_factors(op, types, results)
@@ -414,7 +417,7 @@ class Typing:
             untyped = True
         if self.n <= 1:
             return static_numbers.types_of_one_sample(op, types, self.n)
-        return self._vouched_or_mixed(op, types, why, untyped)
+        return self._vouched_or_mixed(op, types, why, untyped=untyped)
 
     def _with_factors(self, op, types, results):
         """Return the types of outputs that sums of masks multiply."""
@@ -427,7 +430,7 @@ class Typing:
         asks, name = self._vouches_for, self._called_name(op)
         return asks is not None and asks(op, name)
 
-    def _vouched_or_mixed(self, op, types, why, untyped):
+    def _vouched_or_mixed(self, op, types, why, *, untyped):
         """Return what the user vouches for, else a `Mixed`."""
         name = self._called_name(op)
         if not self._is_vouched(op):
@@ -459,7 +462,7 @@ class Typing:
             is_known = tensor.shape.is_fully_defined()
             if isinstance(input_type, Total) and not is_known:
                 why = "gives a size that may follow the values of samples"
-                return self._vouched_or_mixed(op, types, why, True)
+                return self._vouched_or_mixed(op, types, why, untyped=True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
     def _has_unknown_state(self, op, facts, types):

@@ -110,7 +110,7 @@ class Values:
             if tensor_type != FREE:
                 self[tensor].type = tensor_type
 
-    def bind(self, stand_in, tensor, tensor_type, is_equal=True):
+    def bind(self, stand_in, tensor, tensor_type, *, is_equal=True):
         """Let a tensor stand for one of another graph.
 
         Args:

@@ -116,7 +116,12 @@ def align(log_dir, max_steps):
         [_record_indices(own_steps, steps) for own_steps in run_steps], 1
     )
     aligned = AlignedRuns(
-        runs, _unique_names(runs), steps, rows, len(shared), notes
+        runs,
+        _unique_names(runs),
+        steps,
+        rows=rows,
+        common_steps=len(shared),
+        notes=notes,
     )
     notes += [*_setting_notes(aligned), *_step_notes(aligned)]
     return aligned

@@ -46,7 +46,7 @@ class Divergence:
     ends: list[tuple[str, int]]
 
 
-def find_divergence(aligned, indices, tolerance, common=None, repeats=False):
+def find_divergence(aligned, indices, tolerance, *, common=None, repeats=False):
     """Compare some runs, at every step those that have a record of it."""
     steps, rows = aligned.shared_rows(indices)
     runs = [aligned.runs[r] for r in indices]
@@ -78,9 +78,17 @@ def find_divergence(aligned, indices, tolerance, common=None, repeats=False):
     first = int(steps[0]) if len(steps) else None
     ends = _early_ends(names, runs, step)
     return Divergence(
-        names, common, repeats, first, first_unequal, step, variables, odd,
-        largest, ends,
-    )  # fmt: skip
+        names,
+        common,
+        repeats,
+        first_step=first,
+        differ_step=first_unequal,
+        step=step,
+        variables=variables,
+        odd=odd,
+        largest=largest,
+        ends=ends,
+    )
 
 
 def find_divergences(aligned, grouping, tolerance):

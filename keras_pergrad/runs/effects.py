@@ -92,10 +92,10 @@ def compute_effects(distances, grouping, by):
             distances[pairs],
             groups[members] == b,
             grouping.seeds[members],
-            grouping.repeats[pairs],
-            grouping.has_seed[members].all(),
+            repeats=grouping.repeats[pairs],
+            known_seeds=grouping.has_seed[members].all(),
             # A seed cannot be on both sides of groups made of seeds.
-            by == "seed",
+            by_seed=by == "seed",
         )
         counts = len(first), len(second)
         besides = [name for name in besides if name != by]
@@ -112,7 +112,7 @@ def _has_distance(distances):
     return ~np.isnan(distances) & ~np.eye(len(distances), dtype=bool)
 
 
-def _pair_statistics(distances, side, seeds, repeats, known_seeds, by_seed):
+def _pair_statistics(distances, side, seeds, *, repeats, known_seeds, by_seed):
     """Return the fields of an `Effect` other than its groups."""
     has_distance = _has_distance(distances)
     same_seed, cross, within = equality_matrix(seeds), *_pair_masks(side)

@@ -160,7 +160,7 @@ CHARTS = (
                 "mean",
                 "norm",
                 lambda data: np.maximum(data["norm"] - data["norm_sd"], 0),
-                lambda data: data["norm"] + data["norm_sd"],
+                high=lambda data: data["norm"] + data["norm_sd"],
             ),
         ),
     ),
@@ -180,7 +180,9 @@ CHARTS = (
         "below four times the value: it takes four seeds or more. Sampling: "
         "of one batch's gradient.",
         (
-            Line("between runs", "variance", "variance_low", "variance_high"),
+            Line(
+                "between runs", "variance", "variance_low", high="variance_high"
+            ),
             Line("sampling", "sampling_variance"),
         ),
     ),
@@ -266,7 +268,7 @@ def chart_curves(chart, data):
                 np.where(is_narrow, edge, np.nan) for edge in (low, high)
             )
         if np.isfinite(values).any():
-            lines.append(drawing.Line(values, line.label, low, high))
+            lines.append(drawing.Line(values, line.label, low, high=high))
     return chart.title, data["step"], lines
 
 

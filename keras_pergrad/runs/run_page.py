@@ -58,14 +58,14 @@ def page(
             "yet."
         )
     title = f"Gradients of {run.info['run']}"
-    content = _content(title, run.info, readings, read_advice(run.path))
+    content = _content(title, run.info, readings, advice=read_advice(run.path))
     target = os.path.join(run.path, "index.html") if to is None else to
     with open(target, "w", encoding="utf-8") as file:
         file.write(whole(title, content))
     return os.fspath(target)
 
 
-def _content(title, info, readings, advice):
+def _content(title, info, readings, *, advice):
     last = readings[-1]
     shown = [readings[i] for i in even_indices(len(readings), _MAX_CHART_STEPS)]
     facts = [
@@ -105,12 +105,12 @@ def _charts(readings, last):
     losses = [_NAN if r.loss is None else r.loss for r in readings]
     caption = "The compiled loss of the measured batch."
     if not all(map(math.isnan, losses)):
-        yield _chart("loss", caption, losses, readings)
+        yield _chart("loss", caption, losses, readings=readings)
     for name in _names(readings, "figures"):
         known = FIGURES.get(name)
         if known is None or known.is_drawn:
             values = [r.figures.get(name, _NAN) for r in readings]
-            yield _chart(name, _caption(known), values, readings)
+            yield _chart(name, _caption(known), values, readings=readings)
     norms = last.histograms.get("sample_norms")
     if norms is not None:
         title = "Norms of the samples' gradients"
@@ -124,7 +124,7 @@ def _caption(known):
     return known.caption + (f" Unit: {known.unit}." if known.unit else "")
 
 
-def _chart(name, caption, values, readings):
+def _chart(name, caption, values, *, readings):
     steps = [r.step for r in readings]
     note = f"{caption} Last: {format_number(values[-1])}"
     infinite = [str(s) for s, v in zip(steps, values) if math.isinf(v)]

@@ -95,7 +95,7 @@ def _sketch_figures(aligned, grouping):
         members = averaging_matrix(grouping.units[present])
         distances = _distances(sketches)
         block = _block_figures(
-            sketches, distances, members, grouping.repeats[pair_indices]
+            sketches, distances, members, repeats=grouping.repeats[pair_indices]
         )
         for name, values in block.items():
             figures[name][step_indices] = values
@@ -109,7 +109,7 @@ def _sketch_figures(aligned, grouping):
         return figures, np.where(pair_counts > 0, total / pair_counts, np.nan)
 
 
-def _block_figures(sketches, distances, members, repeats):
+def _block_figures(sketches, distances, members, *, repeats):
     """Compute the figures of steps from sketches (T, R, S) and d² (T, R, R)."""
     squared_norms = np.einsum("trs,trs->tr", sketches, sketches)
     figures = {"scale": squared_norms @ members.mean(0)}
@@ -119,7 +119,7 @@ def _block_figures(sketches, distances, members, repeats):
         weights = pair_weights(members)
         variance = 0.5 * np.einsum("tij,ij->t", distances, weights)
         low, high = _variance_interval(
-            variance, distances, members, sketches.shape[2]
+            variance, distances, members, size=sketches.shape[2]
         )
         mean, least = _cosines(squared_norms, distances, weights)
         figures |= {
@@ -181,7 +181,7 @@ def _cosines(squared_norms, distances, weights):
     return mean, cosine.min(1)
 
 
-def _variance_interval(variance, distances, members, size):
+def _variance_interval(variance, distances, members, *, size):
     """Return a 95 % interval for the variance, by Satterthwaite."""
     # The trace is a sum of chi-squares, one for each direction in which runs
     # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at

@@ -54,7 +54,9 @@ class Axes:
             weight, data = data, weight
         x, y = use.op.inputs[1 - input_index], use.op.outputs[0]
         layout = use.input_layout(1 - input_index)
-        layout = layout or _repeated_layout(use, weight, data, output, x)
+        layout = layout or _repeated_layout(
+            use, weight, data, output=output, x=x
+        )
         if layout is None:
             return "its other input has no samples"
         if set(weight) - set(data) - set(output):
@@ -86,7 +88,7 @@ class Axes:
             data,
             "".join(weight),
             output,
-            layout,
+            layout=layout,
             blocks=blocks,
             inputs=[c for c in weight if c not in output],
             outputs=[c for c in weight if c not in data],
@@ -109,7 +111,12 @@ def contraction(use, input_index):
     x = tf.cast(axes.layout.first(use.op.inputs[1 - input_index], use.n), dtype)
     x, dz = (
         arrange_axes(
-            t, labels, axes.blocks, axes.positions, features, axes.sizes
+            t,
+            labels,
+            axes.blocks,
+            positions=axes.positions,
+            features=features,
+            sizes=axes.sizes,
         )
         for t, labels, features in (
             (x, axes.data, axes.inputs),
@@ -117,8 +124,9 @@ def contraction(use, input_index):
         )
     )
     factor_labels = [*axes.blocks, *axes.inputs, *axes.outputs]
-    permutation = permutation_to(factor_labels, axes.weight, axes.sizes)
-    return (Blocks if axes.blocks else Outer)(x, dz, shape, *permutation)
+    perm, unpermuted = permutation_to(factor_labels, axes.weight, axes.sizes)
+    kind = Blocks if axes.blocks else Outer
+    return kind(x, dz, shape, perm=perm, unpermuted=unpermuted)
 
 
 def _set_sizes(tensor, labels, sizes):
@@ -126,7 +134,7 @@ def _set_sizes(tensor, labels, sizes):
     tensor.set_shape([sizes.get(c) for c in labels])
 
 
-def _repeated_layout(use, weight, data, output, x):
+def _repeated_layout(use, weight, data, *, output, x):
     """Return the layout of an input that was repeated for each sample."""
     label = output[use.layout.axis]
     size = use.op.outputs[0].shape[use.layout.axis]
@@ -152,7 +160,7 @@ def _sizes(labels, tensor):
     return {c: tensor.shape[k] for k, c in enumerate(labels)}
 
 
-def arrange_axes(tensor, labels, blocks, positions, features, sizes):
+def arrange_axes(tensor, labels, blocks, *, positions, features, sizes):
     """Return (n, blocks as one axis if there are any, positions, features).
 
     The first of the tensor's labels is that of the samples. What is in none

@@ -70,11 +70,13 @@ def _patches(use, big, small):
     spatial_axes = slice(1, -1) if channels_last else slice(2, None)
     spatial = range(1 + added_axes, big.shape.rank - 1)
     sizes, positions = (sizes_of(t, spatial) for t in (big, small))
-    windows = _windows(use, shape[:rank], sizes, positions, spatial_axes)
+    windows = _windows(
+        use, shape[:rank], sizes, positions=positions, spatial_axes=spatial_axes
+    )
     if added_axes:
         windows = _with_positions(windows, sizes_of(big, [1])[0])
     groups = channels if use.type in _DEPTHWISE else channels // shape[-2]
-    return Patches(big, small, windows, shape, groups)
+    return Patches(big, small, windows, shape=shape, groups=groups)
 
 
 def _merge_positions(tensor):
@@ -95,7 +97,7 @@ def _channels_last(tensor, added_axes):
     )
 
 
-def _windows(use, kernel, sizes, positions, spatial_axes):
+def _windows(use, kernel, sizes, *, positions, spatial_axes):
     strides = use.attribute("strides")[spatial_axes]
     dilation = use.attribute("dilations")[spatial_axes]
     padding = use.attribute("padding").decode()

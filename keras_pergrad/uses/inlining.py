@@ -61,7 +61,7 @@ def inline_call(call, parent=None):
                 copies[original.name] = copy
         outputs = [tf.identity(copies[t.name]) for t in body.outputs]
     ops = call.graph.get_operations()[op_count:]
-    return InlinedCall(called, body, ops, outputs, parent)
+    return InlinedCall(called, body, ops, outputs=outputs, parent=parent)
 
 
 def _body(call, caller):

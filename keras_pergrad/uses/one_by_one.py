@@ -229,9 +229,9 @@ class _Loop(Shared):
             self.outputs,
             [use.op.inputs[k] for k in self.input_indices],
             list(deltas),
-            use.op.graph,
+            graph=use.op.graph,
             # Inputs that come from the same weights are other uses of them.
-            use.op.inputs,
+            ends=use.op.inputs,
         )
         result = []
         for k, gradient in zip(self.input_indices, gradients):

@@ -104,7 +104,7 @@ class CandidateUses:
         before: how many ops the graph had before the backward pass.
     """
 
-    def __init__(self, operations, graph, data, variables, claimed=()):
+    def __init__(self, operations, graph, data, *, variables, claimed=()):
         self._operations, self._graph = set(operations), graph
         self.candidates = []
         self.sources = [[] for _ in variables]
@@ -178,7 +178,7 @@ class CandidateUses:
             gradients = [None] * len(targets)
             if sources and targets:
                 gradients = gradients_at(
-                    sources, targets, operations, cotangents
+                    sources, targets, operations, cotangents=cotangents
                 )
             for target, gradient in zip(targets, gradients):
                 self._of(target).gradient = map_tensors(
@@ -223,7 +223,9 @@ class CandidateUses:
             if claimed is not None:
                 claimed.update(*(d.weights for d in inputs if d.is_handle))
             elif op.type not in GRADIENT_STOPS:
-                self._visit_use(op, inputs, outputs, by_value, parent)
+                self._visit_use(
+                    op, inputs, outputs, by_value=by_value, parent=parent
+                )
 
     def _visit_read(self, handle, value, claimed):
         value.by_value |= handle.is_assigned or handle.by_value
@@ -236,7 +238,7 @@ class CandidateUses:
         if not any(t.dtype == tf.resource for t in self.sources[index]):
             self.sources[index].append(value.tensor)
 
-    def _visit_use(self, op, inputs, outputs, by_value, parent):
+    def _visit_use(self, op, inputs, outputs, *, by_value, parent):
         """Note what an op does with weights."""
         weights = tuple(k for k, d in enumerate(inputs) if d.weights)
         if weights and by_value and self._inline(op, parent):
@@ -253,7 +255,12 @@ class CandidateUses:
             maker.outputs += differentiable
         if weights:
             candidate = self._candidate(
-                op, inputs, weights, by_value, differentiable, parent
+                op,
+                inputs,
+                weights,
+                by_value=by_value,
+                outputs=differentiable,
+                parent=parent,
             )
             self.candidates.append(candidate)
             makers[candidate] = None
@@ -267,7 +274,7 @@ class CandidateUses:
             ):
                 output.weights = frozenset().union(*(d.weights for d in inputs))
 
-    def _candidate(self, op, inputs, weights, by_value, outputs, parent):
+    def _candidate(self, op, inputs, weights, *, by_value, outputs, parent):
         repeated = tuple(k for k in weights if inputs[k].by_size)
         # Without samples it is no use, and its gradient is not needed. A weight
         # behind it is as large as before, and its own gradient is found behind

@@ -179,12 +179,14 @@ class Forward:
             if not is_served:
                 with loops_instead([layer]):
                     return original(*args, **kwargs)
-            return self._record_call(layer, rule, original, args, kwargs)
+            return self._record_call(
+                layer, rule, original, args=args, kwargs=kwargs
+            )
 
         call.rule = rule
         return call
 
-    def _record_call(self, layer, rule, original, args, kwargs):
+    def _record_call(self, layer, rule, original, *, args, kwargs):
         op_count = len(self.graph.get_operations())
         watched = []
 
@@ -196,7 +198,9 @@ class Forward:
         self._in_rule_call = True
         try:
             if rule.forward is None:
-                outputs, inputs = _linear(layer, original, args, kwargs, watch)
+                outputs, inputs = _linear(
+                    layer, original, args, kwargs=kwargs, watch=watch
+                )
             else:
                 outputs, inputs = rule.forward(
                     layer, original, watch, *args, **kwargs
@@ -204,7 +208,9 @@ class Forward:
         finally:
             self._in_rule_call = False
         ops = tuple(self.graph.get_operations()[op_count:])
-        self.calls.append(RuleCall(layer, rule, ops, inputs, watched))
+        self.calls.append(
+            RuleCall(layer, rule, ops, inputs=inputs, watched=watched)
+        )
         if rule.forward is None:
             # Not among `ops`: the activation may be a layer with weights.
             activation = getattr(layer, "activation", None)
@@ -212,7 +218,7 @@ class Forward:
         return outputs
 
 
-def _linear(layer, original, args, kwargs, watch):
+def _linear(layer, original, args, *, kwargs, watch):
     """Call the layer itself, without its activation."""
     with contextlib.ExitStack() as stack:
         if getattr(layer, "activation", None) is not None:
@@ -256,7 +262,7 @@ class TracedStep:
     """
 
     def __init__(
-        self, model, batch, training=True, loss=total_loss, refuse=None
+        self, model, batch, training=True, *, loss=total_loss, refuse=None
     ):
         self.model = model
         self.batch = batch
@@ -296,7 +302,7 @@ class TracedStep:
 
     def another(self, batch):
         """Return a step like this for another batch."""
-        return type(self)(self.model, batch, self.training, self.loss)
+        return type(self)(self.model, batch, self.training, loss=self.loss)
 
     @property
     def number(self):
@@ -327,8 +333,8 @@ class TracedStep:
             self.operations,
             forward.graph,
             [t for t in tf.nest.flatten(self.batch) if tf.is_tensor(t)],
-            self.variables,
-            [call.ops for call in forward.calls],
+            variables=self.variables,
+            claimed=[call.ops for call in forward.calls],
         )
 
     @property
@@ -439,7 +445,7 @@ class TracedStep:
                     yield k, variable_factor, use
 
 
-def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
+def sum_of_outputs(model, x, y, *, y_pred, sample_weight, training):
     """Return a loss for models without one: the sum of all outputs."""
     del model, x, y, sample_weight, training
     return tf.add_n(

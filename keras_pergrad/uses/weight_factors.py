@@ -101,7 +101,7 @@ class Backward(Shared):
                 [self.tensor],
                 [source for sources in self._sources for source in sources],
                 [tf.cast(gradient, self.tensor.dtype)],
-                self.tensor.graph,
+                graph=self.tensor.graph,
             )
         )
         return [
@@ -141,7 +141,7 @@ class Moved(Adapted):
         move_all: the same for gradients (n, ...); default: one by one.
     """
 
-    def __init__(self, factor, tensor, source, move=None, move_all=None):
+    def __init__(self, factor, tensor, source, *, move=None, move_all=None):
         super().__init__(factor)
         self.tensor, self.source = tensor, source
         self.shape = list(source.shape)
@@ -155,7 +155,7 @@ class Moved(Adapted):
             [self.tensor],
             [self.source],
             [tf.cast(tensor, self.tensor.dtype)],
-            self.tensor.graph,
+            graph=self.tensor.graph,
         )
         dtype = _dtype([self.source], tensor)
         return _total([gradient], self.shape, dtype)
@@ -197,4 +197,4 @@ class Reshaped(Moved):
     def __init__(self, factor, op):
         source, (output,) = op.inputs[0], op.outputs
         move = functools.partial(tf.reshape, shape=sizes_of(source))
-        super().__init__(factor, output, source, move)
+        super().__init__(factor, output, source, move=move)

@@ -23,7 +23,7 @@ from keras_pergrad.uses.weight_factors import (
 _RULES = {}
 
 
-def to_variable(factor, use, input_index, k, group):
+def to_variable(factor, use, input_index, *, k, group):
     """Return the factor of variable k from the factor of an op's input.
 
     None: no gradient flows. `group` is a list, empty at first, the same for
@@ -41,7 +41,7 @@ def to_variable(factor, use, input_index, k, group):
     scales = []
     for op, source, target in ops:
         rule = _RULES.get(op.type, by_gradient)
-        factor = rule(factor, op, source, target)
+        factor = rule(factor, op, source, target=target)
         if factor is None:
             return None
         if isinstance(factor, Scaled):
@@ -75,7 +75,7 @@ def _single_path(tensor, uses, k):
     return path
 
 
-def by_gradient(factor, op, source, target):
+def by_gradient(factor, op, source, *, target):
     """Return the factor of an input, found by the op's own gradient."""
     backward, tensor = Backward(factor, op.outputs[target]), op.inputs[source]
     return PulledBack(backward, [tensor], tensor.shape)
@@ -116,12 +116,12 @@ def path_rule(*names):
 
 
 @path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")
-def _identity(factor, op, source, target):
+def _identity(factor, op, source, *, target):
     return factor
 
 
 @path_rule("Reshape", "ExpandDims", "Squeeze")
-def _reshape(factor, op, source, target):
+def _reshape(factor, op, source, *, target):
     if source:
         return None
     return _with_shape(factor, op, sizes_of(op.inputs[0]))
@@ -134,9 +134,9 @@ def _with_shape(factor, op, shape):
             factor.x,
             factor.dz,
             shape,
-            factor.perm,
-            factor.unpermuted,
-            factor.method,
+            perm=factor.perm,
+            unpermuted=factor.unpermuted,
+            method=factor.method,
         )
     if type(factor) is Sum and all(type(s) is int and s for s in shape):
         rank = len(factor.shape) if factor.rank is None else factor.rank
@@ -146,15 +146,21 @@ def _with_shape(factor, op, shape):
         n = -1 if gradients.shape[1:].num_elements() else tf.shape(gradients)[0]
         return Full(tf.reshape(gradients, [n, *shape]))
     if type(factor) is Rows and shape[:1] == factor.shape[:1]:
-        return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
+        return Rows(
+            factor.ids,
+            factor.dz,
+            factor.shape,
+            method=factor.method,
+            whole=shape,
+        )
     return Reshaped(factor, op)
 
 
 @path_rule("Transpose")
-def _transpose(factor, op, source, target):
+def _transpose(factor, op, source, *, target):
     perm = tf.get_static_value(op.inputs[1])
     if perm is None or source:
-        return by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target=target)
     perm = [int(p) for p in perm]
     inverse = [perm.index(k) for k in range(len(perm))]
     if type(factor) is Outer and factor.perm is None:
@@ -166,34 +172,39 @@ def _transpose(factor, op, source, target):
             return Outer(factor.dz, factor.x, method=factor.method)
         output_shape = op.outputs[0].shape.as_list()
         return Outer(
-            factor.x, factor.dz, shape, inverse, output_shape, factor.method
+            factor.x,
+            factor.dz,
+            shape,
+            perm=inverse,
+            unpermuted=output_shape,
+            method=factor.method,
         )
     if isinstance(factor, Full):
         gradients = factor.gradients
         return Full(tf.transpose(gradients, [0, *(k + 1 for k in inverse)]))
     move = functools.partial(tf.transpose, perm=inverse)
-    return Moved(factor, op.outputs[0], op.inputs[0], move)
+    return Moved(factor, op.outputs[0], op.inputs[0], move=move)
 
 
 @path_rule("Neg")
-def _negate(factor, op, source, target):
+def _negate(factor, op, source, *, target):
     return Scaled(factor, -1)
 
 
 @path_rule("AddV2", "Add", "Sub", "AddN")
-def _add(factor, op, source, target):
+def _add(factor, op, source, *, target):
     if op.inputs[source].shape != op.outputs[0].shape:
-        return by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target=target)
     if op.type == "Sub" and source == 1:
         return Scaled(factor, -1)
     return factor
 
 
 @path_rule("Mul", "RealDiv", "Div")
-def _multiply(factor, op, source, target):
+def _multiply(factor, op, source, *, target):
     is_same_shape = op.inputs[source].shape == op.outputs[0].shape
     if not is_same_shape or (op.type != "Mul" and source == 1):
-        return by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target=target)
     other = op.inputs[1 - source]
     number = other if op.type == "Mul" else tf.math.reciprocal(other)
     if number.shape.num_elements() == 1:
@@ -201,17 +212,17 @@ def _multiply(factor, op, source, target):
     if isinstance(factor, Full):
         gradients = factor.gradients
         return Full(gradients * tf.cast(number, gradients.dtype)[None])
-    return by_gradient(factor, op, source, target)
+    return by_gradient(factor, op, source, target=target)
 
 
 @path_rule("ConcatV2")
-def _concat(factor, op, source, target):
+def _concat(factor, op, source, *, target):
     """Return the columns or rows that belong to one concatenated tensor."""
     axis = tf.get_static_value(op.inputs[-1])
     shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
     is_static = all(None not in shape for shape in shapes)
     if axis is None or source >= len(shapes) or not is_static:
-        return by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target=target)
     axis = int(axis) % len(shapes[0])
     start = sum(s[axis] for s in shapes[:source])
     index_range = slice(start, start + shapes[source][axis])
@@ -231,7 +242,7 @@ def _concat(factor, op, source, target):
             factor.dz,
             method=factor.method,
         )
-    return by_gradient(factor, op, source, target)
+    return by_gradient(factor, op, source, target=target)
 
 
 def _slice_columns(tensor, index_range):
@@ -239,13 +250,13 @@ def _slice_columns(tensor, index_range):
 
 
 @path_rule("GatherV2")
-def _gather(factor, op, source, target):
+def _gather(factor, op, source, *, target):
     """Return a factor for rows of a table, the same rows for all samples."""
     axis = tf.get_static_value(op.inputs[2])
     shape = op.inputs[0].shape.as_list()
     is_supported = source == 0 and axis == 0 and not op.get_attr("batch_dims")
     if not is_supported or not isinstance(factor, Full) or None in shape:
-        return by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target=target)
     ids, columns = op.inputs[1], 1
     for size in shape[1:]:
         columns *= size
@@ -262,7 +273,7 @@ def _gather(factor, op, source, target):
 
 
 @path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
-def part(factor, op, source, target):
+def part(factor, op, source, *, target):
     """Return the factor of a tensor from that of a part of it."""
     if source != (1 if op.type == "Split" else 0):
         return None
@@ -274,10 +285,10 @@ def part(factor, op, source, target):
     if all(shape.is_fully_defined() for shape in shapes) and all(
         value is not None for value in parameters
     ):
-        return Part(factor, op, whole, target, parameters)
+        return Part(factor, op, whole, target=target, parameters=parameters)
     if tensor.dtype in HALF:
         # The op's own gradient would round a sum, and not the norms.
-        return by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target=target)
     return Moved(factor, tensor, whole)
 
 
@@ -299,7 +310,7 @@ class Part(Moved):
         key: the same for ops that take the same part.
     """
 
-    def __init__(self, factor, op, whole, target, parameters):
+    def __init__(self, factor, op, whole, *, target, parameters):
         part = op.outputs[target]
         attributes = sorted(
             (name, value.SerializeToString(deterministic=True))
@@ -312,10 +323,16 @@ class Part(Moved):
             move, move_all = _strided_move(op, parameters, whole.shape), None
         else:
             move, move_all = _padding_moves(
-                *_part_offsets(op, target, parameters, part.shape, whole.shape),
+                *_part_offsets(
+                    op,
+                    target,
+                    parameters,
+                    part_shape=part.shape,
+                    shape=whole.shape,
+                ),
                 whole.shape,
             )
-        super().__init__(factor, part, whole, move, move_all)
+        super().__init__(factor, part, whole, move=move, move_all=move_all)
 
 
 def _strided_move(op, parameters, shape):
@@ -350,7 +367,7 @@ def _padding_moves(starts, sizes, shape):
     return move, move_all
 
 
-def _part_offsets(op, target, parameters, part_shape, shape):
+def _part_offsets(op, target, parameters, *, part_shape, shape):
     """Return where a part begins in the whole, and its sizes there."""
     sizes = part_shape.as_list()
     starts = [0] * len(sizes)

@@ -22,7 +22,7 @@ from keras_pergrad.uses.weight_paths import by_gradient, path_rule
 
 
 @path_rule(CONTRACTIONS)
-def product(factor, op, source, target):
+def product(factor, op, source, *, target):
     """Return the factor of A, or of B, from the factor of their product."""
     rules = {Outer: _outer, Full: _full, Rows: _rows}
     term = _Product.of(op, source)
@@ -30,7 +30,7 @@ def product(factor, op, source, target):
         input_factor = rules[type(factor)](factor, term)
         if input_factor is not None:
             return input_factor
-    return by_gradient(factor, op, source, target)
+    return by_gradient(factor, op, source, target=target)
 
 
 class _Product:
@@ -44,7 +44,7 @@ class _Product:
         unused_labels: labels that are not in use.
     """
 
-    def __init__(self, target, other, out, sizes, tensor):
+    def __init__(self, target, other, out, *, sizes, tensor):
         self.target, self.other, self.out = target, other, out
         self.sizes, self._tensor = sizes, tensor
         self.unused_labels = [c for c in string.ascii_letters if c not in sizes]
@@ -64,7 +64,9 @@ class _Product:
         target, other = labels[source], labels[1 - source]
         if set(target) - set(other) - set(out):
             return None
-        return cls(target, other, out, sizes, op.inputs[1 - source])
+        return cls(
+            target, other, out, sizes=sizes, tensor=op.inputs[1 - source]
+        )
 
     def split_output(self, sizes):
         """Return the product with axes of `out` split to fit other sizes.
@@ -85,7 +87,7 @@ class _Product:
                         return None
                     new = term.unused_labels[0]
                     term = term._split_axis(
-                        c, new, remaining, size // remaining
+                        c, new, remaining, second=size // remaining
                     )
                     axes.insert(0, (new, size // remaining))
                     size = remaining
@@ -97,14 +99,14 @@ class _Product:
         parts[-1] += [c for c, _ in axes]
         return term, parts
 
-    def _split_axis(self, c, new, first, second):
+    def _split_axis(self, c, new, first, *, second):
         target, other, out = (
             labels.replace(c, c + new)
             for labels in (self.target, self.other, self.out)
         )
         sizes = {**self.sizes, c: first, new: second}
         tensor = tf.reshape(self._tensor, [sizes[label] for label in other])
-        return _Product(target, other, out, sizes, tensor)
+        return _Product(target, other, out, sizes=sizes, tensor=tensor)
 
     def multiply(self, tensor, labels, output_labels):
         """Return the einsum of a tensor with the other factor."""
@@ -152,16 +154,22 @@ def _rows(factor, term):
         x, other_labels = term.gather_rows(factor.ids, row)
         if column in other_labels or len(other_labels) != 1:
             return None
-        permutation = permutation_to(
+        perm, unpermuted = permutation_to(
             [*other_labels, column], term.target, term.sizes
         )
         x = tf.cast(x, factor.dz.dtype)
-        return Outer(x, factor.dz, term.shape(term.target), *permutation)
+        return Outer(
+            x,
+            factor.dz,
+            term.shape(term.target),
+            perm=perm,
+            unpermuted=unpermuted,
+        )
     n, t = term.unused_labels[:2]
     if term.target[0] != row or len(term.target) != 2:
         return None
     dz = term.multiply(factor.dz, [n, t, column], [n, t, term.target[1]])
-    return Rows(factor.ids, dz, term.shape(term.target), factor.method)
+    return Rows(factor.ids, dz, term.shape(term.target), method=factor.method)
 
 
 def _outer(factor, term):
@@ -195,21 +203,33 @@ def _outer(factor, term):
         order,
     )
     multiplied = arrange_axes(
-        multiplied, order, [], positions, new_labels, term.sizes
+        multiplied,
+        order,
+        [],
+        positions=positions,
+        features=new_labels,
+        sizes=term.sizes,
     )
     unchanged = term.split_features(unchanged, unchanged_labels)
     unchanged = arrange_axes(
         unchanged,
         [*batch_labels, *unchanged_labels],
         [],
-        positions,
-        kept_labels,
-        term.sizes,
+        positions=positions,
+        features=kept_labels,
+        sizes=term.sizes,
     )
     pair = [(multiplied, new_labels), (unchanged, kept_labels)]
     (x, left), (dz, right) = pair[::-1] if side else pair
-    permutation = permutation_to([*left, *right], term.target, term.sizes)
-    return Outer(x, dz, shape, *permutation, factor.method)
+    perm, unpermuted = permutation_to([*left, *right], term.target, term.sizes)
+    return Outer(
+        x,
+        dz,
+        shape,
+        perm=perm,
+        unpermuted=unpermuted,
+        method=factor.method,
+    )
 
 
 def _sides(factor, term):

@@ -79,7 +79,7 @@ GROUPS = {
 }
 
 
-def assert_weighted(found, factors, groups, size=N):
+def assert_weighted(found, factors, groups, *, size=N):
     """What was subtracted is the sum of the samples, each by its factors."""
     for g, group in enumerate(groups):
         for k in group:
@@ -118,7 +118,7 @@ def test_an_infinite_clip_norm_is_the_mean(mode):
 def test_an_expected_batch_size_divides(mode):
     found, _ = step(model(MODES[mode](Clipped(0.1, expected_batch_size=4))))
     factors = np.minimum(1, 0.1 / norms(GROUPS["model"]))
-    assert_weighted(found, factors, GROUPS["model"], 4)
+    assert_weighted(found, factors, GROUPS["model"], size=4)
 
 
 @pytest.mark.parametrize("per", ["model", "variable"])
@@ -138,7 +138,7 @@ def test_automatic(per):
         ((6, 6, 32), layers.Conv2D, (3,)),
     ],
 )
-def test_the_bound_holds_where_positions_cancel(shape, cls, sizes, offset):
+def test_the_bound_holds_where_positions_cancel(shape, cls, sizes, *, offset):
     """What all positions have in common is gone behind the norm."""
     parts = [
         cls(48, *sizes, use_bias=False),

@@ -143,7 +143,7 @@ def test_functional(by):
     if by == "group":
         trained, y = clipped(new), np.array([0, 1, 2])
         found = kpg.per_sample_gradients(trained, x, y)
-        oracle.check(found, trained, x, y, training=True)
+        oracle.check(found, trained, x, y=y, training=True)
 
 
 def images():
@@ -387,7 +387,7 @@ def test_groups_divide_channels_and_hold_more_than_one_value(most):
         (12, 9, 5, 4),
     ],
 )
-def test_number_of_groups(channels, positions, most, groups):
+def test_number_of_groups(channels, positions, most, *, groups):
     assert groups_for(channels, positions, most) == groups
 
 

@@ -197,7 +197,9 @@ def test_losses_of_every_kind():
     ("policy", "error", "least", "most"),
     [("mixed_float16", 1e-6, 1e-2, np.inf), ("float64", -1.0, 0.0, 1e-13)],
 )
-def test_every_precision_has_a_tolerance_of_its_own(policy, error, least, most):
+def test_every_precision_has_a_tolerance_of_its_own(
+    policy, error, least, *, most
+):
     keras.config.set_dtype_policy(policy)
     if policy == "float64":
         keras.config.set_floatx(policy)

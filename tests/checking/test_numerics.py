@@ -19,7 +19,7 @@ BAD = (np.nan, np.inf, -np.inf)
         ([0.0], [1e-8], {"scale": 1.0}, "rounding"),
     ],
 )
-def test_numbers_are_judged(right, found, settings, verdict):
+def test_numbers_are_judged(right, found, settings, *, verdict):
     judged = judge(right, found, **settings)
     assert (judged.verdict, judged.ok) == (verdict, verdict != "wrong")
     if verdict == "exact":
@@ -35,7 +35,7 @@ def test_another_order_of_summing_is_rounding(dtype, terms):
     for i in range(terms):
         forwards += numbers[:, i]
         backwards += numbers[:, -1 - i]
-    verdict = judge(forwards, backwards, dtype, terms)
+    verdict = judge(forwards, backwards, dtype, terms=terms)
     assert verdict.ok
     assert (verdict.verdict == "exact") == (terms == 1)
 
@@ -61,9 +61,11 @@ def test_tolerance_grows_with_terms_and_shrinks_with_precision():
 
 def test_results_of_one_computation_share_a_scale():
     right, found = [[1.0, -3.0], [0.0]], [[1.0, -3.0], [1e-9]]
-    verdicts = judge_all(["a", "b"], right, found, "float32")
+    verdicts = judge_all(["a", "b"], right, found, dtype="float32")
     assert [v.verdict for v in verdicts.values()] == ["exact", "rounding"]
-    own = judge_all(["a", "b"], right, found, "float32", scales=[1.0, 1e-6])
+    own = judge_all(
+        ["a", "b"], right, found, dtype="float32", scales=[1.0, 1e-6]
+    )
     assert not own["b"].ok
     assert own["b"].sentence("b").startswith("b differs by 1e-09 (relative")
 

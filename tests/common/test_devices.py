@@ -27,7 +27,7 @@ def test_short_names():
         ("NPU", {}, False, "NPU"),
     ],
 )
-def test_platforms(monkeypatch, type_, details, cuda, platform):
+def test_platforms(monkeypatch, type_, details, *, cuda, platform):
     experimental = tf.config.experimental
     monkeypatch.setattr(experimental, "get_device_details", lambda _: details)
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: cuda)

@@ -51,7 +51,7 @@ def empty(tmp_path_factory):
     return str(folder / "bin" / "python"), packages
 
 
-def install(packages, name, version, code=None):
+def install(packages, name, version, *, code=None):
     """Imitates an installed package."""
     info = packages / f"{name}-{version}.dist-info"
     info.mkdir()
@@ -83,7 +83,7 @@ def test_no_tensorflow_then_a_bad_pair(empty):
     install(packages, "keras", "3.12.0")
     install(packages, "tensorflow_metal", "1.2.0")
     failing = f"raise ImportError({METAL_ERROR!r})\n"
-    install(packages, "tensorflow", "2.20.0", failing)
+    install(packages, "tensorflow", "2.20.0", code=failing)
     code, said = doctor(python)
     assert code == 1
     found = errors(said)

@@ -62,7 +62,7 @@ def test_the_versions_of_cuda_and_cudnn():
         ({"built": False}, "warning", "", INSTALL),
     ],
 )
-def test_a_card_that_tensorflow_cannot_use(facts, level, text, fix):
+def test_a_card_that_tensorflow_cannot_use(facts, level, text, *, fix):
     first, *others = judged(**facts)
     assert (first.subject, first.level) == ("CUDA", level)
     assert text in first.message

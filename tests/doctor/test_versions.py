@@ -69,7 +69,7 @@ def test_a_mac_without_metal_is_told_how_to_get_it():
         (COMMUNITY | {COMMUNITYS: "0.2.0"}, "warning", "", "0.4.1"),
     ],
 )
-def test_other_plugins_for_metal(versions, level, message, fix):
+def test_other_plugins_for_metal(versions, level, message, *, fix):
     findings = check({**GOOD, **versions}, MAC)
     [metal] = [f for f in findings if f.subject == "Metal"]
     assert metal.level == level

@@ -56,18 +56,22 @@ def _blocks(positions, *layout):
 
 
 def patches():
-    windows = factors.Windows.of((8,), (3,), (1,), (1,), "valid")
-    return factors.Patches(drawn(8, 2), drawn(6, 4), windows, (3, 2, 4))
+    windows = factors.Windows.of(
+        (8,), (3,), (1,), dilation=(1,), padding="valid"
+    )
+    return factors.Patches(drawn(8, 2), drawn(6, 4), windows, shape=(3, 2, 4))
 
 
 def _patches(groups=1, dilation=1, strides=1):
-    windows = factors.Windows.of((8,), (3,), (strides,), (dilation,), "same")
+    windows = factors.Windows.of(
+        (8,), (3,), (strides,), dilation=(dilation,), padding="same"
+    )
     return factors.Patches(
         drawn(8, 4),
         drawn(windows.count, 4 if groups == 4 else 6),
         windows,
-        (3, 4 // groups, 6) if groups < 4 else (3, 4, 1),
-        groups,
+        shape=(3, 4 // groups, 6) if groups < 4 else (3, 4, 1),
+        groups=groups,
     )
 
 
@@ -86,12 +90,14 @@ FACTORS = {
         drawn(2, 3, 40), drawn(2, 3, 60)
     ),
     "Outer turned": lambda: factors.Outer(
-        drawn(9, 4), drawn(9, 6), [6, 4], [1, 0], [4, 6]
+        drawn(9, 4), drawn(9, 6), [6, 4], perm=[1, 0], unpermuted=[4, 6]
     ),
     "Blocks": lambda: _blocks(5),
     "Rows": lambda: rows(6),
     "Patches": patches,
-    "Held": lambda: factors.Held(drawn(4, 6), [6, 4], [1, 0], [4, 6]),
+    "Held": lambda: factors.Held(
+        drawn(4, 6), [6, 4], [1, 0], unpermuted=[4, 6]
+    ),
     "Columns": lambda: factors.Columns(
         [factors.Full(drawn(3, 2)), factors.Outer(drawn(3), drawn(4))]
     ),

@@ -77,7 +77,7 @@ def questions(each):
         *_of_sums(each),
         *_of_products(each),
         Question("pairs", lambda f: f.gram(), _pairs(each, each)),
-        Question("norms", lambda f: f.squared_norms(), norms, 0),
+        Question("norms", lambda f: f.squared_norms(), norms, atol=0),
     ]
     # As of kernels so wide that no gradient is held.
     wide = ((outer, "HELD", 0),)
@@ -95,11 +95,11 @@ def _of_sums(each):
             "sum" if weights is None else "weighted sum",
             lambda f, w=weights: f.weighted_sum(w),
             np.tensordot(scale, each, 1),
-            1e-12,
+            atol=1e-12,
         )
     total = np.square(each.sum(0)).sum()
     yield Question(
-        "norm of the sum", lambda f: f.squared_norm_of_sum(), total, 0
+        "norm of the sum", lambda f: f.squared_norm_of_sum(), total, atol=0
     )
 
 
@@ -197,7 +197,7 @@ def check_blank(name, asked, norms):
             question.check(question.answer(factor), where)
 
 
-def check_in_a_graph(name, asked, known, xla):
+def check_in_a_graph(name, asked, known, *, xla):
     """Of the same tensors, of which a graph knows the batch's size or not."""
     tensors = []
     ALL[name]().map(lambda tensor: tensors.append(tensor) or tensor)

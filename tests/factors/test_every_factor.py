@@ -104,7 +104,7 @@ def test_answers_are_the_same_in_a_graph(name):
     ):
         chosen = [one for one in asked if one.name in names]
         assert len(chosen) == len(names)
-        check_in_a_graph(name, chosen, known, xla)
+        check_in_a_graph(name, chosen, known, xla=xla)
 
 
 def _pairs_with_the_last_two(name, each):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.factors import Outer
 
 
-def _parts(n, positions, i, o):
+def _parts(n, positions, i, *, o):
     rng = np.random.default_rng(0)
     between = [] if positions is None else [positions]
     return rng.normal(size=(n, *between, i)), rng.normal(size=(n, *between, o))
@@ -25,7 +25,7 @@ def _gradients(x, dz):
 @pytest.mark.parametrize(
     "shape", [(1, None, 3, 2), (3, 1, 2, 4), (2, 2, 5, 3), (5, 7, 2, 3)]
 )
-def test_every_method_agrees(shape, method, compiled, is_held):
+def test_every_method_agrees(shape, method, compiled, *, is_held):
     x, dz = _parts(*shape)
     gradients = _gradients(x, dz)
     weights = np.linspace(0, 2, len(x))
@@ -49,9 +49,9 @@ def test_every_method_agrees(shape, method, compiled, is_held):
     np.testing.assert_allclose(factor.materialize(), gradients, rtol=1e-12)
 
 
-def _cancelling(positions, offset, i=48, o=24, n=16):
+def _cancelling(positions, offset, i=48, *, o=24, n=16):
     """Positions with much in common, whose gradients nearly cancel."""
-    x, dz = _parts(n, positions, i, o)
+    x, dz = _parts(n, positions, i, o=o)
     dz -= dz.mean(1, keepdims=True)
     x = (x + offset).astype("float32")
     dz = dz.astype("float32")
@@ -97,11 +97,11 @@ def test_rounding_makes_no_norm_too_small(positions, offset, compiled):
         (1024, 1024, 1024, "full"),
     ],
 )
-def test_the_choice_follows_the_shapes(positions, i, o, method):
+def test_the_choice_follows_the_shapes(positions, i, o, *, method):
     assert _zeros(positions, i, o).chosen_method() == method
 
 
-def _zeros(positions, i, o, method=None):
+def _zeros(positions, i, o, *, method=None):
     x, dz = tf.zeros((1, positions, i)), tf.zeros((1, positions, o))
     return Outer(x, dz, method=method)
 
@@ -121,6 +121,6 @@ def test_the_choice_under_xla_follows_its_own_rates():
 
 
 def test_a_forced_method_is_kept():
-    assert _zeros(64, 128, 128, "gram").chosen_method() == "gram"
-    assert _zeros(64, 128, 128, "gram").sum_method() == "matmul"
-    assert _zeros(64, 128, 128, "full").sum_method() == "held"
+    assert _zeros(64, 128, 128, method="gram").chosen_method() == "gram"
+    assert _zeros(64, 128, 128, method="gram").sum_method() == "matmul"
+    assert _zeros(64, 128, 128, method="full").sum_method() == "held"

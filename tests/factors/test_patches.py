@@ -24,12 +24,16 @@ GEOMETRIES = {
 
 def _build(geometry="plain", method=None, seed=0):
     stride, dilation, groups, filters = GEOMETRIES[geometry]
-    windows = Windows.of(SIZES, KERNEL, (stride,) * 2, (dilation,) * 2, "same")
+    windows = Windows.of(
+        SIZES, KERNEL, (stride,) * 2, dilation=(dilation,) * 2, padding="same"
+    )
     rng = np.random.default_rng(seed)
     big = tf.constant(rng.normal(size=(N, *SIZES, 4)))
     small = tf.constant(rng.normal(size=(N, *windows.positions, filters)))
     shape = (*KERNEL, 4 // groups, filters)
-    return Patches(big, small, windows, shape, groups, method)
+    return Patches(
+        big, small, windows, shape=shape, groups=groups, method=method
+    )
 
 
 def _methods(geometry):
@@ -69,14 +73,18 @@ def test_windows_are_those_of_the_op(size, padding):
             output = tf.nn.conv1d(big, kernel, stride, padding.upper())
         small = tf.constant(rng.normal(size=output.shape))
         right = tape.gradient(output, kernel, small)
-        windows = Windows.of((7,), (size,), (stride,), (1,), padding)
-        found = Patches(big, small, windows, kernel.shape).materialize()
+        windows = Windows.of(
+            (7,), (size,), (stride,), dilation=(1,), padding=padding
+        )
+        found = Patches(big, small, windows, shape=kernel.shape).materialize()
         np.testing.assert_allclose(found[0], right, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_methods_agree_for_a_kernel_of_one_pixel(groups):
-    windows = Windows.of(SIZES, (1, 1), (1, 1), (1, 1), "valid")
+    windows = Windows.of(
+        SIZES, (1, 1), (1, 1), dilation=(1, 1), padding="valid"
+    )
     rng = np.random.default_rng(0)
     big, small = rng.normal(size=(2, N, *SIZES, 4))
     expected = np.einsum("nhwi,nhwo->nio", big, small)
@@ -118,28 +126,65 @@ def test_a_sample_that_is_not_finite_can_be_left_out(method):
     assert np.isfinite(broken.sum_of_squares()).all()
 
 
-def _chosen(sizes, channels, filters, kernel, stride, padding, groups=1):
-    windows = Windows.of(sizes, (kernel,) * 2, (stride,) * 2, (1, 1), padding)
+def _chosen(sizes, channels, filters, *, kernel, stride, padding, groups=1):
+    windows = Windows.of(
+        sizes, (kernel,) * 2, (stride,) * 2, dilation=(1, 1), padding=padding
+    )
     big = keras.ops.zeros((1, *sizes, channels))
     small = keras.ops.zeros((1, *windows.positions, filters))
     shape = (kernel, kernel, channels // groups, filters)
-    return Patches(big, small, windows, shape, groups).chosen_method()
+    return Patches(
+        big, small, windows, shape=shape, groups=groups
+    ).chosen_method()
 
 
 def test_the_choice_follows_the_shapes():
-    assert _chosen((28, 28), 1, 16, 8, 2, "same") == "identity"
-    assert _chosen((13, 13), 16, 32, 4, 2, "valid") == "patch_gram"
-    assert _chosen((16, 16), 64, 64, 3, 1, "same") == "patches"
-    assert _chosen((32, 32), 32, 32, 3, 1, "same") == "taps"
-    assert _chosen((8, 8), 128, 128, 3, 1, "same") == "pixel_gram"
-    assert _chosen((32, 32), 3, 768, 16, 16, "valid") == "patch_gram"
+    assert (
+        _chosen((28, 28), 1, 16, kernel=8, stride=2, padding="same")
+        == "identity"
+    )
+    assert (
+        _chosen((13, 13), 16, 32, kernel=4, stride=2, padding="valid")
+        == "patch_gram"
+    )
+    assert (
+        _chosen((16, 16), 64, 64, kernel=3, stride=1, padding="same")
+        == "patches"
+    )
+    assert (
+        _chosen((32, 32), 32, 32, kernel=3, stride=1, padding="same") == "taps"
+    )
+    assert (
+        _chosen((8, 8), 128, 128, kernel=3, stride=1, padding="same")
+        == "pixel_gram"
+    )
+    assert (
+        _chosen((32, 32), 3, 768, kernel=16, stride=16, padding="valid")
+        == "patch_gram"
+    )
     # A slice with a stride is slow, as in the shortcuts of ResNet.
-    assert _chosen((56, 56), 64, 64, 1, 1, "same") == "taps"
-    assert _chosen((56, 56), 64, 64, 1, 2, "same") == "patches"
+    assert (
+        _chosen((56, 56), 64, 64, kernel=1, stride=1, padding="same") == "taps"
+    )
+    assert (
+        _chosen((56, 56), 64, 64, kernel=1, stride=2, padding="same")
+        == "patches"
+    )
     # So is TensorFlow's depthwise op, as in ConvNeXt and MobileNet.
-    assert _chosen((16, 16), 96, 96, 7, 1, "same", 96) == "taps"
-    assert _chosen((2, 2), 768, 768, 7, 1, "same", 768) == "taps"
-    assert _chosen((32, 32), 32, 32, 3, 2, "same", 32) == "patches"
+    assert (
+        _chosen((16, 16), 96, 96, kernel=7, stride=1, padding="same", groups=96)
+        == "taps"
+    )
+    assert (
+        _chosen(
+            (2, 2), 768, 768, kernel=7, stride=1, padding="same", groups=768
+        )
+        == "taps"
+    )
+    assert (
+        _chosen((32, 32), 32, 32, kernel=3, stride=2, padding="same", groups=32)
+        == "patches"
+    )
 
 
 def test_one_op_gives_all_taps_of_a_depthwise_kernel():
@@ -162,16 +207,20 @@ def test_one_op_gives_all_taps_of_a_depthwise_kernel():
     ],
 )
 def test_strides_join_many_taps_under_xla(
-    sizes, kernel, strides, padding, joined
+    sizes, kernel, strides, *, padding, joined
 ):
     """XLA takes seconds to compile a slice and a matmul for each of them."""
-    windows = Windows.of(sizes, kernel, strides, (1,) * len(sizes), padding)
+    windows = Windows.of(
+        sizes, kernel, strides, dilation=(1,) * len(sizes), padding=padding
+    )
     rng = np.random.default_rng(0)
     big = tf.constant(rng.normal(size=(N, *sizes, 3)))
     small = tf.constant(rng.normal(size=(N, *windows.positions, 4)))
 
     def gradients(big, small):
-        factor = Patches(big, small, windows, (*kernel, 3, 4), method="taps")
+        factor = Patches(
+            big, small, windows, shape=(*kernel, 3, 4), method="taps"
+        )
         return factor.materialize()
 
     compiled = tf.function(gradients, jit_compile=True, autograph=False)
@@ -230,10 +279,16 @@ def test_an_unknown_method_is_refused():
 @pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (1, 5)])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_an_op_adds_the_zeros_of_same_itself(kernel, stride, groups):
-    windows = Windows.of((7, 8), kernel, (stride,) * 2, (1, 1), "same")
+    windows = Windows.of(
+        (7, 8), kernel, (stride,) * 2, dilation=(1, 1), padding="same"
+    )
     # The same zeros, but written out: the input has them.
     padded = Windows.of(
-        windows.padded_sizes, kernel, (stride,) * 2, (1, 1), "valid"
+        windows.padded_sizes,
+        kernel,
+        (stride,) * 2,
+        dilation=(1, 1),
+        padding="valid",
     )
     assert windows.has_same_padding
     rng = np.random.default_rng(0)
@@ -244,7 +299,7 @@ def test_an_op_adds_the_zeros_of_same_itself(kernel, stride, groups):
     weights = tf.constant([1.0, 0.5, 2.0], tf.float64)
 
     def answers(big, windows):
-        factor = Patches(big, small, windows, shape, groups)
+        factor = Patches(big, small, windows, shape=shape, groups=groups)
         return factor.weighted_sum(weights), factor.dot(direction)
 
     expected = answers(windows.pad(big), padded)

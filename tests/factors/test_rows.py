@@ -7,11 +7,11 @@ from keras_pergrad.factors.hashed_ids import squares_by_hash
 from keras_pergrad.factors.rows import METHODS
 
 
-def _factor(n, positions, method, rows=4):
+def _factor(n, positions, method, *, rows=4):
     rng = np.random.default_rng(0)
     ids = tf.constant(rng.integers(0, rows, (n, positions)), tf.int32)
     dz = tf.constant(rng.normal(size=(n, positions, 3)))
-    return Rows(ids, dz, (rows, 3), method)
+    return Rows(ids, dz, (rows, 3), method=method)
 
 
 def _traced(norms, *sizes, dtype=tf.int32):
@@ -34,8 +34,8 @@ def test_every_method_sums_equal_ids_before_squaring(method, shape):
 @pytest.mark.parametrize("known", [3, None])
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 def test_keys_of_all_samples_are_wide_enough(rows, known, dtype):
-    factor = _factor(3, 7, None, rows)
-    expected = _factor(3, 7, "sort", rows).squared_norms()
+    factor = _factor(3, 7, None, rows=rows)
+    expected = _factor(3, 7, "sort", rows=rows).squared_norms()
 
     def norms(ids, dz):
         return Rows(ids, dz, factor.shape).squared_norms()
@@ -52,7 +52,7 @@ def test_samples_of_several_hash_tables(shape, known):
     factor = _factor(*shape, "unique", 4000)
     divisors = tf.where(tf.range(shape[0]) < shape[0] // 2, 1, 2000)
     ids = factor.ids // divisors[:, None]
-    expected = Rows(ids, factor.dz, factor.shape, "sort").squared_norms()
+    expected = Rows(ids, factor.dz, factor.shape, method="sort").squared_norms()
 
     def norms(ids, dz):
         squares = squares_by_hash(ids, dz, 4000)
@@ -78,7 +78,7 @@ def test_pairs_of_equal_ids_are_all_found(positions):
         ids = np.arange(positions)
         ids[pairs : 2 * pairs] = ids[:pairs]
         factors = [
-            Rows(tf.constant(ids[None]), dz, (positions, 3), method)
+            Rows(tf.constant(ids[None]), dz, (positions, 3), method=method)
             for method in ("unique", "sort")
         ]
         found, expected = (each.squared_norms() for each in factors)
@@ -135,10 +135,10 @@ def test_xla_gives_the_same_norms(method):
     ],
 )
 def test_a_card_without_xla_launches_few_ops(
-    vocabulary, positions, method, monkeypatch
+    vocabulary, positions, method, *, monkeypatch
 ):
     """A hash table takes some 50 ops, in a loop for large batches."""
-    factor = _factor(3, positions, None, vocabulary)
+    factor = _factor(3, positions, None, rows=vocabulary)
     expected = factor.squared_norms()
     monkeypatch.setattr(rates, "device", lambda: "cuda")
     assert factor.chosen_method() == method

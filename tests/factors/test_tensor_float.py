@@ -23,14 +23,14 @@ def card(monkeypatch, ten_bits):
     settings._warn_of_tf32.cache_clear()
 
 
-def _cancelling(rng, positions, inputs, outputs):
+def _cancelling(rng, positions, inputs, *, outputs):
     """The worst: all but the last of ten bits cancels, until it is weighted."""
     x = np.ones((positions, inputs)) * rng.uniform(1, 2, inputs)
     dz = np.where(np.arange(positions) % 2, -1 - 2.0**-10, 1)
     return x, np.repeat(dz[:, None], outputs, 1)
 
 
-def _any(rng, positions, inputs, outputs):
+def _any(rng, positions, inputs, *, outputs):
     sides = (positions, inputs), (positions, outputs)
     return [rng.normal(size=side) for side in sides]
 
@@ -55,11 +55,13 @@ def _one_position(draw):
 
 def _convolution(method):
     def make(draw):
-        windows = kpg.factors.Windows.of((400,), (3,), (1,), (1,), "same")
+        windows = kpg.factors.Windows.of(
+            (400,), (3,), (1,), dilation=(1,), padding="same"
+        )
         x, dz = draw(400, 4, 6)
         with convolution_method(method):
             x, dz = _single(x, 400, 4), _single(dz, 400, 6)
-            return kpg.factors.Patches(x, dz, windows, (3, 4, 6))
+            return kpg.factors.Patches(x, dz, windows, shape=(3, 4, 6))
 
     return make
 
@@ -73,7 +75,7 @@ FACTORS = {
 }
 
 
-def _kept(make, draw, seeds, nearest):
+def _kept(make, draw, seeds, *, nearest):
     """The norms that one sample keeps in sums that clip it to 1."""
 
     @tf.function(autograph=False)
@@ -103,9 +105,9 @@ def _kept(make, draw, seeds, nearest):
 @pytest.mark.parametrize("name", FACTORS)
 def test_what_a_clipped_sample_keeps(nearest, name):
     """As docs/factors.md says: 0.4 % more as a rule, 1.8 times at the worst."""
-    kept = _kept(FACTORS[name], _any, 3, nearest)
+    kept = _kept(FACTORS[name], _any, 3, nearest=nearest)
     assert (np.abs(kept - 1) <= 0.004).all()
-    worst = _kept(FACTORS[name], _cancelling, 16, nearest).max()
+    worst = _kept(FACTORS[name], _cancelling, 16, nearest=nearest).max()
     assert (1.5 if name == "gram" else 0.99) < worst <= 1.8
 
 

@@ -106,11 +106,11 @@ def test_agrees_with_the_oracle(make):
 def test_batch_of_one_and_sample_weights():
     model = compiled(_dense(), loss=keras.losses.MeanSquaredError("sum"))
     x, y = _batch(model, 1)
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y=y)
     x, y = _batch(model, 4)
     weights = np.array([0.0, 1.0, 2.0, 0.5])
     found = kpg.per_sample_gradients(model, x, y, weights)
-    oracle.check(found, model, x, y, weights)
+    oracle.check(found, model, x, y=y, sample_weight=weights)
     assert not np.any(found[0][0])
 
 

@@ -11,7 +11,7 @@ from tests.further.kinds import Own, attended, conv, kind, layers, mlp, ops
 IMAGE = (6, 6, 1)
 
 
-def _raised(filters, kernel, strides=2, activation=None):
+def _raised(filters, kernel, strides=2, *, activation=None):
     return layers.Conv2DTranspose(
         filters, kernel, strides, "same", activation=activation
     )
@@ -39,11 +39,13 @@ def vae(inputs):
     x = layers.Dense(6, "relu")(x)
     z = Sampling()([layers.Dense(3)(x), layers.Dense(3)(x)])
     x = layers.Reshape((3, 3, 4))(layers.Dense(36, "relu")(z))
-    x = _raised(1, 3, 1, "sigmoid")(_raised(4, 3, 2, "relu")(x))
+    x = _raised(1, 3, 1, activation="sigmoid")(
+        _raised(4, 3, 2, activation="relu")(x)
+    )
     return x, "binary_crossentropy"
 
 
-def _wasserstein(net, x, y, y_pred):
+def _wasserstein(net, x, y, *, y_pred):
     """A critic's, with a gradient penalty; the targets are generated."""
     between = 0.3 * x + 0.7 * y
     with tf.GradientTape() as tape:
@@ -170,7 +172,7 @@ def _masked(x, w):
     """A convolution that sees no pixel after its own."""
     mask = np.zeros((3, 3, 1, 1))
     mask[0] = mask[1, :1] = 1
-    return ops.conv(x, w * ops.cast(mask, w.dtype), 1, "same")
+    return ops.conv(x, w * ops.cast(mask, w.dtype), 1, activation="same")
 
 
 @kind(tasks.integers(2, *IMAGE, dtype=None), y=tasks.SAME)
@@ -209,7 +211,7 @@ def masked_autoencoder(inputs):
     return layers.Dense(16)(layers.LayerNormalization()(x + attended(x))), "mse"
 
 
-def _sliced(net, x, y, y_pred):
+def _sliced(net, x, y, *, y_pred):
     """The slope of a density: sliced score matching by inner tapes."""
     with tf.GradientTape() as tape:
         tape.watch(x)

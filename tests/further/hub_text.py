@@ -46,7 +46,7 @@ class AsInUse(keras.layers.Layer):
         return self.model(inputs, training=False)
 
 
-def _hub(name, cls, about, settings, dtype="float32", **more):
+def _hub(name, cls, about, *, settings, dtype="float32", **more):
     """A classifier by what a backbone returns.
 
     In float64 are those that compute nothing in float32.
@@ -66,29 +66,53 @@ def _hub(name, cls, about, settings, dtype="float32", **more):
         return classified(backbone.input, output, x)
 
 
-_hub("bart", "Bart", "encoder and decoder", placed(TINY), "float64")
-_hub("xlm_roberta", "XLMRoberta", "encoder", placed(TINY), "float64")
-_hub("esm2", "ESM2", "proteins, rotary positions", encoder(TINY), "float64")
-_hub("roformer", "RoformerV2", "rotary positions", encoder(TINY), head_size=4)
+_hub(
+    "bart",
+    "Bart",
+    "encoder and decoder",
+    settings=placed(TINY),
+    dtype="float64",
+)
+_hub(
+    "xlm_roberta",
+    "XLMRoberta",
+    "encoder",
+    settings=placed(TINY),
+    dtype="float64",
+)
+_hub(
+    "esm2",
+    "ESM2",
+    "proteins, rotary positions",
+    settings=encoder(TINY),
+    dtype="float64",
+)
+_hub(
+    "roformer",
+    "RoformerV2",
+    "rotary positions",
+    settings=encoder(TINY),
+    head_size=4,
+)
 _hub(
     "gpt_neox",
     "GPTNeoX",
     "parallel attention",
-    {**placed(TINY), "hidden_dim": 16},
+    settings={**placed(TINY), "hidden_dim": 16},
 )
 _hub(
     "falcon",
     "Falcon",
     "alibi, one head for keys and values",
-    _SMALL,
+    settings=_SMALL,
     num_attention_heads=2,
 )
-_hub("qwen2", "Qwen", "decoder", decoder(TINY))
+_hub("qwen2", "Qwen", "decoder", settings=decoder(TINY))
 _hub(
     "gemma2",
     "Gemma",
     "soft caps, sliding windows",
-    {**_GEMMA, **_WINDOWS},
+    settings={**_GEMMA, **_WINDOWS},
     attention_logit_soft_cap=5.0,
     final_logit_soft_cap=3.0,
     use_post_ffw_norm=True,
@@ -98,14 +122,14 @@ _hub(
     "gemma3",
     "Gemma3",
     "local and global attention",
-    {**_GEMMA, **_WINDOWS, "num_layers": 6},
+    settings={**_GEMMA, **_WINDOWS, "num_layers": 6},
     image_size=16,
 )
 _hub(
     "gemma4",
     "Gemma4",
     "sliding windows",
-    _GEMMA,
+    settings=_GEMMA,
     image_size=16,
     sliding_window_size=4,
 )
@@ -113,7 +137,7 @@ _hub(
     "smollm3",
     "SmolLM3",
     "no positions in some layers",
-    _SMALL,
+    settings=_SMALL,
     num_attention_heads=2,
     num_key_value_heads=1,
     attention_bias=False,
@@ -126,13 +150,19 @@ _hub(
     rope_theta=1e4,
     partial_rotary_factor=1.0,
 )
-_hub("gpt_oss", "GptOss", "experts, attention sinks", MIXTRAL, head_dim=4)
-_hub("mixtral", "Mixtral", "mixture of experts", MIXTRAL)
+_hub(
+    "gpt_oss",
+    "GptOss",
+    "experts, attention sinks",
+    settings=MIXTRAL,
+    head_dim=4,
+)
+_hub("mixtral", "Mixtral", "mixture of experts", settings=MIXTRAL)
 _hub(
     "qwen_moe",
     "QwenMoe",
     "shared and routed experts",
-    MIXTRAL,
+    settings=MIXTRAL,
     moe_intermediate_dim=6,
     shared_expert_intermediate_dim=6,
 )
@@ -140,7 +170,7 @@ _hub(
     "qwen3_moe",
     "Qwen3Moe",
     "routed experts",
-    MIXTRAL,
+    settings=MIXTRAL,
     moe_intermediate_dim=6,
     head_dim=4,
 )
@@ -148,7 +178,7 @@ _hub(
     "qwen3_5",
     "Qwen3_5",
     "linear attention by a gated delta rule",
-    _GEMMA,
+    settings=_GEMMA,
     linear_num_key_heads=1,
     linear_num_value_heads=2,
     linear_key_head_dim=4,
@@ -160,7 +190,7 @@ _hub(
     "rwkv7",
     "RWKV7",
     "linear recurrence",
-    {
+    settings={
         "vocabulary_size": TINY.vocabulary,
         "num_layers": 2,
         "hidden_size": 8,
@@ -174,7 +204,7 @@ for _name, _cls in (("t5gemma", "T5Gemma"), ("t5gemma2", "T5Gemma2")):
         _name,
         _cls,
         "encoder and decoder",
-        {
+        settings={
             f"{side}_{name}": value
             for side in ("encoder", "decoder")
             for name, value in {
@@ -195,8 +225,8 @@ _hub(
     "edrec",
     "EdRec",
     "recommendations by tokens",
-    {"hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2},
-    "float64",
+    settings={"hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2},
+    dtype="float64",
     vocab_size=TINY.vocabulary,
     num_layers_enc=1,
     num_layers_dec=1,
@@ -205,8 +235,8 @@ _hub(
     "moonshine",
     "Moonshine",
     "speech to text",
-    {"hidden_dim": 8, "intermediate_dim": 12},
-    "float64",
+    settings={"hidden_dim": 8, "intermediate_dim": 12},
+    dtype="float64",
     vocabulary_size=TINY.vocabulary,
     filter_dim=8,
     encoder_num_layers=1,

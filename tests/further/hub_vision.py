@@ -103,7 +103,7 @@ D_FINE = {
 
 
 def _hub(
-    name, cls, about, dtype="float64", draws=False, output=None, **settings
+    name, cls, about, *, dtype="float64", draws=False, output=None, **settings
 ):
     """A classifier by an output of a backbone, by default the last one.
 
@@ -218,7 +218,7 @@ _hub(
     "deeplab",
     "DeepLabV3",
     "segmentation by dilated convolutions",
-    "float32",
+    dtype="float32",
     image_encoder=functools.partial(RESNET, image_shape=IMAGE),
     spatial_pyramid_pooling_key="P4",
     upsampling_size=4,
@@ -231,7 +231,7 @@ _hub(
     "segformer",
     "SegFormer",
     "segmentation by a transformer",
-    "float32",
+    dtype="float32",
     draws=True,
     image_encoder=functools.partial(hub_backbone, "MiT", **MIT),
     projection_filters=6,
@@ -247,13 +247,17 @@ _hub(
     image_shape=LARGE,
 )
 _hub(
-    "d_fine", "DFine", "detection by deformable attention", "float32", **D_FINE
+    "d_fine",
+    "DFine",
+    "detection by deformable attention",
+    dtype="float32",
+    **D_FINE,
 )
 _hub(
     "d_fine_decoder",
     "DFine",
     "detection by deformable attention, with its decoder",
-    "float32",
+    dtype="float32",
     output="intermediate_logits",
     **D_FINE,
 )
@@ -261,7 +265,7 @@ _hub(
     "videoprism",
     "VideoPrism",
     "video transformer",
-    "float32",
+    dtype="float32",
     num_frames=2,
     patch_size=8,
     hidden_dim=8,
@@ -276,7 +280,7 @@ _hub(
     "depth_anything",
     "DepthAnything",
     "depth from one image",
-    "float32",
+    dtype="float32",
     image_encoder=functools.partial(
         hub_backbone,
         "DINOV2",

@@ -49,7 +49,7 @@ def perceiver(inputs):
     pixels = layers.Dense(6)(layers.Reshape((36, 3))(inputs))
     x = latents()(pixels)
     for _ in range(2):
-        x += attended(normed(x), pixels, 1, 6)
+        x += attended(normed(x), pixels, 1, size=6)
         x += attended(normed(x))
         x += layers.Dense(6, "gelu")(normed(x))
     return x

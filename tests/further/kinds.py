@@ -50,7 +50,7 @@ def added(name, about, module, **settings):
     def register(make):
         assert name not in KINDS, name
         group = module.rsplit(".", 1)[1]
-        KINDS[name] = Kind(name, make, about, group, **settings)
+        KINDS[name] = Kind(name, make, about, group=group, **settings)
         return make
 
     return register
@@ -102,7 +102,7 @@ def made(build, inputs, y):
     else:
         y = _values(y).batch(8)
     if not isinstance(found, tuple):
-        return classified(tensors, found, x, y)
+        return classified(tensors, found, x, y=y)
     model, *losses = found
     if not isinstance(model, keras.Model):
         model = keras.Model(tensors, model)
@@ -135,7 +135,7 @@ def still(model):
     return model
 
 
-def classified(inputs, features, x, y=None):
+def classified(inputs, features, x, *, y=None):
     """A classifier by the mean of maps or sequences, compiled."""
     axes = tuple(range(1, len(features.shape) - 1))
     if axes:
@@ -166,7 +166,7 @@ def normed(x):
     return layers.LayerNormalization()(x)
 
 
-def attended(x, others=None, heads=2, size=3, **settings):
+def attended(x, others=None, heads=2, *, size=3, **settings):
     """Attention to others, or to itself."""
     attention = layers.MultiHeadAttention(heads, size)
     return attention(x, x if others is None else others, **settings)
@@ -179,7 +179,7 @@ def mlp(width, *widths, activation="tanh"):
     return keras.Sequential([keras.Input((width,)), *parts, layers.Dense(last)])
 
 
-def conv(filters, kernel, strides=1, activation="relu", padding="same"):
+def conv(filters, kernel, strides=1, *, activation="relu", padding="same"):
     """A convolution of images, of which "same" and relu are the default."""
     return layers.Conv2D(
         filters, kernel, strides, padding, activation=activation

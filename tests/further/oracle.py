@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def one_by_one(model, x, y, draws=False):
+def one_by_one(model, x, y, *, draws=False):
     """The gradient of the model's whole loss on each sample alone.
 
     Args:
@@ -19,7 +19,9 @@ def one_by_one(model, x, y, draws=False):
     """
     n = len(tf.nest.flatten(x)[0])
     found = [
-        _difference(model, x, y, i) if draws else _part(model, x, y, i, i + 1)
+        _difference(model, x, y, i=i)
+        if draws
+        else _part(model, x, y, begin=i, end=i + 1)
         for i in range(n)
     ]
     return [
@@ -28,17 +30,17 @@ def one_by_one(model, x, y, draws=False):
     ]
 
 
-def _difference(model, x, y, i):
-    more = _part(model, x, y, 0, i + 1)
+def _difference(model, x, y, *, i):
+    more = _part(model, x, y, begin=0, end=i + 1)
     if not i:
         return more
     return [
         None if a is None else (i + 1) * a - i * b
-        for a, b in zip(more, _part(model, x, y, 0, i))
+        for a, b in zip(more, _part(model, x, y, begin=0, end=i))
     ]
 
 
-def _part(model, x, y, begin, end):
+def _part(model, x, y, *, begin, end):
     """The gradient for some samples; the model's state is put back."""
     state = [tf.identity(v.value) for v in model.non_trainable_variables]
     x, y = tf.nest.map_structure(

@@ -104,7 +104,7 @@ def sasrec(ids):
     table = layers.Embedding(ITEMS, WIDTH)
     x = table(ids) + layers.Embedding(6, WIDTH)(ops.arange(6))
     for _ in range(2):
-        x += attended(normed(x), None, 1, WIDTH, use_causal_mask=True)
+        x += attended(normed(x), None, 1, size=WIDTH, use_causal_mask=True)
         x += layers.Dense(WIDTH)(layers.Dense(6, "relu")(x))
     return Catalogue(table)(x), tasks.CROSSENTROPY()
 

@@ -47,7 +47,13 @@ def refused(part, reason, way_out, message, *inputs, y=tasks.LABELS, hub=False):
     def register(build):
         make = functools.partial(made, build, inputs, y)
         case = Refused(
-            part, reason, way_out, build.__name__, make, message, hub
+            part,
+            reason,
+            way_out,
+            name=build.__name__,
+            make=make,
+            message=message,
+            hub=hub,
         )
         REFUSED.append(case)
         return build

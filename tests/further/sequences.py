@@ -28,7 +28,7 @@ def lstm_language_model(ids):
     return _next(x)
 
 
-def _causal(x, filters, size, activation=None, rate=1):
+def _causal(x, filters, size, *, activation=None, rate=1):
     return layers.Conv1D(
         filters,
         size,
@@ -41,7 +41,7 @@ def _causal(x, filters, size, activation=None, rate=1):
 @kind(TEXT, y=TEXT)
 def feedforward_language_model(ids):
     """A few words before each word."""
-    return _next(_causal(_words(ids), 6, 3, "tanh"))
+    return _next(_causal(_words(ids), 6, 3, activation="tanh"))
 
 
 @kind(TEXT, TEXT, y=TEXT)
@@ -110,7 +110,7 @@ def tcn(inputs):
     """Dilated causal convolutions."""
     x = layers.Conv1D(4, 1)(inputs)
     for rate in (1, 2, 4):
-        x += normed(_causal(x, 4, 2, "relu", rate))
+        x += normed(_causal(x, 4, 2, activation="relu", rate=rate))
     return layers.Dense(1)(x), keras.losses.Huber()
 
 
@@ -119,7 +119,10 @@ def wavenet(inputs):
     """Gated convolutions of samples of sound."""
     x, skips = _causal(inputs, 4, 2), []
     for rate in (1, 2, 4):
-        values, gates = (_causal(x, 4, 2, a, rate) for a in ("tanh", "sigmoid"))
+        values, gates = (
+            _causal(x, 4, 2, activation=a, rate=rate)
+            for a in ("tanh", "sigmoid")
+        )
         y = layers.Conv1D(4, 1)(values * gates)
         skips.append(y)
         x += y
@@ -182,7 +185,7 @@ def memory_net(story, question):
     return u
 
 
-def _scanned(x, size, reads, log_decay):
+def _scanned(x, size, reads, *, log_decay):
     """A diagonal state space whose steps follow the input (Mamba)."""
     into, out = ops.split(reads[:, :, None], 2, -1)
     decay = ops.exp(-size[..., None] * ops.exp(log_decay))
@@ -200,7 +203,7 @@ def _scanned(x, size, reads, log_decay):
 def state_space(ids):
     """Selective scan over positions."""
     x = _words(ids)
-    y = _causal(x, WIDTH, 3, "silu")
+    y = _causal(x, WIDTH, 3, activation="silu")
     size, reads = layers.Dense(WIDTH, "softplus")(y), layers.Dense(6)(y)
     y = Own(_scanned, (WIDTH, 3))([y, size, reads])
     y *= ops.silu(layers.Dense(WIDTH)(x))
@@ -232,7 +235,7 @@ def reversible(ids):
     """Two streams of a transformer."""
     a, b = ops.split(_words(ids), 2, -1)
     for _ in range(2):
-        a += attended(normed(b), None, 1, 3, use_causal_mask=True)
+        a += attended(normed(b), None, 1, size=3, use_causal_mask=True)
         b += layers.Dense(3, "gelu")(normed(a))
     return _next(layers.Concatenate()([a, b]))
 

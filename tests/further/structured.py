@@ -90,8 +90,8 @@ def set_transformer(inputs):
     x = layers.Dense(4)(inputs)
     seeds = layers.Dense(4)(ops.eye(2, dtype=x.dtype))[None]
     seeds = seeds + ops.zeros_like(x[:, :1, :1])
-    induced = attended(seeds, x, 2, 2)
-    return x + attended(x, induced, 2, 2)
+    induced = attended(seeds, x, 2, size=2)
+    return x + attended(x, induced, 2, size=2)
 
 
 def _gated(x, width=5):
@@ -246,7 +246,7 @@ def kolmogorov_arnold(inputs):
     return Own(_curves, (4, 5, 4))(Own(_curves, (3, 5, 4))(inputs))
 
 
-def _regressed(x, y, new, log_scale):
+def _regressed(x, y, new, *, log_scale):
     """A Gaussian process through the points of each sample."""
 
     def kernel(a, b):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests import oracle
 
 
-def figures(model, before, batch, rate):
+def figures(model, before, batch, *, rate):
     """Return the figures at a model's weights, `before` an update."""
     now = model.get_weights()
     end = _samples(model, *batch)
@@ -46,12 +46,12 @@ def figures(model, before, batch, rate):
         "gradient_early_stopping": 1 - (n - 1) * ratio,
         "gradient_update_ratio": length / first,
         "gradient_distance": length,
-        "gradient_alpha": alpha(length, direction, start, end),
+        "gradient_alpha": alpha(length, direction, start, end=end),
         "gradient_dead_units": dead_fraction(model, g),
     }
 
 
-def alpha(length, direction, start, end):
+def alpha(length, direction, start, *, end):
     """Cockpit's fit by its normal equations, in units of the update."""
     slopes = [e["gradients"] @ direction * length for e in (start, end)]
     values = [e["loss"] for e in (start, end)] + [s.mean() for s in slopes]
@@ -84,7 +84,7 @@ def dead_fraction(model, gradients):
     return np.mean(np.concatenate(list(counts.values())))
 
 
-def _samples(model, x, y, sample_weight):
+def _samples(model, x, y, *, sample_weight):
     """Gradients (n, P), losses (n,) and the loss of the data."""
     rows = oracle.per_sample_gradients(model, x, y, sample_weight)
     n = len(tf.nest.flatten(x)[0])

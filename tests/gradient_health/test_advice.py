@@ -78,7 +78,7 @@ def test_a_loss_that_is_not_finite_is_named():
 # The batch size and when to stop, from made-up readings.
 
 
-def made(snr, evidence=-1.0, n=64, count=4):
+def made(snr, evidence=-1.0, n=64, *, count=4):
     figures = {"gradient_snr": snr, "gradient_early_stopping": evidence}
     return [
         Reading(
@@ -351,7 +351,7 @@ def test_a_rate_that_clipping_needs_is_no_fault():
 # What is noted of a fit.
 
 
-def record(model, x, y, sample_weight=None):
+def record(model, x, y, *, sample_weight=None):
     batch = [
         None if p is None else tf.constant(p) for p in (x, y, sample_weight)
     ]
@@ -365,7 +365,7 @@ def classifier(**loss):
         layers.Dense(5, name="one"),
         layers.Dropout(0.5),
         layers.LayerNormalization(name="norm"),
-        layers.Dense(3, name="two", kernel_regularizer="l2"),
+        optimizer=layers.Dense(3, name="two", kernel_regularizer="l2"),
         shape=(4,),
         units=None,
     )
@@ -382,7 +382,7 @@ def batch(n=12):
 def test_only_a_sum_is_taken_for_one(reduction, weighted):
     x, y = batch()
     weights = np.arange(12.0, dtype="float32") if weighted else None
-    fit = record(classifier(reduction=reduction), x, y, weights)
+    fit = record(classifier(reduction=reduction), x, y, sample_weight=weights)
     advice = advise(made(1.0), fit)
     assert ("loss_is_a_sum" in names(advice)) == (reduction == "sum")
 
@@ -436,6 +436,6 @@ SOUND = [(TASKS[seed % 3], "sound", seed, 6) for seed in range(10, 30)]
     ("task", "fault", "seed", "epochs"),
     few([*QUICK, *ANOTHER, *SOUND], QUICK, SOUND[:6]),
 )
-def test_a_training_is_accused_of_its_fault_alone(task, fault, seed, epochs):
-    advice, *_ = trainings.watched(task, fault, seed, epochs)
+def test_a_training_is_accused_of_its_fault_alone(task, fault, seed, *, epochs):
+    advice, *_ = trainings.watched(task, fault, seed, epochs=epochs)
     assert accused(advice) == {fault} - {*trainings.SOUND}

@@ -169,7 +169,7 @@ def test_the_default_probe_is_the_first_batch():
     ],
 )
 def test_it_measures_at_steps_that_give_a_curve(
-    options, compiling, epochs, expected
+    options, compiling, epochs, *, expected
 ):
     """The logs of an epoch, of three updates here, have its last figures."""
     watch = GradientVariance(probe=PROBE, repeats=1, **options)

@@ -47,7 +47,9 @@ def test_equal_single_samples(float64, name, options):
     model, *batch = case = health_models.CASES[name](**options)
     before = model.get_weights()
     watch = watched(case)
-    expected = health_oracle.figures(model, before, (*batch, None)[:3], 0.1)
+    expected = health_oracle.figures(
+        model, before, (*batch, None)[:3], rate=0.1
+    )
     reading = watch.readings[0]
     known, each = reading.figures, reading.by_variable
     for key, value in expected.items():
@@ -109,7 +111,9 @@ def test_alpha_is_the_place_on_a_parabola(float64, rate, expected):
     assert figures["gradient_alpha"] == pytest.approx(expected, abs=1e-9)
 
 
-def fitted_alpha(losses, slopes, loss=(0.0, 0.0), slope=(0.0, 0.0), length=1):
+def fitted_alpha(
+    losses, slopes, loss=(0.0, 0.0), *, slope=(0.0, 0.0), length=1
+):
     """Return alpha; `loss` and `slope` are the variances."""
     return last_update.fit_alpha(
         length,
@@ -131,9 +135,9 @@ def test_noisy_ends_count_less():
     """With slopes that cannot be trusted the losses decide, and so on."""
     sure, unsure = (1e-6, 1e-6), (1e6, 1e6)
     losses, slopes = (1.0, 1.0), (-1.0, 0.0)
-    by_losses = fitted_alpha(losses, slopes, sure, (1e-6, 1e6))
+    by_losses = fitted_alpha(losses, slopes, sure, slope=(1e-6, 1e6))
     assert by_losses == pytest.approx(1, abs=1e-3)
-    by_slopes = fitted_alpha(losses, slopes, unsure, sure)
+    by_slopes = fitted_alpha(losses, slopes, unsure, slope=sure)
     assert by_slopes == pytest.approx(0, abs=1e-3)
 
 
@@ -146,7 +150,7 @@ def test_alpha_has_no_unit():
             losses,
             slopes / length,
             loss_noise,
-            slope_noise / length**2,
+            slope=slope_noise / length**2,
             length=length,
         )
         for length in (1.0, 4.0)

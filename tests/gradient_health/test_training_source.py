@@ -39,11 +39,11 @@ def trained_weights(model, weights):
     return np.concatenate([np.ravel(v) for v in model.trainable_variables])
 
 
-def check(model, reading, before, after, batch, begin=None, rel=1e-10):
+def check(model, reading, before, *, after, batch, begin=None, rel=1e-10):
     """Compare a reading with single samples at the weights before."""
     weights = (begin or before, after, before)
     first, last, start = (trained_weights(model, w) for w in weights)
-    expected = health_oracle.figures(model, after, batch, 0.1)
+    expected = health_oracle.figures(model, after, batch, rate=0.1)
     moved = np.linalg.norm(last - start)
     expected["gradient_update_ratio"] = moved / np.linalg.norm(start)
     expected["gradient_distance"] = np.linalg.norm(start - first)
@@ -61,7 +61,9 @@ def test_equal_single_samples_of_that_batch(float64, name):
     model = compiled(base, CLIPPED, base.loss, jit_compile=False, **options)
     before, watch = model.get_weights(), watch_of(histograms=True)
     model.fit(x, y, 5, 1, 0, [watch], sample_weight=weights, shuffle=False)
-    check(model, watch.readings[0], before, model.get_weights(), batch)
+    check(
+        model, watch.readings[0], before, after=model.get_weights(), batch=batch
+    )
     assert "sample_norms" in watch.readings[0].histograms
     assert watch.advice == watch.messages == []
 

@@ -96,14 +96,16 @@ def transformer(bias):
 
 
 TASKS = {
-    "mlp": Task(lambda: digits(64), mlp, keras.optimizers.SGD, 0.1),
+    "mlp": Task(lambda: digits(64), mlp, keras.optimizers.SGD, rate=0.1),
     "cnn": Task(
         lambda: digits(8, 8, 1),
         cnn,
         lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
-        0.03,
+        rate=0.03,
     ),
-    "transformer": Task(sequences, transformer, keras.optimizers.Adam, 0.003),
+    "transformer": Task(
+        sequences, transformer, keras.optimizers.Adam, rate=0.003
+    ),
 }
 
 
@@ -118,7 +120,7 @@ def planted(name, fault, seed):
     model = task.model(dead if fault == "layer_dead" else "zeros")
     times = {"rate_too_high": 30, "rate_too_low": 0.01}.get(fault, 1)
     if fault in ("trained_layer_changed", "base_frozen"):
-        compiled(model, task, 1, False)
+        compiled(model, task, 1, is_sum=False)
         model.fit(x[:TRAINED], y[:TRAINED], BATCH, epochs=4, verbose=0)
         y = (y + 1) % 3
         head = layers.Dense(3, activation="softmax", name="new")
@@ -126,12 +128,12 @@ def planted(name, fault, seed):
     if fault == "base_frozen":
         for layer in model.layers[:-1]:
             layer.trainable = False
-    compiled(model, task, times, fault == "loss_is_a_sum")
+    compiled(model, task, times, is_sum=fault == "loss_is_a_sum")
     probe = x[TRAINED:][:PROBE], y[TRAINED:][:PROBE]
     return model, (x[:TRAINED], y[:TRAINED]), probe
 
 
-def compiled(model, task, times, is_sum):
+def compiled(model, task, times, *, is_sum):
     """Compile for classification."""
     reduction = "sum" if is_sum else "sum_over_batch_size"
     model.compile(
@@ -140,7 +142,7 @@ def compiled(model, task, times, is_sum):
     )
 
 
-def watched(name, fault, seed, epochs=EPOCHS):
+def watched(name, fault, seed, *, epochs=EPOCHS):
     """Train with all that advice reads.
 
     Returns:

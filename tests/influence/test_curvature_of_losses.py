@@ -101,7 +101,7 @@ def test_it_is_the_hessian_of_the_compiled_loss(name):
     def scores(curvature):
         how = {"curvature": curvature, "damping": 0.05, "batch_size": N}
         influence = kpg.influence.Influence(
-            model, x, y, weight, verbose=0, **how
+            model, x, y, sample_weight=weight, verbose=0, **how
         )
         return influence.scores(*tests)
 

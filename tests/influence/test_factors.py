@@ -57,8 +57,8 @@ def test_answers_are_the_same_in_a_graph(name):
     asked = questions(name, ALL[name](), gradients(name))
     asked = [question for question in asked if question.name in OF_LAYOUTS]
     assert len(asked) == len(OF_LAYOUTS)
-    check_in_a_graph(name, asked, False, False)
-    check_in_a_graph(name, asked, True, True)
+    check_in_a_graph(name, asked, False, xla=False)
+    check_in_a_graph(name, asked, True, xla=True)
 
 
 def test_what_is_projected_stays_in_single_precision():

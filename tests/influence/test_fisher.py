@@ -65,7 +65,7 @@ def _mean_squares(model, n, negative_log):
     return totals
 
 
-def _loop(model, x, labels, negative_log):
+def _loop(model, x, labels, *, negative_log):
     def of_sample(i):
         return negative_log(labels[i : i + 1], model(x[i : i + 1]))
 
@@ -85,7 +85,7 @@ def test_gaussian_of_unit_variance_by_a_loop(make):
     x, y = _batch(model)
     found = fisher(model, x, y, labels="data")
     assert found.likelihood == "gaussian"
-    _assert_close(found.parts, _loop(model, x, y, _gaussian))
+    _assert_close(found.parts, _loop(model, x, y, negative_log=_gaussian))
 
 
 SPARSE = losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -114,7 +114,7 @@ def _two_layers(loss="mse", activation=None):
         layers.Embedding(7, 4),
         layers.Conv1D(5, 3, activation="tanh"),
         layers.Flatten(),
-        layers.Dense(3, activation=activation),
+        optimizer=layers.Dense(3, activation=activation),
         shape=(6,),
         dtype="int32",
         units=None,
@@ -130,7 +130,7 @@ def test_labels_of_every_kind_by_a_loop(case):
     model, x, _ = _two_layers(loss, activation)
     key = tf.constant([4, 0], tf.int64)
     drawn = Likelihood(kind, activation is None).draw(model(x), key)
-    right = _loop(model, x, drawn, negative_log)
+    right = _loop(model, x, drawn, negative_log=negative_log)
     found = fisher(model, x, seed=4)
     described = found.likelihood, found.labels, found.samples
     assert described == (kind, "sampled", 5)
@@ -465,7 +465,7 @@ def test_agrees_with_the_peers(case):
 )
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")
 def test_the_likelihood_is_that_of_the_compiled_loss(
-    float64, kind, activation, from_logits
+    float64, kind, activation, *, from_logits
 ):
     # Keras takes the logits behind any activation, whatever the loss says.
     x = normal(10, 4)

@@ -14,7 +14,7 @@ layers = keras.layers
 N = 20
 
 
-def _scores(model, x, y, curvature, tests=N):
+def _scores(model, x, y, *, curvature, tests=N):
     """Scores of the first `tests` samples, and the blocks."""
     compiled(model)
     how = {"curvature": curvature, "damping": 0.1, "batch_size": 8}
@@ -66,7 +66,7 @@ def test_a_bias_is_in_one_block(float64, name):
     x = x if len(x) > 1 else x[0]
     y = normal(N, 2, seed=1)
     for curvature in ("kfac", "ekfac"):
-        found, blocks = _scores(model, x, y, curvature)
+        found, blocks = _scores(model, x, y, curvature=curvature)
         assert blocks[0] == first
         if name == "a gate of one unit":
             assert blocks == [[0, 1], [2, 3], [4, 5]]
@@ -83,7 +83,7 @@ UNITS = [*itertools.product(["dense", "convolution"], [4, 1], [0.25, 0.0])]
     ("kind", "features", "l2"),
     few(UNITS, UNITS, killers=[UNITS[0], UNITS[4]]),
 )
-def test_one_unit_is_exact(float64, kind, features, l2):
+def test_one_unit_is_exact(float64, kind, features, *, l2):
     # One target a sample: the Gauss-Newton matrix of the mean square is
     # 2 / n Σ [x, 1] [x, 1]ᵀ, which is what K-FAC has of it.
     how = {"kernel_regularizer": keras.regularizers.L2(l2)} if l2 else {}
@@ -100,7 +100,7 @@ def test_one_unit_is_exact(float64, kind, features, l2):
     gradients = 2 * (np.array(model(x)) - y) * rows
     expected = gradients @ np.linalg.solve(matrix, gradients.T) / N
     for curvature in ("exact", "kfac", "ekfac"):
-        found, blocks = _scores(model, x, y, curvature, tests=2)
+        found, blocks = _scores(model, x, y, curvature=curvature, tests=2)
         assert blocks in (None, [[0, 1]])
         np.testing.assert_allclose(found, expected[:2], 1e-9, 1e-12)
 

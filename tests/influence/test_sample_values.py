@@ -104,7 +104,7 @@ def _validation_gradient(model, batch):
     return _gradient(model, lambda: model._compile_loss(y, model(x), *weights))
 
 
-def _hessian_product(model, batch, direction, step=1e-4):
+def _hessian_product(model, batch, direction, *, step=1e-4):
     """By fourth-order differences of the gradient."""
     begin, rows = model.get_weights(), []
     parts = _by_variable(model, direction)
@@ -117,7 +117,7 @@ def _hessian_product(model, batch, direction, step=1e-4):
     return (8 * (up - low) - (up2 - low2)) / (12 * step)
 
 
-def _one_step(model, order=1, weighted=True, clip=None, divisor=11):
+def _one_step(model, order=1, weighted=True, *, clip=None, divisor=11):
     """Return what a fit of one step values, and the docstring's formula."""
     x, y, w = _data(model)
     w, validation = w if weighted else None, _data(model, 4, seed=9)

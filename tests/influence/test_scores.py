@@ -39,7 +39,7 @@ def _influence(model, *data, curvature="none", **how):
     return kpg.influence.Influence(model, *data, curvature=curvature, **how)
 
 
-def _rows(model, x, y, weight=None):
+def _rows(model, x, y, *, weight=None):
     gradients = oracle.per_sample_gradients(model, x, tf.constant(y), weight)
     return np.concatenate([g.reshape(len(x), -1) for g in gradients], 1)
 
@@ -98,7 +98,7 @@ def test_scores_solve_with_the_matrix(name, monkeypatch):
 def test_none_is_the_gram_matrix_and_weights_count():
     model, (x, y), (xt, yt) = _model(), _data(), _data(5, 1)
     weight = np.linspace(0, 2, len(x))
-    train = _rows(model, x, y, tf.constant(weight))
+    train = _rows(model, x, y, weight=tf.constant(weight))
     expected = _rows(model, xt, yt) @ train.T / len(x)
     influence = _influence(model, x, y, weight, batch_size=5)
     np.testing.assert_allclose(influence.scores(xt, yt), expected, 1e-10)

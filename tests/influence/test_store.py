@@ -102,7 +102,7 @@ def test_an_interrupted_build_is_resumed_after_its_last_chunk(
     assert influence_of(model, x, y).save(tmp_path / "whole")
     written = []
 
-    def write(store, chunk, rows, original=GradientStore.write):
+    def write(store, chunk, rows, *, original=GradientStore.write):
         # Half of the rows are there when it ends.
         if len(written) == 3:
             written.append(None)

@@ -14,7 +14,7 @@ layers, losses = keras.layers, keras.losses
 LABELS = np.array([0, 2, 1, 1, 0, 2, 1])
 
 
-def _alone(model, x, y, weight=None):
+def _alone(model, x, y, *, weight=None):
     """The gradient of the loss of each sample as a batch of its own."""
     rows = []
     for i in range(len(tf.nest.flatten(x)[0])):
@@ -124,7 +124,7 @@ def test_it_is_that_of_each_sample_alone(name, monkeypatch):
 def test_sample_weights(reduction):
     model = _dense(_crossentropy(reduction=reduction))
     x, weight = normal(7, 4), np.arange(7.0) + 1
-    expected = _alone(model, x, LABELS, weight)
+    expected = _alone(model, x, LABELS, weight=weight)
     ours = gradients(model, x, y=LABELS, sample_weight=weight, batch_size=3)
     assert_close(ours, expected)
     dataset = tf.data.Dataset.from_tensor_slices((x, LABELS, weight)).batch(2)

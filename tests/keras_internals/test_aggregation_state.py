@@ -52,7 +52,7 @@ def assert_equal(a, b):
     [(mode, 1, 1) for mode in MODES]
     + [("vectorized", None, 1), ("accumulated", 1, 2)],
 )
-def test_backup_and_restore(mode, seed, steps, tmp_path):
+def test_backup_and_restore(mode, seed, steps, *, tmp_path):
     arguments = {"mode": mode, "seed": seed, "steps_per_execution": steps}
 
     def backup():

@@ -59,7 +59,7 @@ def _train(model, by_batch=False):
         (InPython, "batch", "EagerPyFunc"),
     ],
 )
-def test_what_xla_lacks_is_named_with_the_way_out(layer, mode, op, by_batch):
+def test_what_xla_lacks_is_named_with_the_way_out(layer, mode, op, *, by_batch):
     changed, error = _train(_model(layer(), mode), by_batch)
     assert not changed
     assert op in str(error)

@@ -124,7 +124,7 @@ def test_masks_are_those_that_keras_sets(hands_on):
     has_mask = getattr(model(ids), "_keras_mask", None) is not None
     assert has_mask == hands_on
     found = kpg.per_sample_gradients(model, ids, normal(3, 4, 2))
-    oracle.check(found, model, ids, normal(3, 4, 2))
+    oracle.check(found, model, ids, y=normal(3, 4, 2))
 
 
 # From 3.15 (depthwise) and 3.16 on a convolution may have strides and dilation:
@@ -140,15 +140,17 @@ CONVOLUTIONS = {
     "by hand": ((3, 3, 2, 4), _by_hand),
     "strides and dilation": (
         (3, 3, 2, 4),
-        lambda x, w: ops.conv(x, w, 2, "same", dilation_rate=2),
+        lambda x, w: ops.conv(x, w, 2, activation="same", dilation_rate=2),
     ),
     "valid": (
         (2, 2, 2, 4),
-        lambda x, w: ops.conv(x, w, (2, 3), "valid", dilation_rate=2),
+        lambda x, w: ops.conv(
+            x, w, (2, 3), activation="valid", dilation_rate=2
+        ),
     ),
     "groups": (
         (2, 2, 1, 4),
-        lambda x, w: ops.conv(x, w, 2, "same", dilation_rate=2),
+        lambda x, w: ops.conv(x, w, 2, activation="same", dilation_rate=2),
     ),
     "depthwise": (
         (2, 2, 2, 2),
@@ -169,7 +171,7 @@ def test_strides_with_dilation_are_exact(name):
         pytest.skip("this Keras refuses strides with dilation")
     model.compile("sgd", "mse")
     x, y = normal(3, 9, 8, 2), normal(3, 2, seed=1)
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y=y)
 
 
 # From 3.16 on `training=True` that was given when a model was made wins.

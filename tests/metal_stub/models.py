@@ -169,7 +169,7 @@ def stack(*parts, shape=(4,), units=1, **settings):
     return model, normal(BATCH, *shape), y
 
 
-def make(name, optimizer="adam", batch=BATCH, wrap=None, **compile_options):
+def make(name, optimizer="adam", batch=BATCH, *, wrap=None, **compile_options):
     """A compiled model of fixed weights and one batch for it.
 
     Args:

@@ -456,7 +456,7 @@ def test_layers_that_are_exact(layer, method):
     x, y = (a.astype("float64") for a in (X, Y))
     found = kpg.per_sample_gradients(model, x, y, method=method)
     training = layer is _frozen_normalization
-    oracle.check(found, model, x, y, training=training)
+    oracle.check(found, model, x, y=y, training=training)
 
 
 @pytest.mark.usefixtures("float64")

@@ -75,7 +75,7 @@ KEPT = [rows((0, 15)), rows((15, 23), (0, 10)), rows((10, 23), (0, 5))]
         "several steps",
     ],
 )
-def test_what_is_left_of_an_epoch(settings, fitting, groups, left):
+def test_what_is_left_of_an_epoch(settings, fitting, groups, *, left):
     model = ours(**settings)
     fit(model, SIZES, **{"epochs": 2, **fitting})
     assert_updates(model, groups)

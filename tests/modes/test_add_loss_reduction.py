@@ -67,7 +67,7 @@ MODES = {
         *((Straight, 0, "accumulated", how) for how in ("graph", "eager")),
     ],
 )
-def test_losses_of_value_zero(layer, zeros, mode, execution):
+def test_losses_of_value_zero(layer, zeros, mode, *, execution):
     found, loss = fitted(layer, MODES[mode], zeros, **EXECUTION[execution])
     expected, plain_loss = fitted(layer, None, zeros, jit_compile=False)
     assert_equal(found, expected, rtol=1e-10, atol=1e-10)

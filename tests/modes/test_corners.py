@@ -31,15 +31,15 @@ def _mlp(cls=keras.Model, **dense):
     return cls(inputs, layers.Dense(3, dtype="float32")(hidden(inputs)))
 
 
-def _assert_equal(ours, plain, rtol=1e-4, atol=1e-5):
-    assert_equal(ours.get_weights(), plain.get_weights(), rtol, atol)
+def _assert_equal(ours, plain, rtol=1e-4, *, atol=1e-5):
+    assert_equal(ours.get_weights(), plain.get_weights(), rtol, atol=atol)
 
 
 def _logs(logs):
     return {name: float(value) for name, value in logs.items()}
 
 
-def _pair(make, mode, optimizer=None, loss="mse", **arguments):
+def _pair(make, mode, optimizer=None, *, loss="mse", **arguments):
     """A model of each kind from the same start, both compiled."""
     pair = []
     for cls, given in ((kpg.PerGradModel, mode), (keras.Model, None)):

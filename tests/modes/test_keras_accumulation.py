@@ -74,7 +74,7 @@ def schedule():
     ],
     ids=["uneven batches", "constraints", "schedules"],
 )
-def test_one_update_is_that_of_the_big_batch(settings, big, parts, off):
+def test_one_update_is_that_of_the_big_batch(settings, big, parts, *, off):
     """A constraint and a schedule are called once an update."""
     whole = feed(model("big", **settings()), *big)
     assert distance(feed(model("keras", **settings()), *parts), whole) > off

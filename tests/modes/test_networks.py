@@ -119,7 +119,7 @@ def test_gradients_are_the_oracles(make):
     model = _model(make)
     x, y = _batch(model)
     found = kpg.per_sample_gradients(model, x, y)
-    oracle.check(found, model, x, y, training=True)
+    oracle.check(found, model, x, y=y, training=True)
     norms = kpg.per_sample_norms(model, x, y)
     squares = sum(np.square(g).reshape(len(g), -1).sum(1) for g in found)
     np.testing.assert_allclose(norms, np.sqrt(squares), rtol=1e-10)

@@ -61,7 +61,7 @@ class Ours(OwnLogs, kpg.PerGradModel):
     pass
 
 
-def fitted(cls, mode=None, rate=0.1, data=None, epochs=2, **how):
+def fitted(cls, mode=None, rate=0.1, *, data=None, epochs=2, **how):
     """The logs of each batch and each epoch."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((None if data else 3, 4))

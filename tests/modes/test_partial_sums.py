@@ -71,7 +71,7 @@ PARTS = {
 @pytest.mark.parametrize("scale", [None, 128.0])
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("mode", [Plain, Summed])
-def test_equals_keras(mode, parts, scale, execution):
+def test_equals_keras(mode, parts, scale, *, execution):
     expected, logs = moved(None, scale, **EXECUTION[execution])
     found, own = moved(PARTS[parts](mode), scale, **EXECUTION[execution])
     assert_equal(found, expected, rtol=1e-4, atol=1e-6)

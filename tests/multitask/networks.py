@@ -41,7 +41,7 @@ def bert():
     return backbone.input, layers.Dense(2)(backbone.output["pooled_output"])
 
 
-def data(inputs, outputs, n=N, seed=0):
+def data(inputs, outputs, n=N, *, seed=0):
     """Data of the shapes of tensors; 5 is the length where there is none."""
     rng = np.random.default_rng(seed)
 

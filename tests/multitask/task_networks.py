@@ -84,8 +84,8 @@ CASES = {
         heads,
         _kinds,
         big_batch.X,
-        _SCORE,
-        {
+        y=_SCORE,
+        sample_weight={
             "score": big_batch.WEIGHTS,
             "picture": _rng.uniform(size=(big_batch.N, 2)),
             "same": big_batch.WEIGHTS[::-1].copy(),
@@ -95,7 +95,7 @@ CASES = {
         heads,
         _kinds,
         big_batch.X,
-        _SCORE,
+        y=_SCORE,
         losses={"both": ["picture", "same"], "small": "add_loss/added"},
         aggregation=kpg.aggregations.IMTLG,
     ),
@@ -103,8 +103,11 @@ CASES = {
         masked,
         _of_positions,
         big_batch.IDS,
-        _PLACES,
-        {"a": big_batch.PLACE_WEIGHTS, "b": big_batch.PLACE_WEIGHTS[:, ::-1]},
+        y=_PLACES,
+        sample_weight={
+            "a": big_batch.PLACE_WEIGHTS,
+            "b": big_batch.PLACE_WEIGHTS[:, ::-1],
+        },
     ),
 }
 

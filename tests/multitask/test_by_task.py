@@ -120,7 +120,7 @@ CASES = {
 }
 
 
-def _compiled(make, loss, weights, mode, **how):
+def _compiled(make, loss, weights, *, mode, **how):
     keras.utils.set_random_seed(3)
     model = make(kpg.PerGradModel if mode else keras.Model)
     how |= {"rate": RATE, "loss_weights": weights}
@@ -143,7 +143,7 @@ LOSSES = {
 }
 
 
-def _loss(name, key, weight, y):
+def _loss(name, key, weight, *, y):
     loss = LOSSES[name]()
     return lambda outputs: weight * loss(y[key], outputs[key])
 
@@ -166,11 +166,11 @@ def test_update_is_that_of_a_tape_for_each_loss(case, engine):
     if case == "recurrent" and not hasattr(layers, "ReversibleEmbedding"):
         pytest.skip("this Keras has no ReversibleEmbedding")
     mode = kpg.ByTask(task_networks.upgrad())
-    model = _compiled(make, loss, weights, mode, **ENGINES[engine])
+    model = _compiled(make, loss, weights, mode=mode, **ENGINES[engine])
     x, y = data(model)
     keys = list(loss) if isinstance(loss, dict) else range(len(loss))
     losses = [
-        _loss(loss[k], k, weights[k] if weights else 1.0, y) for k in keys
+        _loss(loss[k], k, weights[k] if weights else 1.0, y=y) for k in keys
     ]
     losses.append(lambda outputs: _penalties(model))
     *parts, penalties = task_gradients(model, losses, x)
@@ -210,7 +210,7 @@ def test_without_an_aggregation_it_is_plain_keras():
     for mode in (kpg.ByTask("mean"), None):
         loss = ["mse", None, keras.losses.MeanAbsoluteError(reduction="sum")]
         how = {"metrics": [["mae"], None, ["mse"]]}
-        model = _compiled(two_losses, loss, None, mode, **how)
+        model = _compiled(two_losses, loss, None, mode=mode, **how)
         how = {"batch_size": 4, "epochs": 2, "sample_weight": weights}
         trained(model, normal(6, 6, seed=3), y, **how)
         found.append((model.get_weights(), model.history.history))
@@ -228,7 +228,7 @@ def test_masks_in_a_dict_of_outputs():
 
 def test_names_of_several_losses_of_an_output():
     loss = {"a": ["mse", "mae"], "b": ["mse"]}
-    model = _compiled(convolutional, loss, None, kpg.ByTask("mean"))
+    model = _compiled(convolutional, loss, None, mode=kpg.ByTask("mean"))
     _, logs = _step(model, *data(model))
     names = {n.removeprefix("task_weight_") for n in logs if "_weight_" in n}
     assert names == {"a_mse", "a_mae", "b"}
@@ -238,9 +238,9 @@ def test_chosen_losses_are_tasks_and_the_others_are_added():
     """A group of losses is one task, add_loss another; one is in none."""
     tasks = {"both": ["a", "b"], "small": "add_loss/small"}
     mode = kpg.ByTask(task_networks.upgrad(), losses=tasks)
-    model = _compiled(two_losses, ["mse", "mse", "mse"], None, mode)
+    model = _compiled(two_losses, ["mse", "mse", "mse"], None, mode=mode)
     x, y = normal(6, 6, seed=3), [3 * normal(6, 2, seed=k) for k in range(3)]
-    mse = [_loss("mse", k, 1.0, y) for k in range(3)]
+    mse = [_loss("mse", k, 1.0, y=y) for k in range(3)]
     losses = [
         lambda out: mse[0](out) + mse[1](out),
         lambda out: tf.add_n(model.losses),
@@ -262,7 +262,7 @@ def three_heads(cls=kpg.PerGradModel):
 
 
 def _step_of_three(mode, weights, y=None, **how):
-    model = _compiled(three_heads, dict.fromkeys("abc", "mse"), None, mode)
+    model = _compiled(three_heads, dict.fromkeys("abc", "mse"), None, mode=mode)
     if how:
         compiled(model, mode, dict.fromkeys("abc", "mse"), **how)
     y = {n: 3 * normal(6, 2, seed=k) for k, n in enumerate("abc")} | (y or {})
@@ -307,7 +307,7 @@ def test_a_task_that_is_nan_is_as_in_keras():
 def test_it_is_saved_with_the_model(tmp_path):
     tasks = {"one": ["a"], "two": ["b"]}
     mode = kpg.ByTask(kpg.aggregations.MGDA(), losses=tasks)
-    model = _compiled(mlp, ["mse", "mae"], None, mode)
+    model = _compiled(mlp, ["mse", "mae"], None, mode=mode)
     _step(model, *data(model))
     model.save(tmp_path / "m.keras")
     loaded = keras.saving.load_model(tmp_path / "m.keras")
@@ -344,8 +344,8 @@ def _apart(cls):
         (_apart, ["mse", "mse"], None, "nothing can conflict"),
     ],
 )
-def test_models_that_are_refused(make, loss, losses, match):
-    model = _compiled(make, loss, None, kpg.ByTask(losses=losses))
+def test_models_that_are_refused(make, loss, losses, *, match):
+    model = _compiled(make, loss, None, mode=kpg.ByTask(losses=losses))
     x, y = data(mlp())
     with unchanged(model), pytest.raises(ValueError, match=match):
         model.train_on_batch(x, y)

@@ -90,7 +90,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("network", "name", "n"), SETTINGS)
-def test_what_is_subtracted(float64, network, name, n):
+def test_what_is_subtracted(float64, network, name, *, n):
     check_update(network, name, n)
 
 

@@ -34,7 +34,7 @@ class Truth(keras.callbacks.Callback):
         self.steps.append(self.plugin.counters())
 
 
-def watch(plugin, model, x, y, **options):
+def watch(plugin, model, x, *, y, **options):
     """Trains for some steps; returns the report and the plugin's truth."""
     placement = DevicePlacement(warn=False, **options)
     truth = Truth(plugin)
@@ -65,7 +65,7 @@ def watch(plugin, model, x, y, **options):
     }
 
 
-def replayed(plugin, model, x, y):
+def replayed(plugin, model, x, *, y):
     """One traced step of a copy: what was read from it, and the truth."""
     concrete, values = runs.trace_step(model.train_step, (x, y))
     metadata = tf.compat.v1.RunMetadata()
@@ -93,8 +93,8 @@ def small(plugin, *names):
     found = {}
     for name in names:
         model, x, y = models.make(name)
-        found[name] = watch(plugin, model, x, y, deep=True)
-        found[name]["replayed"] = replayed(plugin, model, x, y)
+        found[name] = watch(plugin, model, x, y=y, deep=True)
+        found[name]["replayed"] = replayed(plugin, model, x, y=y)
     return found
 
 
@@ -103,7 +103,7 @@ def settings(plugin):
     found = {}
     model, x, y = models.make("embedding")
     model.fit(x, y, verbose=0)
-    found["earlier fit"] = watch(plugin, model, x, y)
+    found["earlier fit"] = watch(plugin, model, x, y=y)
     looped = models.make("dense", steps_per_execution=2)
     found["steps"] = watch(plugin, *looped)
     model, x, y = models.make("dense", jit_compile=True)

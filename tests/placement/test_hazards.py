@@ -61,8 +61,8 @@ def test_fused_activations(ops, fused, found):
         ("StatelessRandomGetKeyCounter", "int64", "device", None),
     ],
 )
-def test_ops_that_are_known_to_hurt(op, dtype, kind, code):
-    made = Operation(op, op, "CPU:0", kind, (dtype,), "layer")
+def test_ops_that_are_known_to_hurt(op, dtype, kind, *, code):
+    made = Operation(op, op, "CPU:0", kind=kind, dtypes=(dtype,), layer="layer")
     found = metal.hazards_of_operations([made], metal.APPLE)
     expected = [] if code is None else [(code, ("layer",))]
     assert [(hazard.code, hazard.layers) for hazard in found] == expected

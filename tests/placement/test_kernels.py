@@ -44,7 +44,7 @@ def test_kernels_of_this_process():
 )
 def test_reasons(op, types, reason):
     names = tuple(t.name for key, t in types.items() if key == "T")
-    said = kernels.reason(node(op, **types), names, "METAL", "Metal")
+    said = kernels.reason(node(op, **types), names, "METAL", platform="Metal")
     assert re.match(reason, said)
 
 
@@ -72,7 +72,7 @@ OWN = [metal.APPLE, {"Tile": ["float16"]}]
         (COMMUNITYS, "AssignSubVariableOp", {"dtype": tf.float32}, "generic"),
     ],
 )
-def test_what_a_table_serves(table, op, types, kind):
+def test_what_a_table_serves(table, op, types, *, kind):
     assert kernels.table_of(*table).serving(node(op, **types)) == kind
 
 

@@ -87,7 +87,7 @@ PLAIN, BLANK = "plain", "blank"
 FORMS = PLAIN, "gross", "opposite", "not finite", "heavy", BLANK
 
 
-def put(form, x, y, weights, unit):
+def put(form, x, y, *, weights, unit):
     """Put the form of a unit into the data."""
     if form in ("gross", "opposite"):
         x[unit, 1:] *= 100
@@ -145,15 +145,15 @@ def recording(recorder):
     """Let a recorder see batches, draws and releases of what is traced here."""
     finish, gradient_noise = PrivateMean.finish, Ledger.gradient_noise
 
-    def seen_noise(self, index, like, deviation):
-        draw = gradient_noise(self, index, like, deviation)
+    def seen_noise(self, index, like, *, deviation):
+        draw = gradient_noise(self, index, like, deviation=deviation)
         seen = [draw, tf.cast(deviation, "float32")]
         tf.numpy_function(recorder.see_draw, seen, [])
         return draw
 
-    def seen_finish(self, gradients, n, state=None):
+    def seen_finish(self, gradients, n, *, state=None):
         gradients = [tf.convert_to_tensor(g) for g in gradients]
-        released = finish(self, gradients, n, state)
+        released = finish(self, gradients, n, state=state)
         if "clip" in state.kept:
             released = [*released, tf.convert_to_tensor(state.clip)]
         values = [n, len(gradients), *gradients, *released]
@@ -221,7 +221,7 @@ def replay(setting):
         for form in forms_of(setting, training):
             for variable, value in zip(kept_variables(model), start):
                 variable.assign(value)
-            data = data_of(setting, training, form, recorder)
+            data = data_of(setting, training, form, recorder=recorder)
             callbacks = [training.callback, keeps]
             model.fit(data, callbacks=callbacks, verbose=0)
     return training, model, recorder
@@ -238,7 +238,7 @@ def relation(training):
     return training.mechanism.selection.relation(training.mechanism)
 
 
-def data_of(setting, training, form, recorder):
+def data_of(setting, training, form, *, recorder):
     """Return the batches of a form, and tell the recorder of it."""
     arrays = X.copy(), Y.copy(), WEIGHTS.copy()
     put(form, *arrays, list(setting.unit))
@@ -264,7 +264,7 @@ def check(setting):
         check_equal(setting, steps, runs[PLAIN])
         check_releases(training, steps)
     check_noise(training, runs[PLAIN])
-    check_distances(setting, training, model, runs)
+    check_distances(setting, training, model, runs=runs)
     if training.mechanism.strategy is not None:
         check_strategy(setting, training, runs)
 
@@ -313,7 +313,7 @@ def check_noise(training, steps):
     assert len(np.unique(drawn)) == len(drawn), "noise that was added before"
 
 
-def check_distances(setting, training, model, runs):
+def check_distances(setting, training, model, *, runs):
     """The unit moves what is released by no more than is accounted for."""
     mechanism = training.mechanism
     groups = training.clipping.groups(model.trainable_variables) or [0]
@@ -336,7 +336,7 @@ def check_distances(setting, training, model, runs):
     largest = np.zeros(max(groups) + 1)
     for pair in pairs:
         for t, (one, other) in enumerate(zip(*(runs[form] for form in pair))):
-            moved = distances(training, groups, one, other)
+            moved = distances(training, groups, one, other=other)
             bound = counts[t] * (2 if exchanges else 1) / (noise[t] * root)
             if not counts[t]:
                 assert not moved.any(), f"moved without the unit: {pair}"
@@ -371,7 +371,7 @@ def joined(arrays):
     return np.concatenate([array.ravel() for array in arrays])
 
 
-def distances(training, groups, one, other):
+def distances(training, groups, one, *, other):
     """How far two steps' releases are apart, in deviations, by group."""
     squares = np.zeros(max(groups) + 1)
     whites = (whitened(training, step) for step in (one, other))

@@ -30,7 +30,7 @@ from tests.privacy.tiny import N, X, Y, fit, flat, model, normal_draws, private
 RATE = 1e-4
 
 
-def trained(training, without=(), epochs=1, parts=()):
+def trained(training, without=(), epochs=1, *, parts=()):
     """The model, and how far it moved, times the expected size."""
     with strategy.scope():
         net = model(training, keras.optimizers.SGD(RATE), parts)

@@ -18,7 +18,7 @@ from keras_pergrad.privacy.calibration import calibrate_noise
 from keras_pergrad.privacy.mechanism import Mechanism, NoiseSchedule
 
 
-def mechanism(sampling="poisson", noise=3.0, batch_size=100, examples=1000):
+def mechanism(sampling="poisson", noise=3.0, batch_size=100, *, examples=1000):
     return Mechanism(sampling, examples, batch_size, noise_multiplier=noise)
 
 

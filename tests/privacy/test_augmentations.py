@@ -46,7 +46,7 @@ def two_of_each():
     return net, tf.nest.map_structure(tf.constant, (x, y, rng.uniform(1, 2, n)))
 
 
-def single_gradients(net, x, y, sample_weight):
+def single_gradients(net, x, y, *, sample_weight):
     """For each sample the gradient of the mean of its views' losses."""
     gradients = []
     for i in range(len(sample_weight)):
@@ -63,7 +63,7 @@ def single_gradients(net, x, y, sample_weight):
 @pytest.mark.usefixtures("float64")
 def test_gradients_and_norms(method):
     net, (x, y, sample_weight) = two_of_each()
-    gradients = single_gradients(net, x, y, sample_weight)
+    gradients = single_gradients(net, x, y, sample_weight=sample_weight)
     squares = sum(np.sum(g.reshape(len(g), -1) ** 2, 1) for g in gradients)
     clip_norm = float(np.median(np.sqrt(squares)))
     factors = np.minimum(1, clip_norm / np.sqrt(squares))

@@ -40,7 +40,7 @@ def net(optimizer, mode, **arguments):
 ADAM = {"learning_rate": 0.1, "beta_1": 7 / 8, "beta_2": 63 / 64}
 
 
-def expected_weights(start, gradients, variances, gamma, decay=0.0):
+def expected_weights(start, gradients, variances, *, gamma, decay=0.0):
     """The formula of the docstring, Φ as a sum over all steps."""
     rate, b1, b2 = ADAM.values()
     weights = [w.astype("float64") for w in start]
@@ -106,7 +106,7 @@ def test_correlated_noise_has_another_variance_at_each_step():
         ("adaptive", None, optimizers.Adam),
     ],
 )
-def test_against_numpy(clipping, gamma, cls, float64):
+def test_against_numpy(clipping, gamma, cls, *, float64):
     aggregation, variance = CLIPPINGS[clipping]
     decay = 0.02 if cls is optimizers.AdamW else 0.0
     more = {"weight_decay": decay} if decay else {}
@@ -130,8 +130,10 @@ def test_against_numpy(clipping, gamma, cls, float64):
             variances.append(variance(t, clip))
             found.train_on_batch(IDS, TARGETS)
     weights = found.get_weights()
-    expected = expected_weights(start, gradients, variances, gamma, decay)
-    making.assert_equal(weights, expected, 1e-10, 1e-10)
+    expected = expected_weights(
+        start, gradients, variances, gamma=gamma, decay=decay
+    )
+    making.assert_equal(weights, expected, 1e-10, atol=1e-10)
     # And so in graphs and from microbatches; XLA draws other noise, whose
     # variance is the same.
     virtual = kpg.Accumulated(microbatch_size=4, inner=mode)
@@ -140,7 +142,7 @@ def test_against_numpy(clipping, gamma, cls, float64):
         for _ in range(STEPS):
             again.train_on_batch(IDS, TARGETS)
         if not compiled:
-            making.assert_equal(again.get_weights(), weights, 1e-9, 1e-9)
+            making.assert_equal(again.get_weights(), weights, 1e-9, atol=1e-9)
         elif clipping != "adaptive":
             parts = [np.asarray(o.noise_parts) for o in (by_other, optimizer)]
             np.testing.assert_allclose(*parts, rtol=1e-10)

@@ -40,7 +40,7 @@ def matrix(strategy, steps):
 
 
 @pytest.mark.parametrize(("setting", "epsilon", "loss", "norm"), JAX_PRIVACY)
-def test_as_in_jax_privacy(setting, epsilon, loss, norm):
+def test_as_in_jax_privacy(setting, epsilon, loss, *, norm):
     steps, bands, rate, noise, delta = setting
     strategy = make_strategy("banded", bands, steps)
     batch_size = round(rate * 16000 / bands)
@@ -103,7 +103,7 @@ def test_noise_is_made_of_independent_draws(kind):
         assert abs((normal[lag:] * normal[:-lag]).mean()) < limit
 
 
-def fit_updates(net, training, epochs=1, callbacks=()):
+def fit_updates(net, training, epochs=1, *, callbacks=()):
     """What each step changed, times batch_size / (deviation · rate).
 
     Samples of zeros and weight 0 add nothing to the noise.
@@ -176,9 +176,11 @@ def test_a_killed_run_ends_as_an_undisturbed_one(kind, tmp_path):
 
     training = correlated(kind)
     with pytest.raises(RuntimeError, match="power cut"):
-        fit_updates(sgd(training), training, 4, [backup(), PowerCut()])
+        fit_updates(
+            sgd(training), training, 4, callbacks=[backup(), PowerCut()]
+        )
     again, whole = sgd(training), sgd(training)
-    fit_updates(again, training, 4, [backup()])
+    fit_updates(again, training, 4, callbacks=[backup()])
     fit_updates(whole, training, 4)
     assert_equal(again, whole)
     assert again.aggregation_state.spent == whole.aggregation_state.spent

@@ -131,7 +131,7 @@ def test_nothing_else_changes(case, monkeypatch):
 
     monkeypatch.setattr(sums, "PaddedBatch", Noting)
     net, found = trained(True)
-    assert_equal(net.get_weights(), plain.get_weights(), 1e-5, 1e-6)
+    assert_equal(net.get_weights(), plain.get_weights(), 1e-5, atol=1e-6)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, rel=1e-5), name

@@ -30,7 +30,7 @@ def model(training, rate=1.0, **arguments):
     return tiny.model(training, keras.optimizers.SGD(rate), **arguments)
 
 
-def noise_of(net, training, data=DATA, epochs=1, callbacks=()):
+def noise_of(net, training, data=DATA, *, epochs=1, callbacks=()):
     """The noise of each step of a `fit`, for draws of 1, (steps, weights)."""
     seen = [tiny.flat(net)]
     watch = keras.callbacks.LambdaCallback(
@@ -199,10 +199,10 @@ def test_what_happens_when_it_changes(name, tmp_path):
     if own is not None and goes_on:
         found = np.concatenate([found, later]) / 2.0
         found = np.stack([own.times(column) for column in found.T], 1)
-        drawn = normal_draws(steps + count, 0, first.seed, key)
+        drawn = normal_draws(steps + count, 0, first.seed, key=key)
     else:
         drawn = (
-            normal_draws(steps + count, 0, first.seed, key)[steps:]
+            normal_draws(steps + count, 0, first.seed, key=key)[steps:]
             if goes_on
             else normal_draws(count, 1, second.seed)
         )
@@ -289,7 +289,7 @@ def test_what_a_schedule_adds_is_what_is_accounted_for(noise, seeds):
     assert ledger.spent == ((first.mechanism, 4), (second.mechanism, 4))
     keys = [t.seed is None and ledger.key for t in (first, second)]
     for number, (noises, key) in enumerate(zip(found, keys)):
-        drawn = normal_draws(4, number, 3, key or None)
+        drawn = normal_draws(4, number, 3, key=key or None)
         accounted = first.mechanism.noise(0, 4)[:, None]
         np.testing.assert_allclose(noises, accounted * drawn, atol=1e-3)
     assert second.statement(other)["epsilon"] == pytest.approx(

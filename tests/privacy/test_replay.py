@@ -157,7 +157,7 @@ PRODUCT = {
         attains=(sampling, clipping) != ("fixed", "adaptive"),
     )
     for sampling, clipping, way, jit_compile in itertools.product(
-        ("poisson", "fixed", "shuffled"), CLIPPINGS, WAYS, (False, True)
+        ("poisson", "fixed", "shuffled"), CLIPPINGS, WAYS, target=(False, True)
     )
 }
 ALL = SETTINGS | OTHERS | PRODUCT
@@ -173,7 +173,7 @@ def test_a_unit_moves_no_more_than_is_accounted_for(name):
 FAULTS = {}
 
 
-def fault(owner, attribute, found_by, setting=SETTINGS["poisson"]):
+def fault(owner, attribute, found_by, *, setting=SETTINGS["poisson"]):
     """Lists what makes a function wrong, with the message that tells of it."""
 
     def listed(make):
@@ -209,7 +209,7 @@ def not_finite_let_through(right):
 
 @fault(kpg.ClippedMean, "finish", "release")
 def divided_by_the_actual_size(right):
-    def finish(self, gradients, n, state=None):
+    def finish(self, gradients, n, *, state=None):
         actual = tf.cast(tf.maximum(n, 1), "float32")
         size = tf.cast(self.expected_batch_size, "float32")
         return [g * size / actual for g in right(self, gradients, n, state)]
@@ -219,7 +219,7 @@ def divided_by_the_actual_size(right):
 
 @fault(kpg.ClippedMean, "finish", "draws of a step")
 def noise_twice(right):
-    def finish(self, gradients, n, state=None):
+    def finish(self, gradients, n, *, state=None):
         gradients = right(self, gradients, n, state)
         return right(self, gradients, self.expected_batch_size, state)
 
@@ -228,7 +228,7 @@ def noise_twice(right):
 
 @fault(kpg.ClippedMean, "finish", "release")
 def noise_on_the_sum_and_beside(right):
-    def finish(self, gradients, n, state=None):
+    def finish(self, gradients, n, *, state=None):
         released = right(self, gradients, n, state)
         return [g + tf.random.normal(tf.shape(g)) for g in released]
 
@@ -242,7 +242,7 @@ def no_noise(right):
 
 @fault(Ledger, "gradient_noise", "noise")
 def the_same_noise(right):
-    def gradient_noise(self, index, like, deviation):
+    def gradient_noise(self, index, like, *, deviation):
         draw = tf.random.stateless_normal(tf.shape(like), [1, 2])
         return draw * tf.cast(deviation, draw.dtype)
 
@@ -253,7 +253,7 @@ def the_same_noise(right):
     kpg.privacy.AdaptiveClippedMean,
     "observe",
     "moved",
-    SETTINGS["adaptive, microbatches"],
+    setting=SETTINGS["adaptive, microbatches"],
 )
 def counted_as_one(right):
     def observe(self, norms, state):
@@ -266,12 +266,12 @@ def counted_as_one(right):
 padded = Setting({"method": "per_sample"}, compiled=XLA, weighted=False)
 
 
-@fault(PaddedBatch, "weights", "moved", padded)
+@fault(PaddedBatch, "weights", "moved", setting=padded)
 def padding_counted(right):
     return lambda self, weights, sample_index=None: weights
 
 
-@fault(Users, "rows", "rows of a user", SETTINGS["users"])
+@fault(Users, "rows", "rows of a user", setting=SETTINGS["users"])
 def all_rows_of_a_user(right):
     return lambda self, key: np.arange(len(self.ids))
 
@@ -279,7 +279,7 @@ def all_rows_of_a_user(right):
 keeping = Setting(make=network(KeepsMean))
 
 
-@fault(model_check, "_loss_problems", "state with the unit", keeping)
+@fault(model_check, "_loss_problems", "state with the unit", setting=keeping)
 def state_of_the_batch_let_through(right):
     return lambda *arguments: [*right(*arguments)][:0]
 

@@ -60,7 +60,7 @@ def search(folder, make=make_model, space=SPACE, **arguments):
     }
     given = {**defaults, **arguments}
     x = given.pop("x", X)
-    return kpg.privacy.search(make, space, x, Y, **given)
+    return kpg.privacy.search(make, space, x, y=Y, **given)
 
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -197,7 +197,7 @@ def test_its_statement_counts_the_whole_search(undisturbed, tmp_path):
 
 @pytest.mark.parametrize("where", ["in a trial", "between trials"])
 def test_a_search_that_was_killed_ends_as_an_undisturbed_one(
-    where, undisturbed, tmp_path, monkeypatch
+    where, undisturbed, tmp_path, *, monkeypatch
 ):
     expected, folder = undisturbed
     fits, net_class = [], kpg.PerGradModel

@@ -48,7 +48,7 @@ def private(**arguments):
     return kpg.PrivateTraining(**{**defaults, **arguments})
 
 
-def model(training, optimizer=None, parts=(), shape=(3,), **arguments):
+def model(training, optimizer=None, parts=(), *, shape=(3,), **arguments):
     """A compiled logistic regression, the same each time.
 
     Args:
@@ -121,7 +121,7 @@ def refused(net, match, error=ValueError):
     making.assert_equal(net.get_weights(), before)
 
 
-def normal_draws(steps, phase=0, seed=3, key=None):
+def normal_draws(steps, phase=0, seed=3, *, key=None):
     """What the noise of `model` is made of, (steps, weights)."""
 
     words = noise_seed(key or make_key(seed), phase)

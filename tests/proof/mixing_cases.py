@@ -53,7 +53,7 @@ def dense(size, activation=None, **kwargs):
     return layers.Dense(size, activation, **arguments)
 
 
-def stacked(layer, shape=(5,), loss="mse", x=None, head=None, dtype=None):
+def stacked(layer, shape=(5,), loss="mse", *, x=None, head=None, dtype=None):
     """A model with a layer between dense ones, compiled, and its data."""
     inputs = keras.Input(shape, dtype=dtype)
     hidden = inputs if dtype else dense(4, "tanh")(inputs)
@@ -458,12 +458,12 @@ class OnWeights(layers.Layer):
         return self.function(tf.matmul(h, self.wide), self)
 
 
-def _branch(h, weights, k, function, use):
+def _branch(h, weights, k, *, function, use):
     """Every other time a function, else what reads weights in the branch."""
     return tf.cond(k % 2 > 0, lambda: function(h), lambda: use(h, weights))
 
 
-def _case(h, weights, k, function, use):
+def _case(h, weights, k, *, function, use):
     branches = tf.sin, lambda h: use(h, weights), function
     return tf.switch_case(k % 3, [lambda b=b: b(h) for b in branches])
 
@@ -860,7 +860,7 @@ class Kept(layers.Layer):
     """A layer whose state is given `new(x, state)`; `use(x, state)` is its
     output, before or after."""
 
-    def __init__(self, new, use, after=True, shape=(4,)):
+    def __init__(self, new, use, after=True, *, shape=(4,)):
         super().__init__()
         self.new, self.use, self.after, self.size = new, use, after, shape
 
@@ -890,13 +890,16 @@ made_pair(
 made_pair(
     "annealed_by_a_counter",
     lambda: Kept(
-        lambda x, s: s + 0.1, lambda x, s: x - s * ops.mean(x, 0), False, ()
+        lambda x, s: s + 0.1,
+        lambda x, s: x - s * ops.mean(x, 0),
+        False,
+        shape=(),
     ),
     lambda: Kept(
         lambda x, s: s + 0.1,
         lambda x, s: x - s * ops.mean(x, 1, keepdims=True),
         False,
-        (),
+        shape=(),
     ),
 )
 made_pair(

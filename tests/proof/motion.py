@@ -140,7 +140,7 @@ def witness(function, *arrays):
         return dict(zip(names, (np.asarray(t.numpy()) for t in found)))
 
     sets = [(0,), (1,), (2,), *itertools.combinations(range(2), 2)]
-    return Witness(types, run(()), {k: run(k) for k in sets}, last[-1])
+    return Witness(types, run(()), {k: run(k) for k in sets}, result=last[-1])
 
 
 def _types(concrete, count, wanted):

@@ -25,7 +25,7 @@ IDS = _rng.integers(0, 5, (6, 1)).astype("int32")
 TEXTS = np.array([["a b"], ["c"], ["d e f"], ["a"], ["b"], ["g a"]])
 
 
-def _error(layer, x=X, mode="vectorized", beside=None, **given):
+def _error(layer, x=X, mode="vectorized", *, beside=None, **given):
     """The refusal of a model with a layer, or nothing."""
     keras.utils.set_random_seed(3)
     kind = "string" if x is TEXTS else x.dtype.name

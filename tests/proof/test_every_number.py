@@ -265,12 +265,16 @@ ONE_LENGTH = {
     "windows of halves": (_halves_in_windows(-1, 16, 3), None),
     "halves by their number": (_halves_in_windows(_sixteenths, 16, 3), None),
     "places": (_own_steps, None),
-    "height for width": (_windows(-1, _length, _length, 3), None, None),
+    "height for width": (
+        _windows(-1, _length, _length, positions=3),
+        None,
+        None,
+    ),
 }
 EVERY_LENGTH = {
-    "windows": (_windows(_samples, -1, 16, 3), None),
+    "windows": (_windows(_samples, -1, 16, positions=3), None),
     "windows of a quotient": (
-        _windows(_samples, lambda s: s[1] // 16, 16, 3),
+        _windows(_samples, lambda s: s[1] // 16, 16, positions=3),
         None,
     ),
     "steps": (_windows(-1, 3), None),

@@ -158,7 +158,7 @@ def _data(*batches):
     )
 
 
-def _check(make, data, mode, loss="mse"):
+def _check(make, data, mode, *, loss="mse"):
     """Assert that a mode trains as `keras.Model` does on two batches."""
     steps = 2 if mode == "several batches" else None
     plain, found = (
@@ -209,7 +209,7 @@ def test_layers_of_several_sequences_train_as_in_keras(name, mode):
     _check(lambda: _two(name), _two_sequences(), mode)
 
 
-def _refusals(model, x, y=(None, 2), loss="mse"):
+def _refusals(model, x, y=(None, 2), *, loss="mse"):
     """Why a model for batches of these shapes is refused, texts."""
     batch = (
         tf.nest.map_structure(lambda s: tf.TensorSpec(s.shape, s.dtype), x),
@@ -335,7 +335,7 @@ def test_padded_batches_of_words_train_as_in_keras(name, mode):
         lambda: iter(rows), output_signature=signature
     ).padded_batch(3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    _check(make, data, mode, loss)
+    _check(make, data, mode, loss=loss)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_an_open_length_of_targets_may_be_broadcast():
 
     model = _one("Dense")
     with unchanged(model):
-        texts = _refusals(model, model.input, (None, None), loss)
+        texts = _refusals(model, model.input, (None, None), loss=loss)
     assert texts
     assert "axis 1 of y" in texts[0]
-    assert _refusals(_one("Dense"), model.input, (None, 2), loss) == []
+    assert _refusals(_one("Dense"), model.input, (None, 2), loss=loss) == []

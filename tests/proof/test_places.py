@@ -217,7 +217,7 @@ def test_a_number_that_must_be_known_is_refused_one_by_one():
 def test_a_loss_over_the_number_is_exact_one_by_one():
     model, x, y = _made(_over_number)
     found = kpg.per_sample_gradients(model, x, y, method="per_sample")
-    oracle.check(found, model, x, y, training=True)
+    oracle.check(found, model, x, y=y, training=True)
 
 
 def _of_ones_own(h, n):

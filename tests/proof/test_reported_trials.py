@@ -126,7 +126,7 @@ def test_sound_models_are_exact(name, method):
     model = compiled(net(*parts(), shape=of_x, units=None), loss=loss)
     x, y = normal(4, *of_x), normal(4, *of_y, seed=1)
     found = kpg.per_sample_gradients(model, x, y, method=method)
-    oracle.check(found, model, x, y)
+    oracle.check(found, model, x, y=y)
 
 
 def test_vocabulary_without_room_for_others():
@@ -277,7 +277,7 @@ def test_nodes_of_one_graph(monkeypatch):
     model, x, y = Net(), integers(12, 5), normal(5, 3)
     model(x)
     model.compile("sgd", "mse")
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y=y)
     # The weights behind the features share a backward pass for each sample.
     loops, plain = [], tf.map_fn
     monkeypatch.setattr(

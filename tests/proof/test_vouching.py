@@ -63,7 +63,7 @@ def _fit(mode, **settings):
 
 
 def _assert_exact(model):
-    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
+    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, y=Y)
 
 
 @pytest.mark.parametrize("mode", MODES)

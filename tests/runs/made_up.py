@@ -11,7 +11,7 @@ SIZE = 300
 SAMPLES = 32
 
 
-def write(log_dir, name, gradients, steps=None, variance=None, **info):
+def write(log_dir, name, gradients, *, steps=None, variance=None, **info):
     """Writes one run with a gradient (SIZE,) a record."""
     variables = [{"path": p, "shape": list(s)} for p, s in SHAPES.items()]
     info = {
@@ -45,16 +45,16 @@ def write(log_dir, name, gradients, steps=None, variance=None, **info):
             recorder.append(reading, variable_sketches=each, sketch=whole)
 
 
-def around(mean, spread, count, seed):
+def around(mean, spread, count, *, seed):
     """Gradients around a mean, (count, SIZE); covariance trace spread²."""
     noise = np.random.default_rng(seed).normal(size=(count, SIZE))
     return mean + spread / np.sqrt(SIZE) * noise
 
 
-def write_seeds(log_dir, count, steps, spread=8.0, copies=1, **info):
+def write_seeds(log_dir, count, steps, *, spread=8.0, copies=1, **info):
     """Runs named by numbers: `copies` seeds in turn have one seed."""
     for k in range(count):
-        gradients = around(1.0, spread, steps, k // copies)
+        gradients = around(1.0, spread, steps, seed=k // copies)
         write(log_dir, f"{k:02}", gradients, **{"seed": k // copies, **info})
 
 
@@ -62,9 +62,9 @@ def seeds_and_repeats(log_dir, nondeterminism=0.0, steps=6):
     """Five seeds, the first of them three times."""
     mean = np.full(SIZE, 1.0)
     for seed in range(5):
-        path = around(mean, 8.0, steps, seed)
+        path = around(mean, 8.0, steps, seed=seed)
         for repeat in range(3 if seed == 0 else 1):
-            rounding = around(0.0, nondeterminism, steps, [seed, repeat])
+            rounding = around(0.0, nondeterminism, steps, seed=[seed, repeat])
             write(
                 log_dir,
                 f"seed {seed} repeat {repeat}",

@@ -53,7 +53,7 @@ def sketches(step):
     }
 
 
-def write(log_dir, steps, make=Recorder.start, reads=reading, **changes):
+def write(log_dir, steps, make=Recorder.start, *, reads=reading, **changes):
     """Write records of readings; return the run's directory."""
     with make(log_dir, info(**changes)) as recorder:
         for step in steps:

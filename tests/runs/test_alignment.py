@@ -39,7 +39,7 @@ def test_runs_of_different_length_meet_at_common_steps(tmp_path):
     ],
     ids=["thinned evenly", "without records", "no curve"],
 )
-def test_what_is_compared_is_noted(tmp_path, counts, steps, said):
+def test_what_is_compared_is_noted(tmp_path, counts, steps, *, said):
     for name, count in zip("abc", counts):
         made_up.write(tmp_path, name, _some(count))
     aligned = align(tmp_path, 5)

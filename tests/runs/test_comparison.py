@@ -48,7 +48,7 @@ def test_deterministic_repeats_explain_nothing(tmp_path):
 
 def test_a_seed_that_was_not_set_again_is_suspected(tmp_path):
     for k in range(4):
-        gradients = made_up.around(1, 8, 4, k)
+        gradients = made_up.around(1, 8, 4, seed=k)
         made_up.write(tmp_path, f"{k}", gradients, seed=k // 2)
     _, second, *_ = kpg.diagnose.compare_runs(tmp_path).findings
     assert second.kind == "repeats_not_repeated"
@@ -79,9 +79,9 @@ def test_what_was_not_measured_is_absent(tmp_path):
 
 @pytest.mark.parametrize("nondeterminism", [0.0, 1e-6, 0.5])
 def test_repeats_alone(tmp_path, nondeterminism):
-    path = made_up.around(1, 5, 4, 0)
+    path = made_up.around(1, 5, 4, seed=0)
     for k in range(3):
-        noise = made_up.around(0, nondeterminism, 4, k + 1)
+        noise = made_up.around(0, nondeterminism, 4, seed=k + 1)
         made_up.write(tmp_path, f"{k}", path + noise, seed=3, variance=9.0)
     comparison = kpg.diagnose.compare_runs(tmp_path)
     last = {0.0: "equal", 1e-6: "within", 0.5: "apart_from_start"}
@@ -97,10 +97,10 @@ def _with_a_fault(log_dir):
     """CPU and METAL, three seeds, three repeats; one run goes wrong."""
     for device in ("CPU", "METAL"):
         for seed in range(3):
-            path = made_up.around(1.0, 8.0, 9, seed)
+            path = made_up.around(1.0, 8.0, 9, seed=seed)
             path[:, :50] += 0.06 * (device == "METAL")
             for k in range(3):
-                run = path + made_up.around(0, 1e-2, 9, [seed, k])
+                run = path + made_up.around(0, 1e-2, 9, seed=[seed, k])
                 if (device, seed, k) == ("CPU", 1, 2):
                     run[7, 210:] += 0.2
                 about = {"seed": seed, "device": device, "machine": device}
@@ -179,7 +179,7 @@ def test_plot(comparison):
 
 
 def test_what_is_not_installed_is_named(
-    log_dir, comparison, monkeypatch, tmp_path
+    log_dir, comparison, monkeypatch, *, tmp_path
 ):
     """A plot needs matplotlib; without it a page has no charts."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -12,12 +12,12 @@ FIRST, BIAS, LAST = slice(0, 200), slice(200, 210), slice(210, 300)
 @pytest.fixture
 def runs():
     """Three repeats of a run, differing by rounding."""
-    path = made_up.around(1.0, 8.0, STEPS, 0)
+    path = made_up.around(1.0, 8.0, STEPS, seed=0)
     path[:, BIAS] *= 1e-2
-    return [path + made_up.around(0.0, 1e-5, STEPS, k) for k in (1, 2, 3)]
+    return [path + made_up.around(0.0, 1e-5, STEPS, seed=k) for k in (1, 2, 3)]
 
 
-def _diverge(log_dir, runs, steps=None, tolerance=1e-3):
+def _diverge(log_dir, runs, steps=None, *, tolerance=1e-3):
     for k, gradients in enumerate(runs):
         made_up.write(log_dir, "abcdef"[k], gradients, steps=steps, seed=0)
     aligned = align(log_dir, 512)
@@ -29,7 +29,7 @@ def _diverge(log_dir, runs, steps=None, tolerance=1e-3):
     ("where", "path"),
     [(FIRST, "first/kernel"), (BIAS, "first/bias"), (LAST, "last/kernel")],
 )
-def test_a_fault_is_found(tmp_path, runs, where, path, odd):
+def test_a_fault_is_found(tmp_path, runs, where, *, path, odd):
     """At its step, in its variable, in its run; also when it lasts."""
     runs[odd][17:, where] *= 1.5
     runs[odd][20:] *= 3.0
@@ -75,7 +75,7 @@ def test_two_runs_and_all_apart_have_no_odd_one(tmp_path, runs):
     runs[1][4:, FIRST] *= 2
     found = _diverge(tmp_path / "two", runs[:2])
     assert (found.step, found.odd) == (4, None)
-    runs = [made_up.around(1.0, 9.0, 3, k) for k in range(4)]
+    runs = [made_up.around(1.0, 9.0, 3, seed=k) for k in range(4)]
     found = _diverge(tmp_path / "apart", runs)
     assert (found.step, found.odd) == (0, None)
     assert len(found.variables) == 3
@@ -88,7 +88,7 @@ def test_between_thinned_steps_and_blocks(tmp_path, runs, monkeypatch):
     for name, gradients in zip("abc", runs):
         made_up.write(tmp_path, name, gradients, seed=0)
     aligned = align(tmp_path, 3)
-    found = find_divergence(aligned, [0, 1, 2], 1e-3, "seed 0")
+    found = find_divergence(aligned, [0, 1, 2], 1e-3, common="seed 0")
     assert (found.step, found.odd, found.common) == (11, "c", "seed 0")
 
 
@@ -96,7 +96,7 @@ def test_runs_without_a_common_step(tmp_path, runs):
     for name, first in (("a", 0), ("b", 20), ("c", 10)):
         steps = range(first, first + 15)
         made_up.write(tmp_path, name, runs[0][:15], steps=steps)
-    found = find_divergence(align(tmp_path, 99), [0, 1], 1e-3, "seed 0")
+    found = find_divergence(align(tmp_path, 99), [0, 1], 1e-3, common="seed 0")
     assert (found.first_step, found.step) == (None, None)
 
 

@@ -37,7 +37,7 @@ def svg(html):
 )
 def test_any_values_are_drawn(values):
     steps = range(0, 7 * len(values), 7)
-    band = Line(values, "<b>", values, [2 * abs(v) for v in values])
+    band = Line(values, "<b>", values, high=[2 * abs(v) for v in values])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for drawn in (
@@ -77,7 +77,7 @@ def test_a_large_range_is_logarithmic_and_shows_zero():
 
 def test_lines_are_named_and_have_their_values():
     gap = (1.0, 1.0, math.nan, 1.0, math.inf)
-    lines = [Line(range(5), "first", gap, [2.0] * 5), Line(gap, "second")]
+    lines = [Line(range(5), "first", gap, high=[2.0] * 5), Line(gap, "second")]
     ax = drawn_axes(lines)
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert names == ["first", "second"]

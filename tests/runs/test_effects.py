@@ -7,7 +7,7 @@ from keras_pergrad.runs.grouping import Grouping
 DIRECTIONS = 40
 
 
-def _effects(runs, by="device", shift=0.0, seeds=1.0, repeats=0.1, random=0):
+def _effects(runs, by="device", shift=0.0, *, seeds=1.0, repeats=0.1, random=0):
     """Runs as (device, seed) at places whose distances are known."""
     random = np.random.default_rng(random)
     spread = np.sqrt(DIRECTIONS)
@@ -65,7 +65,7 @@ EFFECTS = [
     ("runs", "options", "yardstick", "ratio", "error", "real"), EFFECTS
 )
 def test_an_effect_is_judged_by_its_yardstick(
-    runs, options, yardstick, ratio, error, real
+    runs, options, yardstick, *, ratio, error, real
 ):
     (found,) = _effects(runs, **options)
     assert found.yardstick == yardstick

@@ -14,7 +14,7 @@ MORE = "The runs differ by more than seeds and nondeterminism normally make"
 UNKNOWN = "Whether the runs differ by more"
 
 
-def _compare(log_dir, runs, by=None, steps=None, tags=None, **arguments):
+def _compare(log_dir, runs, by=None, *, steps=None, tags=None, **arguments):
     """Runs as name → (seed, gradients)."""
     for name, (seed, gradients) in runs.items():
         made_up.write(
@@ -45,8 +45,8 @@ def _kinds(comparison):
 
 
 def _gradients(seed=0, noise=0.0, repeat=0):
-    gradients = made_up.around(1.0, 8.0, STEPS, seed)
-    return gradients + made_up.around(0, noise, STEPS, [seed, repeat])
+    gradients = made_up.around(1.0, 8.0, STEPS, seed=seed)
+    return gradients + made_up.around(0, noise, STEPS, seed=[seed, repeat])
 
 
 def _until(step):

@@ -13,12 +13,19 @@ from tests.runs import made_up
 from tests.trackers.fits import X, Y, make, watching
 
 
-def add_epochs(log_dir, name, step_ms, stall):
+def add_epochs(log_dir, name, step_ms, *, stall):
     """Resume a run, and record how fast its epochs were."""
     variables = [
         {"path": p, "shape": list(s)} for p, s in made_up.SHAPES.items()
     ]
-    info = RunInfo(name, "a1", "b2", made_up.SAMPLES, variables, 256)
+    info = RunInfo(
+        name,
+        "a1",
+        "b2",
+        probe_samples=made_up.SAMPLES,
+        variables=variables,
+        sketch_size=256,
+    )
     with Recorder.resume(log_dir, info) as recorder:
         for epoch, ms in enumerate(step_ms):
             fields = {"step_ms": ms, "data_stall_fraction": stall}
@@ -29,10 +36,10 @@ def add_epochs(log_dir, name, step_ms, stall):
 def log_dir(tmp_path):
     """Two equal runs of one seed; the second is newer, and 20 % slower."""
     for k, ms in enumerate((10.0, 12.0)):
-        gradients = made_up.around(1.0, 8.0, 4, 0)
+        gradients = made_up.around(1.0, 8.0, 4, seed=0)
         name = f"run{k}"
         made_up.write(tmp_path, name, gradients, seed=0, created=float(k))
-        add_epochs(tmp_path, name, (90.0, ms, ms), 0.2 * k)
+        add_epochs(tmp_path, name, (90.0, ms, ms), stall=0.2 * k)
     return tmp_path
 
 
@@ -48,7 +55,7 @@ def log_dir(tmp_path):
     ],
 )
 def test_the_newest_run_is_judged_by_the_others(
-    log_dir, conditions, status, said, capsys
+    log_dir, conditions, status, *, said, capsys
 ):
     command = ["compare", str(log_dir), "--fail-if", *conditions]
     assert main(command) == status
@@ -57,8 +64,8 @@ def test_the_newest_run_is_judged_by_the_others(
 
 def test_the_last_directory_is_judged_by_the_first(log_dir, tmp_path):
     slow = tmp_path / "slow"
-    made_up.write(slow, "other", made_up.around(1.0, 8.0, 4, 0), seed=0)
-    add_epochs(slow, "other", (13.0,), 0.0)
+    made_up.write(slow, "other", made_up.around(1.0, 8.0, 4, seed=0), seed=0)
+    add_epochs(slow, "other", (13.0,), stall=0.0)
     both = [str(log_dir), str(slow)]
     assert main(["compare", *both, "--fail-if", "slower=17%"]) == 1
     assert main(["compare", *both, "--fail-if", "slower=19%"]) == 0
@@ -67,7 +74,7 @@ def test_the_last_directory_is_judged_by_the_first(log_dir, tmp_path):
 
 
 def test_runs_of_one_seed_that_differ_or_are_not_finite(tmp_path, capsys):
-    gradients = made_up.around(1.0, 8.0, 4, 0)
+    gradients = made_up.around(1.0, 8.0, 4, seed=0)
     made_up.write(tmp_path / "a", "one", gradients, seed=0)
     other = np.array(gradients)
     other[2:, :5] += 1.0
@@ -102,7 +109,7 @@ def test_runs_of_one_seed_that_differ_or_are_not_finite(tmp_path, capsys):
         ("stall=5%", "callbacks=[GradientVariance(..., log_dir=...)"),
     ],
 )
-def test_what_cannot_be_judged_is_said(tmp_path, condition, said, capsys):
+def test_what_cannot_be_judged_is_said(tmp_path, condition, said, *, capsys):
     made_up.write_seeds(tmp_path, 2, 3)
     command = ["compare", str(tmp_path), "--fail-if", condition]
     assert main(command) == 2

@@ -21,7 +21,7 @@ def html_page(tmp_path_factory):
             log_dir,
             # Without what the name of a directory cannot have.
             re.sub(r"[<>\"/\\]", "", NASTY) + str(seed),
-            made_up.around(1, 8, 5, seed // 2),
+            made_up.around(1, 8, 5, seed=seed // 2),
             seed=seed // 2,
             variance=50.0,
             tags={NASTY: f"{NASTY}{seed % 2}"},

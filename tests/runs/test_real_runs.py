@@ -63,7 +63,7 @@ def _data():
     return x, np.tanh(x @ normal(8, 3, seed=6))
 
 
-def _train(log_dir, seed, name, break_it=None, shake=False):
+def _train(log_dir, seed, name, *, break_it=None, shake=False):
     keras.utils.set_random_seed(seed)
     first = keras.layers.Dense(12, activation="tanh", name="first")
     middle = Scaled(12, activation="tanh", name="middle")

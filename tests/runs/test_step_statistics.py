@@ -68,8 +68,8 @@ def test_repeats_are_told_from_seeds_and_do_not_dilute_them(tmp_path):
 
 
 def test_nearly_equal_runs_keep_their_distance(tmp_path):
-    base = made_up.around(1.0, 5.0, STEPS, 0)
-    step = made_up.around(0.0, 1e-4, STEPS, 1)
+    base = made_up.around(1.0, 5.0, STEPS, seed=0)
+    step = made_up.around(0.0, 1e-4, STEPS, seed=1)
     for name, gradients in (("a", base), ("b", base + step)):
         made_up.write(tmp_path, name, gradients, seed=0)
     (a, b), spread = _measure(tmp_path)
@@ -79,7 +79,7 @@ def test_nearly_equal_runs_keep_their_distance(tmp_path):
 
 def test_missing_and_broken_records_leave_the_others(tmp_path):
     for seed in range(4):
-        gradients = made_up.around(1.0, 9.0, STEPS, seed)
+        gradients = made_up.around(1.0, 9.0, STEPS, seed=seed)
         if seed == 2:
             gradients[3] = np.nan
         gradients = gradients[: 2 if seed == 3 else STEPS]
@@ -94,8 +94,8 @@ def test_missing_and_broken_records_leave_the_others(tmp_path):
 
 def test_steps_that_only_repeats_have_say_nothing_of_seeds(tmp_path):
     """Repeats' variance does not stand in for that between seeds."""
-    repeated = made_up.around(1.0, 9.0, STEPS, 0)
-    other = made_up.around(1.0, 9.0, 2, 1)
+    repeated = made_up.around(1.0, 9.0, STEPS, seed=0)
+    other = made_up.around(1.0, 9.0, 2, seed=1)
     for name, run, seed in zip("abc", (repeated, repeated, other), (0, 0, 1)):
         made_up.write(tmp_path, name, run, seed=seed)
     _, spread = _measure(tmp_path)
@@ -109,7 +109,7 @@ def test_steps_that_only_repeats_have_say_nothing_of_seeds(tmp_path):
 
 def test_repeats_dilute_no_figure(tmp_path):
     """Eight equal repeats of a seed count as one run of it."""
-    runs = [made_up.around(0.2, 3.0 * (s + 1), STEPS, s) for s in range(3)]
+    runs = [made_up.around(0.2, 3.0 * (s + 1), STEPS, seed=s) for s in range(3)]
     for copies in (1, 8):
         for seed, run in enumerate(runs):
             for k in range(copies if seed == 0 else 1):

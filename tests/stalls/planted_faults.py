@@ -54,7 +54,7 @@ def _batched(data):
     return data.batch(4).map(as_batch).prefetch(2)
 
 
-def _of_a_map(advice, function, change=None, step=0.003):
+def _of_a_map(advice, function, change=None, *, step=0.003):
     """A map of single numbers, and a change of what it gives."""
     source = tf.data.Dataset.range(4 * BATCHES)
     data = source.map(function)

@@ -121,7 +121,7 @@ class TimedStepModel(keras.Model):
         return self._finish(super().test_step(self._begin(data)))
 
 
-def timed(step=0.0, clock=None, optimizer="sgd", built=False, **settings):
+def timed(step=0.0, clock=None, optimizer="sgd", *, built=False, **settings):
     """A compiled model whose step sleeps for `step` seconds."""
     model = TimedStepModel(clock or Clock(), step)
     model.compile(optimizer, "mse", **{"jit_compile": False, **settings})

@@ -131,7 +131,7 @@ def test_a_message_is_printed_once_and_names_the_slowest_stage(
     ],
 )
 def test_what_is_copied_ahead_hides_behind_the_step(
-    monkeypatch, device, copy_ms, gain
+    monkeypatch, device, copy_ms, *, gain
 ):
     monkeypatch.setattr(dataset_advice, "accelerator", lambda: device)
     advice = given(tf.data.Dataset.range(9), 0.0, copy_ms=copy_ms)
@@ -221,7 +221,9 @@ def same(data):
         (1, 32, lambda data: data.repeat(2).map(lambda x, y: (x, y)), False),
     ],
 )
-def test_a_cache_is_for_data_that_is_read_again(passes, steps, change, cached):
+def test_a_cache_is_for_data_that_is_read_again(
+    passes, steps, change, *, cached
+):
     data, times = change(slow_data.computed()), {"passes": passes}
     advice = given(data, 9.0, 1.0, running="Map", steps=steps, **times)
     assert ("cache" in advice) == cached

@@ -67,7 +67,9 @@ def small(cls=keras.Model, **settings):
     return compiled(model, **{"jit_compile": False, **settings})
 
 
-def measured(kind, seconds, step=STEP, run="fit", per_batch=False, **settings):
+def measured(
+    kind, seconds, step=STEP, *, run="fit", per_batch=False, **settings
+):
     """The report of a run, and the clock of its loader and its steps."""
     clock, stall = Clock(), DataStall(warn_above=1, per_batch=per_batch)
     model = timed(step, clock, **settings)

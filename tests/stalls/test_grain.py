@@ -94,7 +94,7 @@ def test_threads_and_processes_are_read(make, threads, processes):
         (lambda: loader(worker_count=2), {"cpu_ms": 40.0}, None, None),
     ],
 )
-def test_the_code_gives_workers_as_printed(make, times, threads, processes):
+def test_the_code_gives_workers_as_printed(make, times, threads, *, processes):
     times = {"wait_ms": 20.0, "step_ms": 1.0, **times}
     report = recorded_stalls.lasting(StallReport(101), **times)
     advice = advise(Facts(report, make()))

@@ -78,7 +78,7 @@ def profiled(monkeypatch, make, figures, *, with_model=True):
     ],
 )
 def test_a_profile_ends_in_its_verdict(
-    make, figures, with_model, words, monkeypatch
+    make, figures, with_model, *, words, monkeypatch
 ):
     profile = profiled(monkeypatch, make, figures, with_model=with_model)
     assert re.match(words, profile.verdict)
@@ -236,7 +236,7 @@ def fit(data, stall, **settings):
     ],
 )
 def test_a_run_ends_in_its_verdict(
-    figures, make, epochs, words, capsys, monkeypatch
+    figures, make, epochs, *, words, capsys, monkeypatch
 ):
     recorded_stalls.say(monkeypatch, *figures)
     model, stall = timed(), DataStall()
@@ -270,7 +270,7 @@ def test_a_run_ends_in_its_verdict(
     ("verbose", "verbose_fit"), [(0, 0), (0, "auto"), (1, 0)]
 )
 def test_what_is_not_to_be_printed_is_kept(
-    figures, verbose, verbose_fit, capsys, monkeypatch
+    figures, verbose, verbose_fit, *, capsys, monkeypatch
 ):
     recorded_stalls.say(monkeypatch, figures)
     stall = fit(mapped(), DataStall(verbose=verbose), verbose=verbose_fit)
@@ -342,7 +342,7 @@ def test_one_long_wait_hides_no_stall():
     ],
 )
 def test_only_a_stage_that_holds_up_the_model_is_marked(
-    figures, make, work, stage, capsys, monkeypatch
+    figures, make, work, *, stage, capsys, monkeypatch
 ):
     recorded_stalls.say(monkeypatch, figures, work=work)
     stall = fit(make(), DataStall(warn_above=1, verbose=2))

@@ -118,7 +118,7 @@ def test_a_first_axis_that_is_not_the_samples_is_exact(make, eager):
     try:
         for n in (T, T + 1):
             x, y = _batch(n, model)
-            oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+            oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y=y)
     finally:
         tf.config.run_functions_eagerly(False)
 
@@ -230,7 +230,7 @@ def test_mixers_rest_outside_training():
     model = compiled(_around(layers.MixUp(), shape=(T, T, 3)))
     x, y = _batch(T, model, (T, T, 3))
     found = kpg.per_sample_gradients(model, x, y, training=False)
-    oracle.check(found, model, x, y, training=False)
+    oracle.check(found, model, x, y=y, training=False)
 
 
 @pytest.mark.parametrize("mixing", ["dense", "dense_1", "dense_1_1"])
@@ -318,7 +318,7 @@ def test_an_overlap_of_each_sample_is_served():
         pytest.skip("Dice has no axes in this Keras")
     model = _sigmoid(keras.losses.Dice(axis=(1,)))
     x, y = normal(4, 4), np.eye(4, 3, dtype="float32")
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y=y)
 
 
 class Spread(layers.Layer):
@@ -396,7 +396,7 @@ def test_one_sample_of_a_model_that_must_know_how_many(method):
     model = compiled(_around(Known()))
     x, y = normal(1, T, 3), np.ones((1, 2))
     found = kpg.per_sample_gradients(model, x, y, method=method)
-    oracle.check(found, model, x, y)
+    oracle.check(found, model, x, y=y)
 
 
 def test_a_model_of_integers_is_tried_on_several_samples():
@@ -452,7 +452,7 @@ def test_a_weight_of_the_model_itself_is_exact():
     model = compiled(Scaled())
     x, y = normal(5, 4), normal(5, 3, seed=1)
     found = kpg.per_sample_gradients(model, x, y)
-    oracle.check(found, model, x, y)
+    oracle.check(found, model, x, y=y)
     table = kpg.explain(model, 5, x=x)
     assert {r.type: r.served_by for r in table} == {
         "Scaled": "ops",
@@ -520,7 +520,7 @@ def test_a_layer_of_the_loss_is_clipped_one_by_one(how):
     clipped = kpg.ClippedMean(0.5)
     found = _trained_towers(mean, kpg.PerSample(clipped), **how)
     expected = _trained_towers(mean, kpg.Vectorized(clipped), **how)
-    assert_equal(found, expected, 1e-9, 1e-12)
+    assert_equal(found, expected, 1e-9, atol=1e-12)
 
 
 def _over_root(loss, y):

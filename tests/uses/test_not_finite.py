@@ -128,7 +128,7 @@ def _with(entry):
     return x
 
 
-def _change(model, x, mode, jit_compile=False):
+def _change(model, x, mode, *, jit_compile=False):
     compiled(model, mode, rate=1.0, jit_compile=jit_compile)
     before = model.get_weights()
     trained(model, x, Y, batch_size=4)
@@ -153,7 +153,7 @@ def test_the_batch_counts_as_zero_and_the_logs_say_so(name, jit_compile):
     assert logs["nonfinite_samples"] == 0
     found = [a - b for a, b in zip(before, model.get_weights())]
     expected = _change(_model(make), X, kpg.PerSample(CLIPPED.aggregation))
-    assert_equal(found, expected, 0, 1e-10)
+    assert_equal(found, expected, 0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["nan", "overflow inside"])
@@ -192,7 +192,7 @@ def _drawn(h):
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_loop_that_draws_leaves_out_all_samples_and_counts_them(jit_compile):
     model = _model(_loop(_drawn))
-    assert all(map(np.any, _change(model, X, CLIPPED, jit_compile)))
+    assert all(map(np.any, _change(model, X, CLIPPED, jit_compile=jit_compile)))
     before = model.get_weights()
     logs = model.train_on_batch(_with(np.nan), Y, return_dict=True)
     assert logs["nonfinite_samples"] == 4

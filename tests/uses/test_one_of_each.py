@@ -38,4 +38,4 @@ def test_gradients_are_the_oracles():
     x = np.array([[1, 2, 0, 3], [0, 4, 4, 0], [5, 1, 2, 3]])
     y = np.random.default_rng(0).normal(size=(3, 5, 4))
     found = kpg.per_sample_gradients(model, x, y)
-    oracle.check(found, model, x, y)
+    oracle.check(found, model, x, y=y)

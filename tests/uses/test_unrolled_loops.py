@@ -120,7 +120,9 @@ def test_the_steps_are_joined(name):
         tape = TracedStep(model, (x, y, None))
         with tape:
             y_pred = tape.forward(x)
-            loss = total_loss(model, x, y, y_pred, None, True)
+            loss = total_loss(
+                model, x, y, y_pred=y_pred, sample_weight=None, training=True
+            )
         return [f.squared_norms() for f in tape.sample_gradients(loss)]
 
     specs = [

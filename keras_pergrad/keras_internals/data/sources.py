@@ -31,32 +31,38 @@ def dataset_components(dataset):
     """
     effect = "pipeline reports name no function that a stage calls"
     graphs = [traced.function.graph for traced in dataset._functions()]
-    function = optional(dataset, "_map_func", _example_map, effect)
+    function = optional(dataset, "_map_func", _example_map, effect=effect)
     if function is not None:
         wrapper = function
-        function = optional(wrapper, "_func", lambda: wrapper, effect)
+        function = optional(wrapper, "_func", lambda: wrapper, effect=effect)
     return dataset._inputs(), graphs, function
 
 
 def buffer_size(dataset):
     """Return the size of a dataset's buffer, or None."""
     effect = "pipeline reports do not know the sizes of buffers"
-    return _as_int(optional(dataset, "_buffer_size", _example_shuffle, effect))
+    return _as_int(
+        optional(dataset, "_buffer_size", _example_shuffle, effect=effect)
+    )
 
 
 def batch_size(dataset):
     """Return the size of a dataset's batches; None: it makes none."""
     effect = "pipeline reports do not know the sizes of batches"
-    return _as_int(optional(dataset, "_batch_size", _example_batch, effect))
+    return _as_int(
+        optional(dataset, "_batch_size", _example_batch, effect=effect)
+    )
 
 
 def inner_reader(dataset):
     """Return a reader's inner dataset and that of its files, or two None."""
     effect = "pipeline reports do not know whether files are read in turn"
-    reader = optional(dataset, "_impl", _example_reader, effect)
+    reader = optional(dataset, "_impl", _example_reader, effect=effect)
     if reader is None:
         return None, None
-    return reader, optional(reader, "_input_dataset", _example_batch, effect)
+    return reader, optional(
+        reader, "_input_dataset", _example_batch, effect=effect
+    )
 
 
 def _as_int(value):
@@ -164,7 +170,9 @@ def read_threads(data):
 
     effect = "reports take Grain's default for the number of reading threads"
     for stage in _upstream_stages(data):
-        options = optional(stage, "_read_options", _example_grain_iter, effect)
+        options = optional(
+            stage, "_read_options", _example_grain_iter, effect=effect
+        )
         if options is not None:
             return _plain_setting(options.num_threads)
     # A user's own IterDataset reads in the thread that asks.
@@ -185,7 +193,9 @@ def _upstream_stages(data):
     effect = "of a Grain pipeline reports know the last stage alone"
     stages = [data]
     for stage in stages:  # the list grows meanwhile
-        stages += optional(stage, "_parents", _example_grain_map, effect, ())
+        stages += optional(
+            stage, "_parents", _example_grain_map, effect=effect, default=()
+        )
     return stages
 
 
@@ -199,7 +209,7 @@ def _worker_count(stage):
     effect = "reports do not know the worker processes of Grain"
     if is_grain(stage, "DataLoader"):
         options = optional(
-            stage, "_multiprocessing_options", _example_loader, effect
+            stage, "_multiprocessing_options", _example_loader, effect=effect
         )
     else:  # an earlier Grain has it in a stage
         options = getattr(stage, "_multiprocessing_options", None)
@@ -208,7 +218,8 @@ def _worker_count(stage):
     name = type(stage).__name__
     if "Interleave" in name or "ProcessPrefetch" in name:
         return len(
-            optional(stage, "_datasets", _example_interleave, effect) or ()
+            optional(stage, "_datasets", _example_interleave, effect=effect)
+            or ()
         )
     return None
 

@@ -79,7 +79,7 @@ def on_rows(function, x):
     return split_rows(function(flatten_views(x)), count_views(x))
 
 
-def rows_of_views(x, y, y_pred, sample_weight):
+def rows_of_views(x, y, y_pred, *, sample_weight):
     """Return a batch; of `Views` as one of rows with targets of their own."""
     count = count_views(x, y_pred)
     if count is None:

@@ -162,12 +162,21 @@ def current_graph():
 def recording(on_draw):
     """Call `on_draw(draw)` for every random draw of this thread inside."""
 
-    def record(name, original, args, seed, kwargs):
+    def record(name, original, args, *, seed, kwargs):
         # The seed is drawn here, once, so that a replay can repeat the draw.
         seed = backend_random.draw_seed(seed)
         with _pinned_seed(seed):
             result = original(*args, seed=seed, **kwargs)
-        on_draw(Draw(name, seed, args, kwargs, result, current_graph()))
+        on_draw(
+            Draw(
+                name,
+                seed,
+                args,
+                kwargs=kwargs,
+                result=result,
+                graph=current_graph(),
+            )
+        )
         return result
 
     with _handled_by(record):

@@ -82,7 +82,7 @@ def _batch_dims(op):
 _WEIGHT_AXES = {"BatchMatMulV2": "io", "BiasAdd": "o"}
 
 
-def op_gradients(outputs, inputs, cotangents, graph, ends=()):
+def op_gradients(outputs, inputs, cotangents, *, graph, ends=()):
     """Return the gradients at the inputs of ops of a graph.
 
     `graph` is the one being built or one around it. No gradient goes on from
@@ -93,7 +93,7 @@ def op_gradients(outputs, inputs, cotangents, graph, ends=()):
     )
 
 
-def gradients_at(targets, sources, operations, cotangents=None):
+def gradients_at(targets, sources, operations, *, cotangents=None):
     """Return `tf.gradients` at the sources, without ops that none needs.
 
     `tf.gradients` differentiates an op for all of its inputs. For a bias that

@@ -67,7 +67,7 @@ class Nodes:
         outputs: the names of the tensors that it gives.
     """
 
-    def __init__(self, definition, inputs, outputs, versions):
+    def __init__(self, definition, inputs, outputs, *, versions):
         self.inputs, self.outputs = list(inputs), list(outputs)
         input_nodes = {name.rsplit(":", 1)[0] for name in self.inputs}
         self.by_name = {
@@ -86,7 +86,7 @@ class Nodes:
         """Return the nodes of a graph, of which some tensors are given."""
         definition = graph.as_graph_def()
         names = [t.name for t in inputs]
-        nodes = cls(definition.node, names, (), definition.versions)
+        nodes = cls(definition.node, names, (), versions=definition.versions)
         nodes._source_graph = graph
         return nodes
 
@@ -101,7 +101,7 @@ class Nodes:
             names[definition.ret[a.name]]
             for a in definition.signature.output_arg
         ]
-        return cls(nodes.node, inputs, outputs, nodes.versions)
+        return cls(nodes.node, inputs, outputs, versions=nodes.versions)
 
     def passthrough_indices(self):
         """Return the indices at which an input is passed on as the output."""

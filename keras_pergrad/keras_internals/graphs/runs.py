@@ -51,7 +51,7 @@ class GraphCopy:
     # `rewrites` are grappler's options, fields of `RewriterConfig`; `keep`
     # holds the variables' first values, for `restore`.
 
-    def __init__(self, concrete, device=None, rewrites=None, keep=False):
+    def __init__(self, concrete, device=None, rewrites=None, *, keep=False):
         self._keep_values = keep
         self.graph = tf.Graph()
         self._source = concrete.graph
@@ -123,7 +123,7 @@ class GraphCopy:
         self._values[value] = numbers
         return handle
 
-    def run(self, values, fetches=None, trace=None, feeds=None):
+    def run(self, values, fetches=None, trace=None, *, feeds=None):
         """Run the function once; return what is fetched, as NumPy arrays."""
         # By default that is the function's outputs, with all its side effects.
         # `trace` is a `RunMetadata` to fill; `feeds` are tensor → array, in

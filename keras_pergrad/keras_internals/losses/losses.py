@@ -34,20 +34,29 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.replicas import replicas
 
 
-def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
+def total_loss(model, x, y, *, y_pred, sample_weight, training=True) -> Any:
     """Return the number that Keras minimises, all penalties included.
 
     Its losses are marked, and hinge losses treat all samples alike, so that
     each sample has a part of its own in it.
     """
     with consistent_hinge_labels(), _marked_losses(model):
-        return loss_of_batch(model, x, y, y_pred, sample_weight, training)
+        return loss_of_batch(
+            model,
+            x,
+            y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=training,
+        )
 
 
-def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
+def loss_of_batch(model, x, y, *, y_pred, sample_weight, training=True) -> Any:
     """Return the number that Keras minimises, exact to the bit."""
     if isinstance(y_pred, Views):
-        x, y, y_pred, sample_weight = rows_of_views(x, y, y_pred, sample_weight)
+        x, y, y_pred, sample_weight = rows_of_views(
+            x, y, y_pred, sample_weight=sample_weight
+        )
     loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
     if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.
@@ -103,7 +112,7 @@ def components(variable):
     return strategy.experimental_local_results(variable.value)
 
 
-def track_loss(model, loss, samples, whole=False):
+def track_loss(model, loss, samples, *, whole=False):
     """Update Keras's mean `loss`; `whole`: the loss is of all replicas."""
     if not whole:
         loss = unscale_loss_for_distribution(loss)

@@ -83,7 +83,7 @@ class _ValueRecorder:
         return value
 
 
-def terms_of(model, y, y_pred, recorded):
+def terms_of(model, y, y_pred, *, recorded):
     """Return the terms of a loss, by name, from its recorded values."""
     compiled = compiled_loss(model)
     terms = {}

@@ -48,7 +48,7 @@ def build_all(model, batch):
                 ),
                 *specs,
             )
-        if not _build_losses(model, *specs):
+        if not _build_losses(model, specs):
             build_symbolically(model, specs)
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
@@ -71,8 +71,9 @@ def _outside_trace():
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
-def _build_losses(model, x, y, sample_weight):
+def _build_losses(model, batch):
     """Build metrics and loss without calling the model; return success."""
+    x, y, sample_weight = batch
     require_inputs(model, x)
     if not all(layer.built for layer in layers_of(model)):
         return False
@@ -84,19 +85,19 @@ def _build_losses(model, x, y, sample_weight):
     flat = tf.nest.flatten(outputs)
     if any(axis is None for t in flat for axis in t.shape[1:]):
         return False
-    batch = [_with_any_batch_size(part) for part in (x, y)]
+    targets = [_with_any_batch_size(part) for part in (x, y)]
     y_pred = _with_any_batch_size(outputs)
     weight = _with_any_batch_size(sample_weight)
     if not getattr(compiled_metrics(model), "built", True):
         trace_symbolically(
-            model.compute_metrics, *batch, y_pred, sample_weight=weight
+            model.compute_metrics, *targets, y_pred, sample_weight=weight
         )
     if not getattr(compiled_loss(model), "built", True):
         trace_symbolically(
             lambda x, y, outputs, weight: compute_loss(
                 model, x, y, outputs, weight, training=False
             ),
-            *batch,
+            *targets,
             y_pred,
             weight,
         )

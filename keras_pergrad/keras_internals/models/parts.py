@@ -78,7 +78,7 @@ _MISSING = object()
 _SEEN = set()
 
 
-def optional(target, name, example, effect, default=None) -> Any:
+def optional(target, name, example, *, effect, default=None) -> Any:
     """Return an attribute; warn where not even `example()` has it."""
     # An object without the attribute is ordinary. If a typical one lacks it,
     # the library has changed, and `effect` says what is lost by that.
@@ -324,7 +324,9 @@ def call_arguments_of(loss):
         "records of runs describe a loss by its class and its config: it "
         "seems to differ from that of runs of other versions"
     )
-    return optional(loss, "_fn_kwargs", keras.losses.MeanSquaredError, effect)
+    return optional(
+        loss, "_fn_kwargs", keras.losses.MeanSquaredError, effect=effect
+    )
 
 
 def symbolic_inputs(model):

@@ -93,7 +93,12 @@ def restore(model, config):
             setattr(layers[int(index)], name, value)
     variables = model.variables
     if len(variables) != len(config["variables"]):
-        _warn(model, "variables", len(variables), len(config["variables"]))
+        _warn(
+            model,
+            "variables",
+            len(variables),
+            expected=len(config["variables"]),
+        )
         return
     # A layer passes its flag on to its inner layers, which come after it.
     for index, layer in layers.items():
@@ -119,7 +124,7 @@ def _layers_by_index(model, config):
     ]
     if len(with_variables) == len(config["with_variables"]):
         return dict(zip(config["with_variables"], with_variables))
-    _warn(model, "layers", len(layers), len(config["layers"]))
+    _warn(model, "layers", len(layers), expected=len(config["layers"]))
     return None
 
 
@@ -131,7 +136,7 @@ def _lora_arguments(layer):
     return arguments
 
 
-def _warn(model, parts, received, expected):
+def _warn(model, parts, received, *, expected):
     warnings.warn(
         f"Model {model.name!r} was saved with {expected} {parts} and is made "
         f"anew with {received}: which of them were trainable is not restored. "

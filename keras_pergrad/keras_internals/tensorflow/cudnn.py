@@ -102,7 +102,7 @@ def runs_on_cudnn(layer):
     return has_cuda_card()
 
 
-def cudnn_steps(cell, z, states, recurrent_kernel, state_bias, lengths=None):
+def cudnn_steps(cell, z, states, *, recurrent_kernel, state_bias, lengths=None):
     """Return h after each step, (n, t, u), and the last states.
 
     The input kernel is the identity, so that the gradient of z is that of the

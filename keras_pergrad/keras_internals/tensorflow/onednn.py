@@ -73,7 +73,7 @@ def _harm(*shape):
     return "crashes the process"
 
 
-def _try_product(b, t, k, n):
+def _try_product(b, t, k, *, n):
     """Print whether a product is right; the process may crash as it ends."""
     import numpy as np
     import tensorflow as tf
@@ -88,4 +88,4 @@ def _try_product(b, t, k, n):
 
 
 if __name__ == "__main__":
-    _try_product(*map(int, sys.argv[1:]))
+    _try_product(*map(int, sys.argv[1:4]), n=int(sys.argv[4]))

@@ -142,7 +142,7 @@ class Cell:
         del z, hidden
         return []
 
-    def gradients(self, inputs, hidden, extras, dz):
+    def gradients(self, inputs, hidden, extras, *, dz):
         """Yield (variable, factor); `hidden` is h before each step, (n,t,u).
 
         `inputs` and `hidden` are those of `kernel_inputs`.
@@ -272,7 +272,7 @@ class Gru(Cell):
             inner += self.state_bias[reset]
         return [self.cell.recurrent_activation(z[..., reset] + inner)]
 
-    def gradients(self, inputs, hidden, extras, dz):
+    def gradients(self, inputs, hidden, extras, *, dz):
         units = self.cell.units
         inner = tf.concat(
             [dz[..., : 2 * units], dz[..., 2 * units :] * extras[0]], -1
@@ -330,7 +330,7 @@ class GruResetBefore(Cell):
         d_state += self.state_gradient(d_gates)
         return tf.concat([d_gates, d_new], 1), [d_state]
 
-    def gradients(self, inputs, hidden, extras, dz):
+    def gradients(self, inputs, hidden, extras, *, dz):
         units = self.cell.units
         gates = tf.split(dz[..., : 2 * units], len(hidden), -1)
         parts = [Outer(h, d) for h, d in zip(hidden, gates)]
@@ -401,7 +401,7 @@ class ConvLstm(Lstm):
         ]
         return tf.concat(outputs, -1)
 
-    def gradients(self, inputs, hidden, extras, dz):
+    def gradients(self, inputs, hidden, extras, *, dz):
         cell = self.cell
         ones = (1,) * cell.rank
         kernel_factor = _kernel_factor(
@@ -426,16 +426,20 @@ class ConvLstm(Lstm):
             yield cell.bias, Sum(dz)
 
 
-def _kernel_factor(inputs, dz, kernel, strides, dilation, padding):
+def _kernel_factor(inputs, dz, kernel, *, strides, dilation, padding):
     """Return the factor of a kernel; steps are one more dimension."""
     count = len(inputs)
     shape = [*kernel.shape[:-1], kernel.shape[-1] // count]
     sizes = sizes_of(inputs[0])[1:-1]
     windows = Windows.of(
-        sizes, (1, *shape[:-2]), (1, *strides), (1, *dilation), padding
+        sizes,
+        (1, *shape[:-2]),
+        (1, *strides),
+        dilation=(1, *dilation),
+        padding=padding,
     )
     parts = [
-        Patches(x, d, windows, shape)
+        Patches(x, d, windows, shape=shape)
         for x, d in zip(inputs, tf.split(dz, count, -1))
     ]
     return parts[0] if count == 1 else Columns(parts)

@@ -58,16 +58,16 @@ class Scan:
             return tf.stack(sequence, axis=1)
         return _swap_time(sequence.stack())
 
-    def run(self, step, carry, sequences, reverse=False):
+    def run(self, step, carry, sequences, *, reverse=False):
         """Run `carry, outputs = step(carry, items)` for each step.
 
         Return the last carry, and a list of sequences of the outputs.
         """
         if self.unroll:
-            return self._run_unrolled(step, carry, sequences, reverse)
-        return self._run_loop(step, carry, sequences, reverse)
+            return self._run_unrolled(step, carry, sequences, reverse=reverse)
+        return self._run_loop(step, carry, sequences, reverse=reverse)
 
-    def _run_unrolled(self, step, carry, sequences, reverse):
+    def _run_unrolled(self, step, carry, sequences, *, reverse):
         by_step = []
         times = range(self.length)
         for t in reversed(times) if reverse else times:
@@ -77,7 +77,7 @@ class Scan:
             by_step.reverse()
         return carry, [list(column) for column in zip(*by_step)]
 
-    def _run_loop(self, step, carry, sequences, reverse):
+    def _run_loop(self, step, carry, sequences, *, reverse):
         last = self.length - 1
         carry = list(carry)
         first = [s.read(last if reverse else 0) for s in sequences]
@@ -180,7 +180,11 @@ def _forward(layer, call, watch, *args, **kwargs):
         initial = [cell.to_channels_last(state) for state in initial_state]
         run = _run_cudnn if runs_on_cudnn(layer) else _run_scan
         sequence, states, (hidden, *extras) = run(
-            cell, z, initial, mask, layer.return_sequences
+            cell,
+            z,
+            initial,
+            mask=mask,
+            return_sequence=layer.return_sequences,
         )
         recorded["inputs"] = (*cell.kernel_inputs(inputs, hidden), *extras)
         last = states[0]
@@ -227,7 +231,7 @@ def _expand_mask(mask, tensor):
     return mask[(..., *new_axes)]
 
 
-def _run_scan(cell, z, initial_state, mask, return_sequence):
+def _run_scan(cell, z, initial_state, *, mask, return_sequence):
     """Run all steps, with gradients only for `z` and the initial state.
 
     Return three things: h of all steps, (n, t, ..., u), if `return_sequence`,
@@ -290,7 +294,7 @@ def _run_scan(cell, z, initial_state, mask, return_sequence):
     return None, list(outputs), intermediates
 
 
-def _run_cudnn(cell, z, initial_state, mask, return_sequence):
+def _run_cudnn(cell, z, initial_state, *, mask, return_sequence):
     """Do by one call of cuDNN what `_run_scan` does."""
     steps, lengths, places = z, None, None
     if mask is not None:
@@ -305,7 +309,12 @@ def _run_cudnn(cell, z, initial_state, mask, return_sequence):
         steps = tf.gather(z, order, batch_dims=1)
         lengths = tf.maximum(counts[:, -1], 1)
     outputs, states = cudnn_steps(
-        cell.cell, steps, initial_state, cell.kernel, cell.state_bias, lengths
+        cell.cell,
+        steps,
+        initial_state,
+        recurrent_kernel=cell.kernel,
+        state_bias=cell.state_bias,
+        lengths=lengths,
     )
     all_states = tf.concat([initial_state[0][:, None], outputs], 1)
     hidden = all_states[:, :-1]
@@ -324,7 +333,7 @@ def _run_cudnn(cell, z, initial_state, mask, return_sequence):
 def _gradients(layer, inputs, dz):
     """Yield the factors of kernel, recurrent kernel and bias."""
     inputs, hidden, *extras = inputs
-    yield from _make_cell(layer).gradients(inputs, hidden, extras, dz)
+    yield from _make_cell(layer).gradients(inputs, hidden, extras, dz=dz)
 
 
 for _layer in _LAYERS:

@@ -126,7 +126,11 @@ def register_rule(
                 "Pass replace=True to replace it."
             )
         _RULES[layer_class] = Rule(
-            layer_class, function, forward, unsupported, by_position
+            layer_class,
+            function,
+            forward,
+            unsupported=unsupported,
+            by_position=by_position,
         )
         return function
 

@@ -37,7 +37,7 @@ def loss_of(model, with_outputs=False):
     return loss_fn
 
 
-def net(mode, cls=kpg.PerGradModel, loss=None, optimizer=None, **arguments):
+def net(mode, cls=kpg.PerGradModel, loss=None, *, optimizer=None, **arguments):
     inputs = keras.Input((5,))
     hidden = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)
     model = cls(inputs, keras.layers.Dense(3)(hidden))

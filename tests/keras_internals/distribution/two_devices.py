@@ -93,7 +93,9 @@ def same(case, mode, optimizer=None, **arguments):
     big_batch.assert_same(together, alone)
 
 
-def dense(mode, loss="mse", optimizer="sgd", make=big_batch.dense, **arguments):
+def dense(
+    mode, loss="mse", optimizer="sgd", *, make=big_batch.dense, **arguments
+):
     model = make(kpg.PerGradModel)
     model.compile(
         optimizer, loss, gradient_mode=mode, jit_compile=False, **arguments

@@ -47,7 +47,7 @@ class Noting(TracedStep):
 
 
 def assert_exact(
-    model, x, run="graph", one_by_one=(), training=False, others=()
+    model, x, run="graph", *, one_by_one=(), training=False, others=()
 ):
     """Asserts that all that factors answer is what the oracle gives.
 
@@ -79,7 +79,14 @@ def assert_exact(
         tape = Noting(model, (x, y, None), training)
         with tape:
             y_pred = tape.forward(x)
-            target = total_loss(model, x, y, y_pred, None, training)
+            target = total_loss(
+                model,
+                x,
+                y,
+                y_pred=y_pred,
+                sample_weight=None,
+                training=training,
+            )
         factors = tape.sample_gradients(target)
         slow.update(
             use.type for _, use in tape.noted if getattr(use, "reason", None)
@@ -138,14 +145,17 @@ def _with_targets(model, x, training):
     )
 
 
-def _assert_found(found, model, x, y, weights, questions, training):
+def _assert_found(found, model, x, *, y, weights, questions, training):
     norms, full, plain, sums, new, held = found
     n = len(weights)
     expected = oracle.per_sample_gradients(model, x, y, training=training)
     contributions = [None if g is None else g / n for g in expected]
     oracle.assert_agree(full, contributions)
     oracle.assert_agree(
-        plain, oracle.batch_gradient(model, x, y, None, training)
+        plain,
+        oracle.batch_gradient(
+            model, x, y, sample_weight=None, training=training
+        ),
     )
     oracle.assert_agree(
         sums,
@@ -170,7 +180,7 @@ def _assert_found(found, model, x, y, weights, questions, training):
         oracle.assert_agree(sum(answers, ()), right)
 
 
-def assert_draws_of_the_batch(model, x, y, method="vectorized"):
+def assert_draws_of_the_batch(model, x, y, *, method="vectorized"):
     """Asserts that samples meet what random layers draw for the batch.
 
     Their mean gradient is the batch's, from the same state of the layers.
@@ -196,7 +206,7 @@ def _further(factor, direction, projection):
     return factor.dot(direction), factor.gram(), squares, projected
 
 
-def _answers(gradients, direction, projection, n):
+def _answers(gradients, direction, projection, *, n):
     """Return what these are by the gradients themselves."""
     if gradients is None:
         return None, None, None, None

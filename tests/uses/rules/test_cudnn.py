@@ -314,7 +314,7 @@ def test_masks_are_those_of_the_loop(gpu, name, settings):
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("mode", ["batch", "per_sample", "accumulated"])
 def test_modes_that_call_the_model_leave_cudnn_out_with_a_mask(
-    gpu, mode, masked, wrap
+    gpu, mode, masked, *, wrap
 ):
     layer = layers.LSTM(3, return_sequences=True)
     layer = layers.Bidirectional(layer) if wrap else layer

@@ -114,9 +114,9 @@ def test_layers_inside_see_the_training_flag_of_the_batch(make, method):
         )
         assert not np.allclose(calm[0], found[0])
         return
-    found = assert_draws_of_the_batch(model, x, y, method)
+    found = assert_draws_of_the_batch(model, x, y, method=method)
     if not issubclass(make, Active):
-        oracle.check(found, model, x, y)
+        oracle.check(found, model, x, y=y)
 
 
 def test_outputs_of_another_rank_for_one_sample():

@@ -41,7 +41,7 @@ KINDS = {
     "gru": Kind(functools.partial(layers.GRU, 3)),
     "gru before": Kind(functools.partial(layers.GRU, 3, reset_after=False)),
     "convolutional": Kind(
-        functools.partial(layers.ConvLSTM1D, 2, 2), (4, 2), (3, 2), 2
+        functools.partial(layers.ConvLSTM1D, 2, 2), (4, 2), (3, 2), states=2
     ),
 }
 PLAIN = [name for name in KINDS if name != "convolutional"]
@@ -73,7 +73,7 @@ def test_is_exact(name, setting):
     assert_exact(model, normal(3, 4, 2))
 
 
-def _convolutional(rank, shape, filters=2, kernel=2, **settings):
+def _convolutional(rank, shape, filters=2, *, kernel=2, **settings):
     cls = getattr(layers, f"ConvLSTM{rank}D")
     return lambda: cls(filters, kernel, **settings), shape
 
@@ -82,12 +82,14 @@ SAME = {"padding": "same", **SEQUENCES}
 FRAMES = 3, 3, 3, 2
 CONVOLUTIONAL = {
     "1d": _convolutional(1, (3, 4, 2)),
-    "1d same strided": _convolutional(1, (3, 5, 2), 2, 3, strides=2, **SAME),
+    "1d same strided": _convolutional(
+        1, (3, 5, 2), 2, kernel=3, strides=2, **SAME
+    ),
     "1d dilated": _convolutional(1, (3, 5, 2), dilation_rate=2),
     "2d": _convolutional(2, (3, 3, 4, 2)),
-    "2d same": _convolutional(2, (3, 3, 4, 2), 2, (3, 2), **SAME),
+    "2d same": _convolutional(2, (3, 3, 4, 2), 2, kernel=(3, 2), **SAME),
     "2d uneven strides": _convolutional(
-        2, (2, 5, 3, 1), 2, (2, 3), strides=(2, 1), padding="same"
+        2, (2, 5, 3, 1), 2, kernel=(2, 3), strides=(2, 1), padding="same"
     ),
     "2d strided": _convolutional(2, (2, 5, 5, 2), strides=2),
     "2d dilated": _convolutional(2, (2, 4, 4, 2), dilation_rate=(2, 1)),
@@ -97,9 +99,9 @@ CONVOLUTIONAL = {
         2, FRAMES, unit_forget_bias=False, activation="relu"
     ),
     "2d unroll": _convolutional(2, FRAMES, unroll=True, **SEQUENCES),
-    "2d one pixel kernel": _convolutional(2, (2, 3, 3, 2), 2, 1),
+    "2d one pixel kernel": _convolutional(2, (2, 3, 3, 2), 2, kernel=1),
     "3d": _convolutional(3, (2, 3, 2, 3, 2)),
-    "3d same": _convolutional(3, (2, 2, 3, 3, 1), 1, (1, 2, 3), **SAME),
+    "3d same": _convolutional(3, (2, 2, 3, 3, 1), 1, kernel=(1, 2, 3), **SAME),
 }
 
 
@@ -318,7 +320,7 @@ def _drop_the_same(cell, monkeypatch):
     ],
 )
 def test_dropout_is_exact_by_the_rule(
-    name, settings, unrolled, rates, monkeypatch
+    name, settings, unrolled, *, rates, monkeypatch
 ):
     """Against single samples, with the same masks for every sample."""
     monkeypatch.setattr(recurrent, "UNROLLED_STEPS", 100 if unrolled else 0)
@@ -429,14 +431,14 @@ def test_channels_first_is_exact(name, monkeypatch):
         model = keras.Model(inputs, layer(inputs))
         model.set_weights(last or randomized(model).get_weights())
         last = model.get_weights()
-        found.append(_of_step(model, x, layer.cell, monkeypatch))
+        found.append(_of_step(model, x, layer.cell, monkeypatch=monkeypatch))
     (outputs, gradients), (others, expected) = found
     oracle.assert_agree(gradients, expected)
     for a, b in zip(outputs, others, strict=True):
         np.testing.assert_allclose(a, np.moveaxis(b, -1, -1 - rank), rtol=1e-9)
 
 
-def _of_step(model, x, cell, monkeypatch):
+def _of_step(model, x, cell, *, monkeypatch):
     """Outputs and gradients, with masks that do not depend on the layout."""
 
     def masks(step_input, rate):
@@ -446,14 +448,23 @@ def _of_step(model, x, cell, monkeypatch):
 
     @tf.function(autograph=False)
     def compute(x):
-        with TracedStep(model, (x, None, None), True, _all_squares) as tape:
+        with TracedStep(
+            model, (x, None, None), True, loss=_all_squares
+        ) as tape:
             outputs = tape.forward(x)
-            loss = _all_squares(None, None, None, outputs, None, True)
+            loss = _all_squares(
+                None,
+                None,
+                None,
+                y_pred=outputs,
+                sample_weight=None,
+                training=True,
+            )
         factors = tape.sample_gradients(loss)
         return outputs, [f.materialize() for f in factors]
 
     return compute(tf.constant(x))
 
 
-def _all_squares(model, x, y, y_pred, sample_weight, training):
+def _all_squares(model, x, y, *, y_pred, sample_weight, training):
     return tf.add_n([tf.reduce_sum(tf.square(t)) for t in y_pred])
