@@ -119,7 +119,7 @@ def measure(task):
     return scale, batch, samples
 
 
-def row(task, scale, batch, *, samples):
+def row(task, scale, batch, samples):
     """Return a line of the table."""
     best = min(samples, key=lambda size: samples[size])
     cells = [

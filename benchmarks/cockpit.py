@@ -200,7 +200,7 @@ def added(measured, plain):
     return statistics.median(m - p for m, p in zip(measured, plain))
 
 
-def times(name, worker, rounds, *, steps):
+def times(name, worker, rounds, steps):
     """Return who → milliseconds of a plain step, and what measuring adds."""
     for job in JOBS:
         asked = {"rival": job, "model": name, "batch": BATCH, "steps": WINDOW}

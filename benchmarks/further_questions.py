@@ -21,7 +21,7 @@ from keras_pergrad.uses import TracedStep
 BATCH, NORM, RATE = 64, 1.0, 1e-3
 
 
-def plain(model, loss, x, *, y, direction):
+def plain(model, loss, x, y, direction):
     """The gradient of the batch, applied."""
     with tf.GradientTape() as tape:
         value = loss(y, model(x, training=True))
@@ -29,7 +29,7 @@ def plain(model, loss, x, *, y, direction):
     return value
 
 
-def clipped(model, loss, x, *, y, direction, question=None):
+def clipped(model, loss, x, y, direction, question=None):
     """The mean of clipped gradients, applied, and the answers of factors."""
     step = TracedStep(model, (x, y, None))
     with step:

@@ -123,7 +123,7 @@ def lds(python, halves=50, steps=300):
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss)
-    train = _trainer(model, x, y, steps=steps)
+    train = _trainer(model, x, y, steps)
     rng = np.random.default_rng(1)
     subsets = np.array([rng.permutation(1000) < 500 for _ in range(halves)])
 
@@ -165,9 +165,7 @@ def lds(python, halves=50, steps=300):
                 key = f"keras_pergrad {curvature}", str(damping)
                 rows.setdefault(key, []).append((took, scores))
     if python:
-        for name, scores in _peers(
-            python, weights, x, y=y, x_test=x_test, y_test=y_test
-        ):
+        for name, scores in _peers(python, weights, x, y, x_test, y_test):
             method, damping, _, took = name.split("|")
             rows.setdefault((method, damping), []).append((float(took), scores))
     truth = np.array(truth)
@@ -177,7 +175,7 @@ def lds(python, halves=50, steps=300):
         print(f"| {method} | {damping} | {score:.3f} | {times} s |")
 
 
-def _trainer(model, x, y, *, steps):
+def _trainer(model, x, y, steps):
     begin = model.get_weights()
     variables = model.trainable_variables
     x, y = tf.constant(x), tf.constant(y)
@@ -216,7 +214,7 @@ def _lds(scores, subsets, truth):
     return np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs])
 
 
-def _peers(python, weights, x, *, y, x_test, y_test):
+def _peers(python, weights, x, y, x_test, y_test):
     with tempfile.TemporaryDirectory() as folder:
         given = pathlib.Path(folder) / "in.npz"
         out = pathlib.Path(folder) / "out.npz"
@@ -303,7 +301,7 @@ def _flipped_digits():
             keras.layers.Dense(10, kernel_regularizer=penalty),
         ]
     )
-    return _trained(model, x, y, flipped=flipped, epochs=15)
+    return _trained(model, x, y, flipped, 15)
 
 
 def _flipped_text():
@@ -328,10 +326,10 @@ def _flipped_text():
             keras.layers.Dense(topics, kernel_regularizer=penalty),
         ]
     )
-    return _trained(model, x, y, flipped=flipped, epochs=15)
+    return _trained(model, x, y, flipped, 15)
 
 
-def _trained(model, x, y, *, flipped, epochs):
+def _trained(model, x, y, flipped, epochs):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss)
     model.fit(x, y, batch_size=64, epochs=epochs, verbose=0)

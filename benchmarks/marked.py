@@ -15,7 +15,7 @@ def write(marks, *parts):
     README.write_text(f"{before}{table}{after}", encoding="utf-8")
 
 
-def write_rows(marks, header, rows, *, keys=1):
+def write_rows(marks, header, rows, keys=1):
     """Puts rows into the table between the marks.
 
     A row with the same first `keys` cells is replaced; others stay, if the

@@ -23,7 +23,7 @@ EXAMPLES, BATCH, WARM, ROUNDS = 4096, 256, 2, 12
 SAMPLINGS = ("fixed", "poisson")
 
 
-def make(name, sampling, x, *, y, epochs):
+def make(name, sampling, x, y, epochs):
     """A function that trains one epoch."""
     private = kpg.PrivateTraining(
         noise_multiplier=1.0,
@@ -55,9 +55,7 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(2)
     for name in chosen.models:
         x, y = make_batch(name, EXAMPLES)
-        epochs = {
-            s: make(name, s, x, y=y, epochs=WARM + ROUNDS) for s in SAMPLINGS
-        }
+        epochs = {s: make(name, s, x, y, WARM + ROUNDS) for s in SAMPLINGS}
         seconds = {s: [] for s in SAMPLINGS}
         for k in range(WARM + ROUNDS):
             for s in SAMPLINGS if k % 2 else SAMPLINGS[::-1]:

@@ -42,7 +42,7 @@ BATCHES = {
 RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
-def accuracy(epsilon, batch_size, steps, *, seeds, batches):
+def accuracy(epsilon, batch_size, steps, seeds, batches):
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -181,8 +181,8 @@ def main():
             chosen.epsilon,
             chosen.batch_size,
             chosen.steps,
-            seeds=chosen.seeds,
-            batches=chosen.batches,
+            chosen.seeds,
+            chosen.batches,
         )
     else:
         step(

@@ -28,7 +28,7 @@ NUMBERS = 4096
 MODELS = ("mlp", "ffnn", "mnist", "cifar10", "embed", "lstm", "transformer")
 
 
-def clipped(model, loss, x, *, y, projected=None):
+def clipped(model, loss, x, y, projected=None):
     """The mean of clipped gradients, applied, and projections of all."""
     step = TracedStep(model, (x, y, None))
     with step:
@@ -44,7 +44,7 @@ def clipped(model, loss, x, *, y, projected=None):
     return [project(f, p) for f, p in zip(factors, projected)]
 
 
-def projected_only(model, loss, x, *, y, projected):
+def projected_only(model, loss, x, y, projected):
     """The projections of all samples, without a step."""
     step = TracedStep(model, (x, y, None))
     with step:
@@ -59,7 +59,7 @@ def _fisher(name, model, kind):
     return FisherStatistic(kind, (one,), True, training=True).trace(model)
 
 
-def _ask(function, model, x, *, seed):
+def _ask(function, model, x, seed):
     # The function does not keep the model alive.
     return function(x, None, None, seed)
 

@@ -69,7 +69,7 @@ def _insert(batch, single, i):
     return joined
 
 
-def batch_gradient(model, x, y, *, sample_weight=None, training=False):
+def batch_gradient(model, x, y, sample_weight=None, training=False):
     """The ordinary gradient of the compiled loss, regularisers left out."""
     with tf.GradientTape() as tape:
         y_pred = _call(model, x, training)
@@ -101,14 +101,9 @@ def assert_agree(found, expected):
             np.testing.assert_allclose(a, b, **limits, err_msg=f"variable {k}")
 
 
-def check(per_sample, model, x, *, y, sample_weight=None, training=False):
+def check(per_sample, model, x, y, sample_weight=None, training=False):
     """Asserts that `per_sample` is the oracle's, and means to the batch's."""
     expected = per_sample_gradients(model, x, y, sample_weight, training)
     assert_agree(per_sample, expected)
     means = [None if g is None else np.mean(g, 0) for g in per_sample]
-    assert_agree(
-        means,
-        batch_gradient(
-            model, x, y, sample_weight=sample_weight, training=training
-        ),
-    )
+    assert_agree(means, batch_gradient(model, x, y, sample_weight, training))

@@ -247,7 +247,7 @@ def _values(name, tensor, s, *, rng, length):
     return draw(size=shape).astype(keras.config.floatx())
 
 
-def batch(inputs, s, rng, *, length=None):
+def batch(inputs, s, rng, length=None):
     """Values for a model's inputs; `length`: of an axis of any length."""
     length = length or 2 * s.positions
     if isinstance(inputs, dict):

@@ -383,7 +383,7 @@ MISTAKES = {
                 "vectorized",
                 layers.Reshape((2, 2)),
                 layers.TimeDistributed(layers.BatchNormalization(name="inner")),
-                shape=layers.Flatten(),
+                layers.Flatten(),
             ),
             *(X, Y),
         ),

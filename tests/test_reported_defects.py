@@ -307,7 +307,7 @@ TRAINS = {
             L.Dense(4),
             L.Reshape((6, 4, 1)),
             L.ConvLSTM1D(2, 2),
-            optimizer=L.Flatten(),
+            L.Flatten(),
             shape=(6, 5),
         ),
         ["vectorized"],

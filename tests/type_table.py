@@ -46,7 +46,7 @@ def _marks(name):
     return f"<!-- {name} -->\n", f"<!-- end of the {name} -->\n"
 
 
-def _put(text, begin, end, *, part):
+def _put(text, begin, end, part):
     before, rest = text.split(begin)
     _, after = rest.split(end)
     return f"{before}{begin}\n{part}\n{end}{after}"

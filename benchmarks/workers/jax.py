@@ -9,7 +9,7 @@ from benchmarks.workers.jax_models import make_loss
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 
 
-def build(rival, model, task, *, batch):
+def build(rival, model, task, batch):
     data = [jnp.asarray(part) for part in make_batch(model, batch)]
     state = [jnp.asarray(w) for w in make_weights(model)]
     loss = make_loss(model)
@@ -27,7 +27,7 @@ def build(rival, model, task, *, batch):
     mean = {
         "jax_plain": jax.grad(loss),
         "jax_vmap": lambda w, x, y: _clipped(per_sample(w, x, y)),
-        "jax_scan": lambda w, x, y: _scan(one, w, x, y=y),
+        "jax_scan": lambda w, x, y: _scan(one, w, x, y),
     }[rival]
 
     @jax.jit
@@ -63,7 +63,7 @@ def _clipped(gradients):
     return [jnp.tensordot(factors, g, 1) for g in gradients]
 
 
-def _scan(one, weights, x, *, y):
+def _scan(one, weights, x, y):
     """The mean of clipped gradients, one sample at a time."""
 
     def add(total, sample):

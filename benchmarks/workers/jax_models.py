@@ -30,7 +30,7 @@ def _ffnn(weights, x):
     return _dense(weights, jax.nn.relu(_dense(weights, x)))
 
 
-def _conv(weights, x, stride=1, *, padding="SAME"):
+def _conv(weights, x, stride=1, padding="SAME"):
     kernel = next(weights)
     found = lax.conv_general_dilated(
         x,
@@ -55,7 +55,7 @@ def _mean_pool(x):
 
 def _mnist(weights, x):
     x = _max_pool(jax.nn.relu(_conv(weights, x, 2)))
-    x = _max_pool(jax.nn.relu(_conv(weights, x, 2, padding="VALID")))
+    x = _max_pool(jax.nn.relu(_conv(weights, x, 2, "VALID")))
     x = x.reshape(len(x), -1)
     return _dense(weights, jax.nn.relu(_dense(weights, x)))
 

@@ -9,7 +9,7 @@ from benchmarks.workers.jax import card as card
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 
 
-def build(rival, model, task, *, batch):
+def build(rival, model, task, batch):
     del rival, task
     if model in large_models.MODELS:
         net, loss = keras_large.build_model(model), keras_large.make_loss()

@@ -11,7 +11,7 @@ from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 
 
-def build(rival, model, task, *, batch):
+def build(rival, model, task, batch):
     del task
     fast = rival == "tf_privacy_fast"
     net = build_model(

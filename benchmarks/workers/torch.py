@@ -22,7 +22,7 @@ _MODULES = {
 }
 
 
-def build(rival, model, task, *, batch):
+def build(rival, model, task, batch):
     x, y = torch_models.make_batch(model, batch)
     data = torch_models.inputs(x), torch_models.targets(model, y)
     if rival in ("torch_plain", "torch_compiled"):
@@ -31,7 +31,7 @@ def build(rival, model, task, *, batch):
         module = importlib.import_module(
             f"benchmarks.workers.{_MODULES[rival]}"
         )
-        job = module.build(rival, model, task, batch=data)
+        job = module.build(rival, model, task, data)
     return job if card is None else Job(_awaited(job.step), job.weights)
 
 

@@ -42,7 +42,7 @@ def _loaders(train, test):
     )
 
 
-def _dattri(make_attributor, data, train, *, test):
+def _dattri(make_attributor, data, train, test):
     """The scores of an attributor of dattri, (tests, samples)."""
     model = _model(data)
 
@@ -58,18 +58,18 @@ def _dattri(make_attributor, data, train, *, test):
     return attributor.attribute(train, test).detach().numpy().T
 
 
-def _dattri_cg(data, train, test, *, damping):
+def _dattri_cg(data, train, test, damping):
     def make(task):
         return IFAttributorCG(task, regularization=damping)
 
-    return _dattri(make, data, train, test=test)
+    return _dattri(make, data, train, test)
 
 
-def _dattri_ekfac(data, train, test, *, damping):
+def _dattri_ekfac(data, train, test, damping):
     def make(task):
         return IFAttributorEKFAC(task, damping=damping)
 
-    return _dattri(make, data, train, test=test)
+    return _dattri(make, data, train, test)
 
 
 class _Classification(Task):
@@ -85,7 +85,7 @@ class _Classification(Task):
         return self.compute_train_loss(batch, model)
 
 
-def _kronfluence(data, train, test, *, damping):
+def _kronfluence(data, train, test, damping):
     task = _Classification()
     model = prepare_model(_model(data), task)
     with tempfile.TemporaryDirectory() as folder:

@@ -278,7 +278,7 @@ def _how_served(model, uses):
     return "rule" if rules else "ops", None
 
 
-def _sum_with_added(model, x, y, *, y_pred, sample_weight, training):
+def _sum_with_added(model, x, y, y_pred, sample_weight, training):
     """Return the sum of the outputs and of what was given to `add_loss`."""
     outputs = sum_of_outputs(
         model,

@@ -217,7 +217,9 @@ class Patches(SampleGradients):
         method = self.chosen_method()
         if method not in _GRADIENTS:
             method = min(_GRADIENTS, key=self._rank)
-        gradients = _GRADIENTS[method](big, small, self.windows, self.groups)
+        gradients = _GRADIENTS[method](
+            big, small, self.windows, groups=self.groups
+        )
         outputs = small.shape[-1]
         if gradients.shape[-1] == outputs:  # (n, K·i, g·o)
             return Held(gradients, self.shape)

@@ -123,7 +123,7 @@ class MissingLoss(ValueError):
     """There is no loss to take a gradient of."""
 
 
-def measured_loss(model, x, y, *, y_pred, sample_weight, training=True):
+def measured_loss(model, x, y, y_pred, sample_weight, training=True):
     """Return the scalar loss of a batch, after the forward pass."""
     del training
     if (

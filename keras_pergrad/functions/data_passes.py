@@ -54,8 +54,8 @@ def run_passes(quantity, model, data, method, training, *extra_tensors):
     require_outside_functions()
     require_compiled(model)
     require_one_of("method", method, METHODS)
-    *data, verbose = data
-    batches = batches_of(*data)
+    *data, batch_size, verbose = data
+    batches = batches_of(*data, batch_size=batch_size)
     # ‖ḡ‖² over several batches needs the sum of the gradients themselves.
     if quantity == "statistics" and batches.count != 1:
         quantity = "sums"

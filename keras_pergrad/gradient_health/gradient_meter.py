@@ -213,7 +213,7 @@ class GradientMeter:
             undefined=clause.rstrip(".") + ".",
         )
 
-    def _gradient_alone(self, x, y, sample_weight, *, request, direction):
+    def _gradient_alone(self, x, y, sample_weight, request, direction):
         del request, direction
         penalties = Penalties(self.model)
         with tf.GradientTape() as tape:
@@ -231,7 +231,7 @@ class GradientMeter:
         )
 
     def _gradient_and_samples(
-        self, trace, x, y, *, sample_weight, request, direction
+        self, trace, x, y, sample_weight, request, direction
     ):
         """Return the gradient, and what is wanted of the samples."""
         # One program computes both, so TensorFlow runs the backward pass once.
@@ -253,7 +253,7 @@ class GradientMeter:
         )
         return loss, gradients, observed
 
-    def _samples_alone(self, trace, x, y, *, sample_weight, request, direction):
+    def _samples_alone(self, trace, x, y, sample_weight, request, direction):
         loss, _, factors, losses = self._trace_samples(
             trace, (x, y, sample_weight), contextlib.nullcontext()
         )

@@ -59,7 +59,7 @@ class FisherStatistic:
     def _batch_sums(self, model, batch, seed, *, more):
         x, y, sample_weight = batch
 
-        def loss(model, x, y, *, y_pred, sample_weight, training):
+        def loss(model, x, y, y_pred, sample_weight, training):
             if self.likelihoods is None:
                 return total_loss(
                     model,

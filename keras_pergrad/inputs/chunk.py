@@ -91,7 +91,7 @@ def loss_of_chunk(model, first_sample):
     )
 
 
-def _sum_of_losses(model, x, y, *, y_pred, sample_weight, training):
+def _sum_of_losses(model, x, y, y_pred, sample_weight, training):
     """Return the sum of the samples' own losses."""
     del x, training
     n = tf.shape(tf.nest.flatten(y_pred)[0])[0]

@@ -114,7 +114,7 @@ def require_additive_loss(model):
         )
 
 
-def numerators(model, y, y_pred, *, sample_weight):
+def numerators(model, y, y_pred, sample_weight):
     """Return the sums of the losses' values; none for an own `compute_loss`."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []

@@ -111,7 +111,7 @@ def _solve_scaled(matrix, q, allowed):
     def should_continue(k, unsolved, *_):
         return (k < limit) & (unsolved > 0)
 
-    def exchange(k, unsolved, rows, *, free, z, fewest, patience):
+    def exchange(k, unsolved, rows, free, z, fewest, patience):
         row_free, row_q = tf.gather(free, rows), tf.gather(q, rows)
         solved = solve(matrix, -row_q, row_free)
         slack = tf.matmul(solved, matrix) + row_q

@@ -229,7 +229,7 @@ def _trace_step(traced, specs, number, *, repeated, values):
             with recording_losses(step.model, added_losses):
                 y_pred = step.forward(batch[0])
             if values is not None:
-                terms = values(step.model, batch[1], y_pred, dtype=batch[2])
+                terms = values(step.model, batch[1], y_pred, batch[2])
             loss = step.loss(
                 step.model, *batch[:2], y_pred, batch[2], step.training
             )

@@ -384,7 +384,9 @@ class Typing:
     def _lengths_of(self, op):
         """Return the lengths that an op may have in its shapes."""
         name = self._top or self._names.get(op, op.name)
-        return self._lengths_at(self.lengths, name, None if self._top else op)
+        return self._lengths_at(
+            self.lengths, name, op=None if self._top else op
+        )
 
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""

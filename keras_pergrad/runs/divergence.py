@@ -111,8 +111,16 @@ def find_divergences(aligned, grouping, tolerance):
     run_sets.setdefault(tuple(range(len(aligned.runs))), (None, False))
     # The sort is stable: sets of equal size stay in the order of the runs.
     compared = [
-        find_divergence(aligned, np.array(indices), tolerance, *labels)
-        for indices, labels in sorted(run_sets.items(), key=lambda s: len(s[0]))
+        find_divergence(
+            aligned,
+            np.array(indices),
+            tolerance,
+            common=common,
+            repeats=are_repeats,
+        )
+        for indices, (common, are_repeats) in sorted(
+            run_sets.items(), key=lambda s: len(s[0])
+        )
         if len(indices) > 1
     ]
     # Next to repeats, any other seed looks odd.

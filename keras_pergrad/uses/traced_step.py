@@ -445,7 +445,7 @@ class TracedStep:
                     yield k, variable_factor, use
 
 
-def sum_of_outputs(model, x, y, *, y_pred, sample_weight, training):
+def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
     """Return a loss for models without one: the sum of all outputs."""
     del model, x, y, sample_weight, training
     return tf.add_n(

@@ -45,14 +45,14 @@ def rows(*shape):
     return factors.Rows(tf.constant(ids), drawn(*shape, 3), (5, 3))
 
 
-def _outer(inputs, outputs, *layout):
+def _outer(inputs, outputs, shape=None, **layout):
     """Of two positions."""
-    return factors.Outer(drawn(2, inputs), drawn(2, outputs), *layout)
+    return factors.Outer(drawn(2, inputs), drawn(2, outputs), shape, **layout)
 
 
-def _blocks(positions, *layout):
+def _blocks(positions, shape=None, **layout):
     x, dz = drawn(2, positions, 3), drawn(2, positions, 4)
-    return factors.Blocks(x, dz, *layout)
+    return factors.Blocks(x, dz, shape, **layout)
 
 
 def patches():
@@ -117,8 +117,12 @@ LAYOUTS = {
     "many positions": lambda: factors.Outer(drawn(300, 4), drawn(300, 3)),
     "heads behind": lambda: _outer(5, 6, [5, 3, 2]),
     "heads before": lambda: _outer(6, 5, [3, 2, 5]),
-    "heads around": lambda: _outer(5, 6, [3, 5, 2], [1, 0, 2], [5, 3, 2]),
-    "heads turned": lambda: _outer(6, 5, [2, 5, 3], [1, 2, 0], [3, 2, 5]),
+    "heads around": lambda: _outer(
+        5, 6, [3, 5, 2], perm=[1, 0, 2], unpermuted=[5, 3, 2]
+    ),
+    "heads turned": lambda: _outer(
+        6, 5, [2, 5, 3], perm=[1, 2, 0], unpermuted=[3, 2, 5]
+    ),
     "an axis on both sides": lambda: _outer(4, 3, [2, 6]),
     "a vector": lambda: _outer(6, 1, [6]),
     "a number": lambda: factors.Sum(drawn(7), []),
@@ -142,12 +146,14 @@ LAYOUTS = {
     "blocks of one position": lambda: _blocks(1),
     "tripled": lambda: Tripled(factors.Outer(drawn(4), drawn(6))),
     "a tripled table": lambda: Tripled(rows(6)),
-    "blocks turned": lambda: _blocks(5, [3, 2, 4], [1, 0, 2], [2, 3, 4]),
+    "blocks turned": lambda: _blocks(
+        5, [3, 2, 4], perm=[1, 0, 2], unpermuted=[2, 3, 4]
+    ),
     "joined matrices": lambda: factors.join(
         [FACTORS["Outer of positions"](), FACTORS["Outer"]()]
     ),
     "tied and turned": lambda: factors.join(
-        [rows(6), _outer(3, 5, [5, 3], [1, 0], [3, 5])]
+        [rows(6), _outer(3, 5, [5, 3], perm=[1, 0], unpermuted=[3, 5])]
     ),
 }
 ALL = {**FACTORS, **LAYOUTS}

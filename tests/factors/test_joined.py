@@ -20,11 +20,11 @@ def _rows(positions, dtype="int32"):
     return Rows(ids, tf.constant(RNG.normal(size=(3, positions, 4))), (5, 4))
 
 
-def _outer(*positions, sides=(5, 4), layout=(), kind=Outer):
+def _outer(*positions, sides=(5, 4), layout=None, kind=Outer):
     x, dz = (
         tf.constant(RNG.normal(size=(3, *positions, size))) for size in sides
     )
-    return kind(x, dz, *layout)
+    return kind(x, dz, **(layout or {}))
 
 
 def _full():
@@ -34,8 +34,8 @@ def _full():
 class Upper(Adapted):
     """The upper triangles of a matrix."""
 
-    def __init__(self, *arguments):
-        super().__init__(Outer(*arguments))
+    def __init__(self, x, dz):
+        super().__init__(Outer(x, dz))
 
     def change(self, tensor):
         return tf.linalg.band_part(tensor, 0, -1)
@@ -44,8 +44,11 @@ class Upper(Adapted):
         return tf.reduce_sum(tf.square(self.materialize()), [1, 2])
 
 
-SAME = {"layout": ([5, 4], [0, 1], [5, 4])}
-TURNED = {"sides": (4, 5), "layout": ([5, 4], [1, 0], [4, 5])}
+SAME = {"layout": {"shape": [5, 4], "perm": [0, 1], "unpermuted": [5, 4]}}
+TURNED = {
+    "sides": (4, 5),
+    "layout": {"shape": [5, 4], "perm": [1, 0], "unpermuted": [4, 5]},
+}
 USES = {
     "tables": (lambda: [_rows(2), _rows(1), _rows(3, "int64")], Rows),
     "matrices": (lambda: [_outer(), _outer(2, 3)], Outer),

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.factors import Outer
 
 
-def _parts(n, positions, i, *, o):
+def _parts(n, positions, i, o):
     rng = np.random.default_rng(0)
     between = [] if positions is None else [positions]
     return rng.normal(size=(n, *between, i)), rng.normal(size=(n, *between, o))

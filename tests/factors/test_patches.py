@@ -92,8 +92,10 @@ def test_methods_agree_for_a_kernel_of_one_pixel(groups):
         expected = np.einsum("nhwi,nhwi->ni", big, small)[:, None]
     shape = (1, 1, 4 // groups, 4)
     tensors = tf.constant(big), tf.constant(small)
-    for method in Patches(*tensors, windows, shape, groups)._costs:
-        factor = Patches(*tensors, windows, shape, groups, method)
+    for method in Patches(*tensors, windows, shape=shape, groups=groups)._costs:
+        factor = Patches(
+            *tensors, windows, shape=shape, groups=groups, method=method
+        )
         norms = np.square(expected).sum((1, 2))
         np.testing.assert_allclose(factor.squared_norms(), norms, 1e-10)
         found = np.reshape(factor.materialize(), expected.shape)
@@ -126,7 +128,7 @@ def test_a_sample_that_is_not_finite_can_be_left_out(method):
     assert np.isfinite(broken.sum_of_squares()).all()
 
 
-def _chosen(sizes, channels, filters, *, kernel, stride, padding, groups=1):
+def _chosen(sizes, channels, filters, kernel, stride, padding, groups=1):
     windows = Windows.of(
         sizes, (kernel,) * 2, (stride,) * 2, dilation=(1, 1), padding=padding
     )

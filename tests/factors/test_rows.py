@@ -7,7 +7,7 @@ from keras_pergrad.factors.hashed_ids import squares_by_hash
 from keras_pergrad.factors.rows import METHODS
 
 
-def _factor(n, positions, method, *, rows=4):
+def _factor(n, positions, method, rows=4):
     rng = np.random.default_rng(0)
     ids = tf.constant(rng.integers(0, rows, (n, positions)), tf.int32)
     dz = tf.constant(rng.normal(size=(n, positions, 3)))

@@ -30,7 +30,7 @@ def _cancelling(rng, positions, inputs, *, outputs):
     return x, np.repeat(dz[:, None], outputs, 1)
 
 
-def _any(rng, positions, inputs, *, outputs):
+def _any(rng, positions, inputs, outputs):
     sides = (positions, inputs), (positions, outputs)
     return [rng.normal(size=side) for side in sides]
 

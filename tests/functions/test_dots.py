@@ -35,7 +35,7 @@ def _small(dtype=None):
         layers.Embedding(7, 4, dtype=dtype),
         layers.Conv1D(5, 3, activation="tanh", dtype=dtype),
         layers.Flatten(dtype=dtype),
-        optimizer=layers.Dense(3, dtype=dtype),
+        layers.Dense(3, dtype=dtype),
         shape=(6,),
         dtype="int32",
         units=None,

@@ -60,7 +60,7 @@ def cnn():
         layers.Conv2D(3, 3, activation="relu"),
         layers.Conv2D(4, 2, strides=2, use_bias=False, activation="tanh"),
         layers.Flatten(),
-        optimizer=layers.Dense(3, activation="softmax"),
+        layers.Dense(3, activation="softmax"),
         shape=(6, 6, 2),
         units=None,
     )

@@ -84,7 +84,7 @@ def dead_fraction(model, gradients):
     return np.mean(np.concatenate(list(counts.values())))
 
 
-def _samples(model, x, y, *, sample_weight):
+def _samples(model, x, y, sample_weight):
     """Gradients (n, P), losses (n,) and the loss of the data."""
     rows = oracle.per_sample_gradients(model, x, y, sample_weight)
     n = len(tf.nest.flatten(x)[0])

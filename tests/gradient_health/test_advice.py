@@ -365,7 +365,7 @@ def classifier(**loss):
         layers.Dense(5, name="one"),
         layers.Dropout(0.5),
         layers.LayerNormalization(name="norm"),
-        optimizer=layers.Dense(3, name="two", kernel_regularizer="l2"),
+        layers.Dense(3, name="two", kernel_regularizer="l2"),
         shape=(4,),
         units=None,
     )

@@ -39,7 +39,7 @@ def trained_weights(model, weights):
     return np.concatenate([np.ravel(v) for v in model.trainable_variables])
 
 
-def check(model, reading, before, *, after, batch, begin=None, rel=1e-10):
+def check(model, reading, before, after, batch, begin=None, rel=1e-10):
     """Compare a reading with single samples at the weights before."""
     weights = (begin or before, after, before)
     first, last, start = (trained_weights(model, w) for w in weights)

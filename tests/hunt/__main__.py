@@ -25,8 +25,8 @@ def main():
         arguments.seed,
         arguments.first,
         arguments.count,
-        workers=arguments.workers,
-        tell=lambda line: print(line, flush=True),
+        arguments.workers,
+        lambda line: print(line, flush=True),
     )
     failures = report(found, arguments.seed)
     chosen = distinct(failures, arguments.scripts)

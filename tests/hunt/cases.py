@@ -233,9 +233,7 @@ def _draw_sound(d, n):
     for _ in range(2 if d.chance(0.2) else 1):
         head = d.one(options)
         u = d.shape[-1] if head[0] == "h" else d.one([2, 3, 4])
-        outputs.append(
-            heads.write(head, d.one(_REDUCTIONS), n, u=u, shape=d.shape)
-        )
+        outputs.append(heads.write(head, d.one(_REDUCTIONS), n, u, d.shape))
     fields["outputs"] = tuple(outputs)
     if len(outputs) > 1 and d.chance(0.6):
         fields["loss_weights"] = "[0.7, 2.0]"
@@ -291,4 +289,4 @@ def _draw_coupled(d, n):
             d.smaller()
     head = d.one(heads.COUPLED if by_loss else heads.KERAS)
     u = 3 if "Dense" in head[0] else d.shape[-1]
-    return {"outputs": (heads.write(head, None, n, u=u, shape=d.shape),)}
+    return {"outputs": (heads.write(head, None, n, u, d.shape),)}

@@ -36,7 +36,7 @@ from tests.hunt.planting import Fault, instead
 FAULTS = []
 
 
-def _planted(name, owner, attribute, *, is_pure=False):
+def _planted(name, owner, attribute, is_pure=False):
     def listed(wrong):
         FAULTS.append(Fault(name, owner, attribute, instead(wrong), is_pure))
         return wrong
@@ -183,7 +183,7 @@ def _free_of_samples(right, op, types):
 
 
 @_planted("a condition not looked at", calls, "_condition")
-def _any_choice(right, call, types, *, typing):
+def _any_choice(right, call, types, typing):
     return right(call, [FREE, *types[1:]], typing)
 
 
@@ -202,48 +202,38 @@ class _Blind:
 
 
 @_planted("the end of a loop not looked at", calls, "_loop")
-def _any_count(right, call, types, *, typing):
+def _any_count(right, call, types, typing):
     return right(call, types, _Blind(typing))
 
 
 @_planted("sizes of the batch not noted", Sizes, "left")
-def _no_size(right, self, op, *, flags):
+def _no_size(right, self, op, flags):
     return right(self, op, flags) & ~BY_SIZE
 
 
 @_planted(
     "values in sums over the samples not noted", elementwise_rules, "as_divisor"
 )
-def _values_forgotten(right, op, k, *, kind):
+def _values_forgotten(right, op, k, kind):
     return right(op, k, Total(0) if isinstance(kind, Total) else kind)
 
 
 @_planted("assignments forgotten", State, "assign")
-@_planted(
-    "a subclass taken for the class", layer_methods, "own_method", is_pure=True
-)
+@_planted("a subclass taken for the class", layer_methods, "own_method", True)
 def _none(right, *args):
     return None
 
 
 @_planted(
-    "numbers known for one size accepted",
-    EveryNumber,
-    "_is_regular",
-    is_pure=True,
+    "numbers known for one size accepted", EveryNumber, "_is_regular", True
 )
-@_planted(
-    "places taken to be within a block", intervals, "_are_below", is_pure=True
-)
+@_planted("places taken to be within a block", intervals, "_are_below", True)
 def _true(right, *args):
     return True
 
 
 @_planted(
-    "state kept in their own way accepted",
-    typing,
-    "has_unknown_state",
-    is_pure=True,
+    "state kept in their own way accepted", typing, "has_unknown_state", True
 )
 def _false(right, *args):
     return False

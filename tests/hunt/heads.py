@@ -115,7 +115,7 @@ COUPLED = [
 ]
 
 
-def write(head, reduction, n, *, u, shape):
+def write(head, reduction, n, u, shape):
     """Fills the templates of a head.
 
     Args:

@@ -122,7 +122,7 @@ def _tidy():
             gc.collect(0)
 
 
-def fit_data_set(model, x, y, *, sample_weight=None, class_weight=None):
+def fit_data_set(model, x, y, sample_weight=None, class_weight=None):
     """Make one step of `fit` for any number of samples; its loss."""
     parts = [x, y] if sample_weight is None else [x, y, sample_weight]
     parts = [tuple(p) if isinstance(p, list) else p for p in parts]

@@ -55,7 +55,7 @@ def added_losses(model, n, copies=False):
     return total
 
 
-def contributions(model, x, y, *, sample_weight, samples=None, copies=False):
+def contributions(model, x, y, sample_weight, samples=None, copies=False):
     """n times what each sample adds to the gradient of the batch's loss.
 
     Sample i goes through the model alone; the other rows of the outputs are
@@ -104,7 +104,7 @@ def contributions(model, x, y, *, sample_weight, samples=None, copies=False):
     return found
 
 
-def batch_gradient(model, x, y, *, sample_weight):
+def batch_gradient(model, x, y, sample_weight):
     """The gradient of the compiled loss and of what layers add."""
     with restored(model), tf.GradientTape() as tape:
         model._clear_losses()

@@ -47,7 +47,7 @@ def _part(text):
     return slice(int(first) - 1, None, int(step))
 
 
-def prove(seed, most, processes, *, part=slice(None)):
+def prove(seed, most, processes, part=slice(None)):
     """Looks for every fault, or for a part of the faults.
 
     Returns:

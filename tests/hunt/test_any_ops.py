@@ -21,7 +21,7 @@ def test_ops_are_typed_by_a_rule_or_refused():
 
 
 def test_an_op_that_is_served_without_a_rule_is_found(monkeypatch):
-    def served(self, op, why, *, untyped=False):
+    def served(self, op, why, untyped=False):
         return At(0)
 
     monkeypatch.setattr(Typing, "failed", served)

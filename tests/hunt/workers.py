@@ -65,7 +65,7 @@ def spread(function, jobs, workers):
             yield future.result()
 
 
-def hunt(seed, first, count, *, workers, tell=lambda text: None):
+def hunt(seed, first, count, workers, tell=lambda text: None):
     """Judges `count` draws of a seed.
 
     Args:

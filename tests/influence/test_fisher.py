@@ -114,7 +114,7 @@ def _two_layers(loss="mse", activation=None):
         layers.Embedding(7, 4),
         layers.Conv1D(5, 3, activation="tanh"),
         layers.Flatten(),
-        optimizer=layers.Dense(3, activation=activation),
+        layers.Dense(3, activation=activation),
         shape=(6,),
         dtype="int32",
         units=None,

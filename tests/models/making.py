@@ -43,7 +43,7 @@ def net(*parts, shape=(5,), dtype=None, units=3, cls=keras.Model, seed=None):
     return cls(inputs, hidden)
 
 
-def compiled(model, mode=None, loss="mse", *, rate=0.1, **settings):
+def compiled(model, mode=None, loss="mse", rate=0.1, **settings):
     """Return `model`, compiled with SGD or `optimizer=`.
 
     With a gradient mode it becomes a `PerGradModel`, if it is none.
@@ -81,7 +81,7 @@ def unchanged(model):
     assert_equal(model.get_weights(), before)
 
 
-def assert_equal(found, expected, rtol=0.0, *, atol=0.0):
+def assert_equal(found, expected, rtol=0.0, atol=0.0):
     """Assert that two models or lists of arrays hold equal numbers."""
     found, expected = (
         weights(v) if isinstance(v, keras.Model) else v

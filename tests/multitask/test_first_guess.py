@@ -28,7 +28,7 @@ def _problem(kind):
     return tuple(map(tf.constant, (gramian, gramian, others)))
 
 
-def _assert_optimal(found, matrix, q, *, allowed):
+def _assert_optimal(found, matrix, q, allowed):
     z = found.numpy()
     matrix, q, allowed = (t.numpy() for t in (matrix, q, allowed))
     # In the units in which the diagonal is 1.

@@ -34,7 +34,7 @@ class Truth(keras.callbacks.Callback):
         self.steps.append(self.plugin.counters())
 
 
-def watch(plugin, model, x, *, y, **options):
+def watch(plugin, model, x, y, **options):
     """Trains for some steps; returns the report and the plugin's truth."""
     placement = DevicePlacement(warn=False, **options)
     truth = Truth(plugin)
@@ -65,7 +65,7 @@ def watch(plugin, model, x, *, y, **options):
     }
 
 
-def replayed(plugin, model, x, *, y):
+def replayed(plugin, model, x, y):
     """One traced step of a copy: what was read from it, and the truth."""
     concrete, values = runs.trace_step(model.train_step, (x, y))
     metadata = tf.compat.v1.RunMetadata()

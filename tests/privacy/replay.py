@@ -87,7 +87,7 @@ PLAIN, BLANK = "plain", "blank"
 FORMS = PLAIN, "gross", "opposite", "not finite", "heavy", BLANK
 
 
-def put(form, x, y, *, weights, unit):
+def put(form, x, y, weights, unit):
     """Put the form of a unit into the data."""
     if form in ("gross", "opposite"):
         x[unit, 1:] *= 100
@@ -146,14 +146,14 @@ def recording(recorder):
     finish, gradient_noise = PrivateMean.finish, Ledger.gradient_noise
 
     def seen_noise(self, index, like, *, deviation):
-        draw = gradient_noise(self, index, like, deviation=deviation)
+        draw = gradient_noise(self, index, like, deviation)
         seen = [draw, tf.cast(deviation, "float32")]
         tf.numpy_function(recorder.see_draw, seen, [])
         return draw
 
     def seen_finish(self, gradients, n, *, state=None):
         gradients = [tf.convert_to_tensor(g) for g in gradients]
-        released = finish(self, gradients, n, state=state)
+        released = finish(self, gradients, n, state)
         if "clip" in state.kept:
             released = [*released, tf.convert_to_tensor(state.clip)]
         values = [n, len(gradients), *gradients, *released]

@@ -55,7 +55,7 @@ def clipped_sums(views=1, **arguments):
     expected, drawn = 0, []
     for step in range(4):
         for part in range(2):
-            x, y = data.batch(net.aggregation_state, step, part, 2)
+            x, y = data.batch(net.aggregation_state, step, part, parts=2)
             drawn.append(len(y))
             if not len(y):
                 continue

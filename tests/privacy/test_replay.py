@@ -157,7 +157,7 @@ PRODUCT = {
         attains=(sampling, clipping) != ("fixed", "adaptive"),
     )
     for sampling, clipping, way, jit_compile in itertools.product(
-        ("poisson", "fixed", "shuffled"), CLIPPINGS, WAYS, target=(False, True)
+        ("poisson", "fixed", "shuffled"), CLIPPINGS, WAYS, (False, True)
     )
 }
 ALL = SETTINGS | OTHERS | PRODUCT

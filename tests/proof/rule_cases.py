@@ -131,7 +131,7 @@ _case("FakeQuantWithMinMaxArgs", image(6, 5))
 _case("FakeQuantWithMinMaxArgsGradient", image(6, 5), image(6, 5))
 _case("Betainc ClipByValue", *[some(6, 5) for _ in "abc"])
 _case("Complex", image(6, 5), image(6, 5))
-_case("Select SelectV2", truth(6, 5), real(6, 5), function=real(6, 5))
+_case("Select SelectV2", truth(6, 5), real(6, 5), real(6, 5))
 _case("NextAfter", real(6, 5), real(6, 5))
 _case("BiasAdd BiasAddV1", real(6, 5), real(5))
 _case("BiasAddGrad", real(6, 5))
@@ -150,7 +150,7 @@ _case(
     Given(np.full(6, 4, "int32"), np.full(6, 3, "int32")),
 )
 _case("InTopK", image(6, 5), whole(5, 6), k=2)
-_case("InTopKV2", image(6, 5), whole(5, 6), function=fixed(2, 1))
+_case("InTopKV2", image(6, 5), whole(5, 6), fixed(2, 1))
 _sorted = [np.sort(_rng.normal(size=(6, 5)), 1) for _ in "ab"]
 _case("LowerBound UpperBound", Given(*_sorted), real(6, 4))
 _case("SoftmaxCrossEntropyWithLogits", real(6, 5), some(6, 5))
@@ -162,23 +162,17 @@ _case("Where", truth(6, 5))
 _case("ListDiff", whole(5, 6), whole(5, 4))
 _case("DynamicPartition", real(6, 5), whole(2, 6), num_partitions=2)
 _case("DynamicStitch", [whole(6, 6)], [real(6, 5)])
-_case("Bincount", whole(4, 6), fixed(4, 5), function=real(6))
-_case("DenseBincount", whole(4, 6, 5), fixed(4, 5), function=real(6, 5))
+_case("Bincount", whole(4, 6), fixed(4, 5), real(6))
+_case("DenseBincount", whole(4, 6, 5), fixed(4, 5), real(6, 5))
 _case("Range", *[fixed(v, v + 1) for v in (1, 9, 2)])
-_case("LinSpace", real(), real(), function=fixed(4, 5))
+_case("LinSpace", real(), real(), fixed(4, 5))
 _case("Fill", fixed([6, 5], [5, 6]), real())
 _seed = fixed([1, 2], [3, 4])
 _shape = fixed([7, 6, 5], [8, 6, 5])
 _case("RandomGamma RandomPoissonV2", fixed([7]), some(6, 5), seed=1, seed2=2)
 _case("RandomGammaGrad", some(6, 5), some(6, 5))
-_case("StatelessRandomGammaV2", _shape, _seed, function=some(6, 5))
-_case(
-    "StatelessRandomPoisson",
-    _shape,
-    _seed,
-    function=some(6, 5),
-    dtype="float64",
-)
+_case("StatelessRandomGammaV2", _shape, _seed, some(6, 5))
+_case("StatelessRandomPoisson", _shape, _seed, some(6, 5), dtype="float64")
 _case(
     "StatelessRandomGammaV3",
     _shape,
@@ -191,8 +185,8 @@ _case(
     "StatelessRandomBinomial",
     _shape,
     _seed,
-    function=real(6, 5),
-    use=some(6, 5),
+    real(6, 5),
+    some(6, 5),
     dtype="float64",
 )
 CASES["StatelessRandomBinomial"][0][2].array[:] = 7.0
@@ -209,7 +203,7 @@ _case(
     seed=1,
     seed2=2,
 )
-_case("StatelessMultinomial", real(6, 5), fixed(7, 8), function=_seed)
+_case("StatelessMultinomial", real(6, 5), fixed(7, 8), _seed)
 _case("RandomShuffle", real(7, 6, 5), seed=1, seed2=2)
 _item = fixed([6, 5])
 _case("TensorListFromTensor", real(7, 6, 5), _item)
@@ -217,30 +211,30 @@ _case(
     "TensorListGetItem",
     listed(7, 6, 5),
     fixed(1, 2),
-    function=_item,
+    _item,
     element_dtype="float64",
 )
 _case(
     "TensorListGather",
     listed(7, 6, 5),
     whole(7, 4),
-    function=_item,
+    _item,
     element_dtype="float64",
 )
 _case(
     "TensorListScatterV2",
     real(7, 6, 5),
     fixed(range(7), [1, 0, 2, 3, 4, 5, 6]),
-    function=_item,
-    use=fixed(7, 8),
+    _item,
+    fixed(7, 8),
 )
 _case(
     "TensorListScatterIntoExistingList",
     listed(7, 6, 5),
     real(2, 6, 5),
-    function=fixed([1, 2], [3, 4]),
+    fixed([1, 2], [3, 4]),
 )
-_case("TensorListSetItem", listed(7, 6, 5), fixed(1, 2), function=real(6, 5))
+_case("TensorListSetItem", listed(7, 6, 5), fixed(1, 2), real(6, 5))
 _case("TensorListPushBack", listed(7, 6, 5), real(6, 5))
 _case(
     "TensorListPopBack TensorListStack",
@@ -258,14 +252,14 @@ _case(
     "TensorListConcatV2",
     listed(7, 6, 5),
     fixed([-1, 5]),
-    function=fixed([], dtype="int64"),
+    fixed([], dtype="int64"),
     element_dtype="float64",
 )
 _case(
     "TensorListSplit",
     real(7, 6, 5),
     fixed([-1, 6, 5]),
-    function=fixed([3, 4], [4, 3], "int64"),
+    fixed([3, 4], [4, 3], "int64"),
 )
 _case("TensorListResize", listed(7, 6, 5), fixed(7, 6))
 _case(
@@ -275,7 +269,7 @@ _case(
     element_dtype="float64",
 )
 _case("Gather", real(7, 6, 5), whole(7, 6))
-_case("GatherV2", real(7, 6, 5), whole(5, 4), function=fixed(2, 1))
+_case("GatherV2", real(7, 6, 5), whole(5, 4), fixed(2, 1))
 _ids = fixed([0, 0, 1, 2, 2, 2], [0, 1, 1, 1, 2, 2])
 _case(
     "SegmentSum SegmentMean SegmentProd SegmentMax SegmentMin", real(6, 5), _ids
@@ -285,28 +279,23 @@ _case(
     "UnsortedSegmentMin",
     real(6, 5),
     _ids,
-    function=fixed(3, 4),
+    fixed(3, 4),
 )
 _case(
     "SparseReshape",
     fixed([[0], [1]], [[2], [3]], "int64"),
     fixed([6], dtype="int64"),
-    function=fixed([2, 3], [3, 2], "int64"),
+    fixed([2, 3], [3, 2], "int64"),
 )
-_case("SparseToDense", whole(6, 2, 1), fixed([6]), function=real(2), use=real())
+_case("SparseToDense", whole(6, 2, 1), fixed([6]), real(2), real())
 _case("GatherNd", real(6, 7, 5), whole(6, 4, 1))
-_case(
-    "ScatterNd",
-    fixed([[0], [2]], [[1], [3]]),
-    real(2, 6),
-    function=fixed([5, 6]),
-)
+_case("ScatterNd", fixed([[0], [2]], [[1], [3]]), real(2, 6), fixed([5, 6]))
 _case(
     "TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub "
     "TensorScatterUpdate",
     real(5, 6),
     fixed([[0], [2]], [[1], [3]]),
-    function=real(2, 6),
+    real(2, 6),
 )
 _case("MatMul BatchMatMul BatchMatMulV2", real(6, 5), real(5, 4))
 _case("BatchMatMulV3", real(3, 6, 5), real(3, 5, 4), Tout="float64")
@@ -315,8 +304,8 @@ _case(
     "SparseTensorDenseMatMul",
     fixed([[0, 1], [1, 2]], [[0, 2], [1, 3]], "int64"),
     real(2),
-    function=fixed([4, 5], dtype="int64"),
-    use=real(5, 6),
+    fixed([4, 5], dtype="int64"),
+    real(5, 6),
 )
 _complex = real(7, 6, 5, 4, dtype="complex128")
 _case("FFT FFT2D FFT3D IFFT IFFT2D IFFT3D", _complex)
@@ -336,7 +325,7 @@ _case(
     "MatrixBandPart",
     real(6, 5, 4),
     fixed(1, 2, "int64"),
-    function=fixed(1, 2, "int64"),
+    fixed(1, 2, "int64"),
 )
 _square = real(6, 4, 4)
 _case(
@@ -357,13 +346,13 @@ _case("CholeskyGrad", _lower, _square)
 _case("MatrixSolve", _definite, real(6, 4, 5))
 _case("MatrixTriangularSolve", _lower, real(6, 4, 5))
 _case("BandedTriangularSolve", some(6, 3, 4), real(6, 4, 5))
-_case("MatrixSolveLs", real(6, 5, 4), real(6, 5, 3), function=some())
+_case("MatrixSolveLs", real(6, 5, 4), real(6, 5, 3), some())
 _case("MatrixSetDiag", real(6, 5, 4), real(6, 4))
 _case(
     "MatrixSetDiagV2 MatrixSetDiagV3",
     real(7, 6, 6),
     real(7, 2, 6),
-    function=_diagonal[0],
+    _diagonal[0],
 )
 _case("TridiagonalSolve", real(6, 3, 5), real(6, 5, 4))
 _case("TridiagonalMatMul", *[real(6, 1, 5) for _ in "abc"], real(6, 5, 4))
@@ -377,28 +366,24 @@ _case(
     "Conv2DBackpropInput",
     fixed([6, 8, 9, 4]),
     _kernel,
-    function=image(6, 7, 7, 5),
+    image(6, 7, 7, 5),
     **_conv,
 )
 _case(
-    "Conv2DBackpropFilter",
-    _x,
-    fixed([2, 3, 4, 5]),
-    function=image(6, 7, 7, 5),
-    **_conv,
+    "Conv2DBackpropFilter", _x, fixed([2, 3, 4, 5]), image(6, 7, 7, 5), **_conv
 )
 _case(
     "DepthwiseConv2dNativeBackpropInput",
     fixed([6, 8, 9, 4]),
     _kernel,
-    function=image(6, 7, 7, 20),
+    image(6, 7, 7, 20),
     **_conv,
 )
 _case(
     "DepthwiseConv2dNativeBackpropFilter",
     _x,
     fixed([2, 3, 4, 5]),
-    function=image(6, 7, 7, 20),
+    image(6, 7, 7, 20),
     **_conv,
 )
 _x3, _kernel3 = image(6, 3, 8, 9, 4), image(1, 2, 3, 4, 5)
@@ -406,26 +391,16 @@ _conv3 = {"strides": [1] * 5, "padding": "VALID"}
 _case("Conv3D", _x3, _kernel3, **_conv3)
 _out3 = image(6, 3, 7, 7, 5)
 _case(
-    "Conv3DBackpropInputV2",
-    fixed([6, 3, 8, 9, 4]),
-    _kernel3,
-    function=_out3,
-    **_conv3,
+    "Conv3DBackpropInputV2", fixed([6, 3, 8, 9, 4]), _kernel3, _out3, **_conv3
 )
-_case(
-    "Conv3DBackpropFilterV2",
-    _x3,
-    fixed([1, 2, 3, 4, 5]),
-    function=_out3,
-    **_conv3,
-)
+_case("Conv3DBackpropFilterV2", _x3, fixed([1, 2, 3, 4, 5]), _out3, **_conv3)
 _dilation = {"strides": [1] * 4, "rates": [1] * 4, "padding": "VALID"}
 _case("Dilation2D", _x, image(2, 3, 4), **_dilation)
 _case(
     "Dilation2DBackpropInput Dilation2DBackpropFilter",
     _x,
     image(2, 3, 4),
-    function=image(6, 7, 7, 4),
+    image(6, 7, 7, 4),
     **_dilation,
 )
 _pool = {"ksize": [1, 2, 3, 1], **_conv}
@@ -438,17 +413,17 @@ _case("MaxPool3D AvgPool3D", _x3, **_pool3)
 _pooled = image(6, 7, 7, 4)
 _case("AvgPoolGrad", fixed([6, 8, 9, 4]), _pooled, **_pool)
 _case("AvgPool3DGrad", fixed([6, 3, 8, 9, 4]), image(6, 3, 7, 7, 4), **_pool3)
-_case("MaxPoolGrad", _x, _pooled, function=_pooled, **_pool)
-_case("MaxPoolGradGrad", _x, _pooled, function=_x, **_pool)
+_case("MaxPoolGrad", _x, _pooled, _pooled, **_pool)
+_case("MaxPoolGradGrad", _x, _pooled, _x, **_pool)
 _case("MaxPoolGradV2", _x, _pooled, _pooled, *_window, padding="VALID")
 _case("MaxPoolGradGradV2", _x, _pooled, _x, *_window, padding="VALID")
 _case("MaxPool3DGrad", _x3, *[image(6, 3, 7, 7, 4)] * 2, **_pool3)
-_case("MaxPool3DGradGrad", _x3, image(6, 3, 7, 7, 4), function=_x3, **_pool3)
+_case("MaxPool3DGradGrad", _x3, image(6, 3, 7, 7, 4), _x3, **_pool3)
 _case(
     "MaxPoolGradWithArgmax",
     _x,
     _pooled,
-    function=whole(60, 6, 7, 7, 4, dtype="int64"),
+    whole(60, 6, 7, 7, 4, dtype="int64"),
     **_pool,
 )
 _fraction = {
@@ -469,7 +444,7 @@ _case(
     *_cuts,
 )
 _case("LRN", _x)
-_case("LRNGrad", _x, _x, function=_x)
+_case("LRNGrad", _x, _x, _x)
 _case("SpaceToDepth DepthToSpace", image(6, 4, 8, 8), block_size=2)
 _patches = {
     "ksizes": [1, 2, 3, 1],
@@ -543,35 +518,22 @@ _turns = image(6, 8)
 _turns.array[:, 6:] = _turns.other[:, 6:] = 0
 _fill = some(dtype="float32")
 _moved = {"interpolation": "BILINEAR"}
-_case("ImageProjectiveTransformV2", _x, _turns, function=_size, **_moved)
-_case(
-    "ImageProjectiveTransformV3",
-    _x,
-    _turns,
-    function=_size,
-    use=_fill,
-    **_moved,
-)
+_case("ImageProjectiveTransformV2", _x, _turns, _size, **_moved)
+_case("ImageProjectiveTransformV3", _x, _turns, _size, _fill, **_moved)
 _boxes, _owners = (
     some(6, 4, dtype="float32"),
     fixed(range(6), [1, 0, 2, 3, 4, 5]),
 )
-_case("CropAndResize", _x, _boxes, function=_owners, use=_size)
+_case("CropAndResize", _x, _boxes, _owners, _size)
 _case(
     "CropAndResizeGradImage",
     image(6, 5, 7, 4),
     _boxes,
-    function=_owners,
-    use=fixed([6, 8, 9, 4]),
+    _owners,
+    fixed([6, 8, 9, 4]),
     T="float32",
 )
-_case(
-    "CropAndResizeGradBoxes",
-    image(6, 5, 7, 4),
-    _x,
-    function=_boxes,
-    use=_owners,
-)
+_case("CropAndResizeGradBoxes", image(6, 5, 7, 4), _x, _boxes, _owners)
 _channel = [some(4, dtype="float32") for _ in range(5)]
 _norm = {"is_training": False}
 _case(
@@ -596,15 +558,11 @@ _case("Concat", fixed(1, 0), [real(6, 5), real(6, 5)])
 _case("Pack", [real(6, 5), real(6, 5)], axis=1)
 _case("Unpack", real(6, 2, 5), num=2, axis=1)
 _case("Split", fixed(1), real(6, 4), num_split=2)
-_case(
-    "SplitV", real(6, 4), fixed([1, 3], [2, 2]), function=fixed(1), num_split=2
-)
+_case("SplitV", real(6, 4), fixed([1, 3], [2, 2]), fixed(1), num_split=2)
 _case("Tile", real(6, 5), fixed([2, 3], [3, 2]))
 _case("BroadcastTo", real(6, 1, 5), fixed([7, 6, 4, 5], [7, 6, 3, 5]))
-_case(
-    "OneHot", whole(4, 6, 5), fixed(4, 5), function=real(), use=real(), axis=1
-)
-_case("Roll", real(6, 5), fixed([2], [1]), function=fixed([1], [0]))
+_case("OneHot", whole(4, 6, 5), fixed(4, 5), real(), real(), axis=1)
+_case("Roll", real(6, 5), fixed([2], [1]), fixed([1], [0]))
 _case("ReverseV2", real(6, 5), fixed([1], [0]))
 _case(
     "Reverse",
@@ -621,15 +579,13 @@ _case(
 _blocks = fixed([2, 2]), fixed([[0, 0], [0, 0]])
 _case("SpaceToBatchND", real(6, 4, 8, 5), *_blocks)
 _case("BatchToSpaceND", real(12, 4, 8, 5), *_blocks)
-_case(
-    "Slice", real(6, 5), fixed([0, 1], [0, 2]), function=fixed([6, 3], [6, 2])
-)
+_case("Slice", real(6, 5), fixed([0, 1], [0, 2]), fixed([6, 3], [6, 2]))
 _case(
     "StridedSlice",
     real(6, 5),
     fixed([0, 1], [0, 0]),
-    function=fixed([6, 4], [6, 5]),
-    use=fixed([1, 1], [1, 2]),
+    fixed([6, 4], [6, 5]),
+    fixed([1, 1], [1, 2]),
 )
 _case(
     "StridedSliceGrad",
@@ -640,12 +596,7 @@ _case(
     real(6, 3),
 )
 _case("Pad", real(6, 5), fixed([[0, 0], [1, 2]], [[0, 0], [2, 1]]))
-_case(
-    "PadV2",
-    real(6, 5),
-    fixed([[0, 0], [1, 2]], [[0, 0], [2, 1]]),
-    function=real(),
-)
+_case("PadV2", real(6, 5), fixed([[0, 0], [1, 2]], [[0, 0], [2, 1]]), real())
 _case(
     "MirrorPad",
     real(6, 5),

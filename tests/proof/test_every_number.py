@@ -266,15 +266,15 @@ ONE_LENGTH = {
     "halves by their number": (_halves_in_windows(_sixteenths, 16, 3), None),
     "places": (_own_steps, None),
     "height for width": (
-        _windows(-1, _length, _length, positions=3),
+        _windows(-1, _length, _length, 3),
         None,
         None,
     ),
 }
 EVERY_LENGTH = {
-    "windows": (_windows(_samples, -1, 16, positions=3), None),
+    "windows": (_windows(_samples, -1, 16, 3), None),
     "windows of a quotient": (
-        _windows(_samples, lambda s: s[1] // 16, 16, positions=3),
+        _windows(_samples, lambda s: s[1] // 16, 16, 3),
         None,
     ),
     "steps": (_windows(-1, 3), None),

@@ -30,7 +30,7 @@ def test_a_wait_is_what_goes_beyond_the_step_beside_it():
             (1.0, 3.0),  # no step beside it
             (1.0, 3.0, 1.0, 2.5),  # the step ended within
             (1.0, 3.0, 1.0, 9.0),  # the step took longer
-            total=(1.0, 3.0, 1.0, 0.5),  # the step had ended before
+            (1.0, 3.0, 1.0, 0.5),  # the step had ended before
         )
     )
     np.testing.assert_allclose(found, [2.0, 0.5, 0.0, 2.0])
@@ -157,8 +157,8 @@ def test_fetches_outside_of_the_calls_do_not_count():
             (0.5, 0.9),
             (1.0, 1.5),
             (3.0, 3.9),
-            total=(4.0, 4.25),
-            parts=(6.0, 7.0),
+            (4.0, 4.25),
+            (6.0, 7.0),
         ),
     )
     epoch.add(np.array([call(8.0, 9.0)], CALL), rows((8.0, 8.5)))

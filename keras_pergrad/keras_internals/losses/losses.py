@@ -34,7 +34,7 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.replicas import replicas
 
 
-def total_loss(model, x, y, *, y_pred, sample_weight, training=True) -> Any:
+def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
     """Return the number that Keras minimises, all penalties included.
 
     Its losses are marked, and hinge losses treat all samples alike, so that
@@ -51,7 +51,7 @@ def total_loss(model, x, y, *, y_pred, sample_weight, training=True) -> Any:
         )
 
 
-def loss_of_batch(model, x, y, *, y_pred, sample_weight, training=True) -> Any:
+def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
     """Return the number that Keras minimises, exact to the bit."""
     if isinstance(y_pred, Views):
         x, y, y_pred, sample_weight = rows_of_views(

@@ -25,7 +25,7 @@ class Attends(
         positions = ops.arange(t)
         near = [[i - j + t - 1 for j in range(t)] for i in range(t)]
 
-        def attend(q=q, k=k, v=v, *, added=0.0):
+        def attend(q=q, k=k, v=v, added=0.0):
             scores = ops.einsum("ntd,nsd->nts", q, k) / d**0.5 + added
             return ops.softmax(scores) @ v
 

@@ -221,7 +221,7 @@ class Again(Own, k="d d", b="d"):
         def times(h, w):
             return tf.sin(h * w) + h
 
-        def loop(h, w, step=dot, *, turns=2):
+        def loop(h, w, step=dot, turns=2):
             return repeated(h, lambda h: step(h, w), turns)
 
         def mapped(h, w, step=dot):

@@ -145,7 +145,7 @@ def _with_targets(model, x, training):
     )
 
 
-def _assert_found(found, model, x, *, y, weights, questions, training):
+def _assert_found(found, model, x, y, weights, questions, training):
     norms, full, plain, sums, new, held = found
     n = len(weights)
     expected = oracle.per_sample_gradients(model, x, y, training=training)
@@ -206,7 +206,7 @@ def _further(factor, direction, projection):
     return factor.dot(direction), factor.gram(), squares, projected
 
 
-def _answers(gradients, direction, projection, *, n):
+def _answers(gradients, direction, projection, n):
     """Return what these are by the gradients themselves."""
     if gradients is None:
         return None, None, None, None
