@@ -1,6 +1,6 @@
 """Writes into pages what their code prints and draws.
 
-    python docs/make_outputs.py README.md docs/guides/odd_samples.md
+    python docs/make_outputs.py README.md docs/guides/unusual_samples.md
 
 A block of ```text right after a block of Python is its output, and is
 replaced by what was printed. Pictures that the code saves are copied to

@@ -46,7 +46,7 @@ def compile_model(model, mode):
 
 
 def train(x, y, held_out):
-    """Trains with clipping: one odd digit cannot dominate a step."""
+    """Trains with clipping: one unusual digit cannot dominate a step."""
     mode = kpg.Vectorized(aggregation=kpg.ClippedMean(clip_norm=CLIP_NORM))
     model = compile_model(make_model(), mode)
     model.fit(x, y, batch_size=BATCH, epochs=6, validation_data=held_out)
@@ -112,7 +112,7 @@ def draw_unusual(model, images, x, *, y):
     right.suptitle("The ten largest: look at these", fontsize=11)
     for axis, i, guess in zip(axes.flat, order, predicted, strict=True):
         axis.imshow(images[i], cmap="gray_r")
-        axis.set_title(f"labelled {y[i]}\nread {guess}", fontsize=9)
+        axis.set_title(f"labelled {y[i]}\npredicted {guess}", fontsize=9)
         axis.set_xlabel(f"#{i}: {norms[i]:.0f}", fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import operator
 import pathlib
 import re
 import tomllib
@@ -10,6 +11,7 @@ import tomllib
 import keras
 import pytest
 
+import keras_pergrad as kpg
 from docs import addresses, blocks, make_figures, make_install
 from keras_pergrad.proof.tensor_types import USER_RULES
 from tests import type_table
@@ -30,7 +32,7 @@ PAGES = {
     "docs/guides/input_gradients.md": 9,
     "docs/guides/keras_hub.md": 30,
     "docs/guides/noise_and_batch_size.md": 11,
-    "docs/guides/odd_samples.md": 9,
+    "docs/guides/unusual_samples.md": 9,
     "docs/guides/parallel.md": 11,
     "docs/guides/physics_informed.md": 25,
     "docs/guides/samples_that_matter.md": 35,
@@ -44,6 +46,7 @@ PAGES = {
     "docs/sample_values.md": 10,
     "docs/trust.md": 10,
 }
+GUIDES = sorted(p for p in ROOT.glob("docs/guides/*.md") if p.stem != "index")
 #: The README is always run; the longest of the others are exhaustive.
 QUICK = [page for page, seconds in PAGES.items() if seconds < 10]
 IN_CI = ["README.md"] + [p for p, seconds in PAGES.items() if seconds < 25]
@@ -192,6 +195,26 @@ def test_every_page_with_code_is_run():
     assert with_code == {p for p in PAGES if "guides" in p or p == "README.md"}
 
 
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_guide_opens_with_what_is_typed(page):
+    """One line under the title, whose names exist."""
+    title, line, *_ = page.read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert line.startswith("**In code:** `")
+    names = re.findall(r"\bkpg((?:\.\w+)+)", line)
+    assert names or "gradient_mode" in line
+    for name in names:
+        assert operator.attrgetter(name[1:])(kpg), name
+
+
+def test_every_guide_is_in_the_menu_and_in_the_chooser():
+    chooser = (ROOT / "docs/guides/index.md").read_text(encoding="utf-8")
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in GUIDES:
+        assert f"]({page.name})" in chooser, page.name
+        assert f": guides/{page.name}\n" in menu, page.name
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_outputs_are_filled_in(page):
     """`make outputs` writes what stands behind a block of Python."""
@@ -229,7 +252,7 @@ SEARCHED = {
     "consistent_gradients": ["inconsistent"],
     "input_gradients": ["adversarial", "saliency", "Jacobian", "big data"],
     "keras_hub": ["freeze", "QLoRA"],
-    "odd_samples": ["mislabeled", "label noise"],
+    "unusual_samples": ["mislabeled", "label noise"],
     "parallel": ["GradientTape", "autodiff", "MirroredStrategy"],
     "physics_informed": ["PINN", "WGAN-GP"],
     "tuning_privately": ["hyper-parameters"],

@@ -141,8 +141,8 @@ FIRST_OF_EACH_PAGE = ".md-search-result__item > a:first-child"
         ("compute gradients efficiently", "guides/cheaper_gradients/"),
         ("parallel GradientTape", "guides/parallel/"),
         ("batch does not fit in memory", "guides/batch_does_not_fit/"),
-        ("mislabeled samples", "guides/odd_samples/"),
-        ("label noise", "guides/odd_samples/"),
+        ("mislabeled samples", "guides/unusual_samples/"),
+        ("label noise", "guides/unusual_samples/"),
         ("Opacus custom layer", "guides/coming_from/"),
     ],
 )
