@@ -3,10 +3,12 @@
     python docs/make_figures.py
     python docs/make_figures.py --check
 
-A figure stands between `<!-- figure NAME -->` and `<!-- end -->`. NAME is a key
-of `computed()`, or the path of a number in a file of benchmarks/ and its
-format: `results/clipped/embed/ours@64/ratio/0 .2f`. Benchmarks write these
-files, but for `figures.json`, which has what was measured elsewhere.
+A figure stands between `<!-- figure NAME -->` and `<!-- end -->`. Or all the
+numbers of a paragraph are figures: a line before it names them in their order,
+`<!-- figures: NAME; NAME -->`. NAME is a key of `computed()`, or the path of a
+number in a file of benchmarks/ and its format:
+`results/clipped/embed/ours@64/ratio/0 .2f`. Benchmarks write these files, but
+for `figures.json`, which has what was measured elsewhere.
 """
 
 import functools
@@ -21,6 +23,11 @@ MARK = re.compile(
     r"(?P<text>(?:(?!<!--).)*)<!-- end -->",
     re.DOTALL,
 )
+PARAGRAPH = re.compile(
+    r"(?P<start><!-- figures: (?P<names>[^>]+) -->\n)(?P<text>(?:.+\n?)+)"
+)
+#: A number or a span of two; none that is a part of a name, as in GPT-2.
+NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)?(?![\w-])")
 
 
 @functools.cache
@@ -153,14 +160,22 @@ def filled(text):
             raise ValueError(f"{match['name']} begins a line of a paragraph")
         return f"{match['start']}{around}{new}{around}<!-- end -->"
 
-    return MARK.sub(fill, text)
+    return PARAGRAPH.sub(_fill_paragraph, MARK.sub(fill, text))
+
+
+def _fill_paragraph(match):
+    names, numbers = match["names"].split("; "), NUMBER.findall(match["text"])
+    if len(names) != len(numbers):
+        raise ValueError(f"{names} are not as many as the numbers {numbers}")
+    values = map(value, names)
+    return match["start"] + NUMBER.sub(lambda _: next(values), match["text"])
 
 
 def pages():
     """Return the pages that quote figures."""
     files = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
     files += sorted(ROOT.glob("benchmarks/*.md"))
-    return [f for f in files if "<!-- figure " in f.read_text("utf-8")]
+    return [f for f in files if "<!-- figure" in f.read_text("utf-8")]
 
 
 def main(check):

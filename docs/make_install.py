@@ -22,8 +22,15 @@ PIP = re.compile(
 #: What is said before and after publication, word for word.
 SAID = [
     (
-        "In a clone; the package is on no package index yet:",
+        "In the folder of the repository, since the package is on no package "
+        "index yet:",
         "From the package index:",
+    ),
+    (
+        "Nothing is hosted yet: if you can read this file, you have the "
+        "repository or its source archive, so run these commands in its "
+        "folder.",
+        "Run `make` in a clone of the repository.",
     ),
 ]
 #: The line of a guide that leads to its notebook.

@@ -1,9 +1,8 @@
 """What mkdocs does beside its ordinary work.
 
 Pages that stand at the root of the repository become pages of the site, links
-between files become links between pages or to the repository (the README has
-them as whole addresses, since it is also shown elsewhere), and a public name
-without a docstring or a place in the reference fails the build.
+between files become links between pages or to the repository, and a public
+name without a docstring or a place in the reference fails the build.
 """
 
 import ast
@@ -16,7 +15,7 @@ import griffe
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
-from docs.addresses import FILE, FOLDER, PICTURE, ROOT
+from docs.addresses import FILE, FOLDER, ROOT
 
 #: Files outside of docs/ and where the site has them.
 ELSEWHERE = {
@@ -50,11 +49,6 @@ LINK = re.compile(
 )
 PAPER = re.compile(r"\barXiv:? (\d{4}\.\d{4,5})\b")
 ENTRY = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
-#: An address of something in the repository.
-WHOLE = re.compile(
-    rf"(?P<start>{'|'.join(map(re.escape, (FILE, FOLDER, PICTURE)))})"
-    r"(?P<file>[\w./-]+?)/?(?P<anchor>#[\w-]+)?(?=[)\s]|$)"
-)
 #: What mkdocstrings puts where a result has no name.
 NAMELESS = re.compile(r'(<li class="doc-section-item field-body">)\s*–')
 
@@ -136,13 +130,8 @@ def on_page_markdown(markdown, page, config, *, files):
         url = _url(file, here, config, anchor=match["anchor"] or "")
         return f"{match['before']}{url})"
 
-    def whole(match):
-        return _url(match["file"], here, config, anchor=match["anchor"] or "")
-
     def linked(text):
         text = LINK.sub(link, text)
-        if page.file.src_uri == "index.md":
-            text = WHOLE.sub(whole, text)
         return PAPER.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
     return outside_of_code(linked, markdown)

@@ -150,10 +150,12 @@ def test_figures_are_those_measured():
 
 
 def test_the_readme_tells_no_cost_by_hand():
+    """All numbers of the section are in paragraphs whose figures are named."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     cost = text.split("## What it costs\n")[1].split("\n## ")[0]
-    assert len(make_figures.MARK.findall(cost)) > 5
-    assert not re.search(r"\d\.\d|\d×", make_figures.MARK.sub("", cost))
+    (paragraph,) = make_figures.PARAGRAPH.findall(cost)
+    assert paragraph[1].count(";") > 5
+    assert not re.search(r"\d", make_figures.PARAGRAPH.sub("", cost))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,8 @@ def test_the_readme_tells_no_cost_by_hand():
             ValueError,
         ),
         ("a\n<!-- figure loops -->1<!-- end -->", ValueError),
+        ("<!-- figures: loops -->\n1 to 2 times, or 3\n", ValueError),
+        ("<!-- figures: loops; loops -->\nGPT-2: 1 to 2\n", ValueError),
     ],
 )
 def test_a_mark_that_cannot_be_filled_is_an_error(text, error):
@@ -290,22 +294,29 @@ def test_named_examples_exist():
             assert (ROOT / "examples" / name).exists(), f"{page}: {name}"
 
 
-def test_readme_works_where_only_it_is_shown():
-    """One page; links and pictures are whole addresses of files."""
+def test_readme_is_one_page_of_plain_sentences():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 100
+    for line in text.splitlines():
+        assert line.startswith("<!--") or "<!--" not in line, line
+
+
+def test_readme_works_where_only_it_is_shown(tmp_path, monkeypatch):
+    """In the package's metadata, links and pictures are whole addresses."""
+    pytest.importorskip("hatch_fancy_pypi_readme")
+    hatchling = pytest.importorskip("hatchling.build")
+    monkeypatch.chdir(ROOT)
+    folder = hatchling.prepare_metadata_for_build_wheel(str(tmp_path))
+    text = (tmp_path / folder / "METADATA").read_text(encoding="utf-8")
+    assert "\nDescription-Content-Type: text/markdown\n" in text
     targets = re.findall(r"\]\((.+?)\)", text)
     assert len(targets) > 10
-    kinds = {
-        addresses.FILE: pathlib.Path.is_file,
-        addresses.FOLDER: pathlib.Path.is_dir,
-        addresses.PICTURE: pathlib.Path.is_file,
-    }
+    starts = addresses.FILE, addresses.PICTURE
     for target in targets:
-        start = next((s for s in kinds if target.startswith(s)), None)
+        start = next((s for s in starts if target.startswith(s)), None)
         assert start, f"{target} is no address of the repository"
         file = target.removeprefix(start).partition("#")[0]
-        assert kinds[start](ROOT / file), target
+        assert (ROOT / file).is_file(), target
     assert any(t.startswith(addresses.PICTURE) for t in targets)
 
 
