@@ -406,17 +406,17 @@ def _row(name, uses):
     return Row(name, "ops", ", ".join(ops))
 
 
-HEAD = """# How each layer of Keras is served
+HEAD = """# How each layer of Keras is supported
 
-`python docs/make_layer_table.py` makes this page. A test makes every class and
-compares the page with what it finds. Aliases (`Convolution2D`, `AvgPool1D`,
-...) are served like the class that they stand for.
+`python docs/make_layer_table.py` writes this page. A test builds every class
+and compares the page with the result. Aliases (`Convolution2D`, `AvgPool1D`,
+...) are supported like the class that they stand for.
 """
 #: What a row says of how a layer is served, the heading and what it means.
 SECTIONS = {
     "ops": (
         "Rules of ops",
-        "Fast, by the rules of the ops in which their weights meet the data:",
+        "Fast, by the rules of the ops that use their weights:",
     ),
     "rule": (
         "A rule of the layer",
@@ -433,11 +433,11 @@ SECTIONS = {
     ),
     "refused": (
         "Refused",
-        "No per-sample gradient is defined: training stops with this message.",
+        "Per-sample gradients are undefined: training stops with this message.",
     ),
     "not tried": (
         "Not tried",
-        "These are no layers to train, or need more:",
+        "These are not layers to train, or need more than a test can give:",
     ),
 }
 

@@ -63,6 +63,7 @@ CPU_ONLY = (
     "test_one_owner.py",
     "test_private_names.py",
     "test_private_parts.py",
+    "test_prose.py",
     "test_reference.py",
 )
 

@@ -232,7 +232,7 @@ def metric_learning(inputs):
 def table():
     """The table of docs/types.md."""
     lines = [
-        "| part of a model | why it is refused | way out |",
+        "| component of a model | why it is refused | way out |",
         "|---|---|---|",
     ]
     lines += [f"| {r.part} | {r.reason} | {r.way_out} |" for r in REFUSED]
