@@ -1,5 +1,7 @@
-"""Pages have none of the words that the glossary of CONTRIBUTING.md bans."""
+"""Pages and messages have no word that the glossary of CONTRIBUTING.md bans."""
 
+import ast
+import functools
 import pathlib
 import re
 
@@ -8,51 +10,89 @@ import pytest
 from docs import blocks
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in [
-        *(
-            ROOT / f"{name}.md"
-            for name in ("README", "CONTRIBUTING", "SECURITY")
-        ),
-        *ROOT.glob("docs/**/*.md"),
-    ]
-)
-#: What a program prints, or another test writes: code, comments, tables made
-#: from the package's messages, and the glossary itself.
-MADE = re.compile(
+GLOSSARY = ROOT / "CONTRIBUTING.md"
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+PAGES += sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))
+FILES = {str(p.relative_to(ROOT)) for p in ROOT.glob("keras_pergrad/**/*.py")}
+#: Files whose messages still have such words: a line goes when one is mended.
+NOT_YET = {
+    "keras_pergrad/common/refusal_messages.py",
+    "keras_pergrad/explanation/explanation.py",
+    "keras_pergrad/gradient_health/advice.py",
+    "keras_pergrad/gradient_health/measuring_times.py",
+    "keras_pergrad/keras_internals/replicas/advice.py",
+    "keras_pergrad/keras_internals/tensorflow/onednn.py",
+    "keras_pergrad/privacy/corrected_adam.py",
+    "keras_pergrad/privacy/plan.py",
+    "keras_pergrad/privacy/statement.py",
+    "keras_pergrad/proof/messages.py",
+    "keras_pergrad/proof/shape_rules.py",
+    "keras_pergrad/runs/findings.py",
+    "keras_pergrad/runs/report.py",
+    "keras_pergrad/runs/step_statistics.py",
+    "keras_pergrad/stalls/profile.py",
+}
+#: What a program prints or another test writes: code, comments, the refusals
+#: of Keras's layers; and the glossary itself.
+OTHERS = re.compile(
     r"`[^`]*`|<!--.*?-->|^### Words$.*?^### |^## Refused$.*?^## ",
     re.DOTALL | re.MULTILINE,
 )
 
 
+@functools.cache
 def banned():
-    """Return the patterns of the words in bold in the glossary."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    """Return a pattern for the words in bold in the glossary."""
+    text = GLOSSARY.read_text(encoding="utf-8")
     glossary = text.split("\n### Words\n")[1].split("\n### ")[0]
-    rows = [row for row in glossary.splitlines() if row.startswith("| **")]
-    words = [w for row in rows for w in re.findall(r"\*\*(.+?)\*\*", row)]
+    words = re.findall(r"\*\*(.+?)\*\*", glossary)
+    assert len(words) > 10
     # Three dots stand for up to three words.
-    patterns = (
-        re.escape(w).replace(r"\ \.\.\.", r"(?: \w+){1,3}") for w in words
-    )
-    return [re.compile(rf"\b{p}\b", re.IGNORECASE) for p in patterns]
+    found = (re.escape(w).replace(r"\ \.\.\.", r"(?: \w+){1,3}") for w in words)
+    return re.compile(rf"\b(?:{'|'.join(found)})\b", re.IGNORECASE)
 
 
-def found(text):
+def hits(text):
     """Return the banned words of a text, with what stands around them."""
     text = re.sub(r"\s+", " ", text)
     return [
         text[max(match.start() - 30, 0) : match.end() + 30]
-        for pattern in banned()
-        for match in pattern.finditer(text)
+        for match in banned().finditer(text)
     ]
+
+
+def messages(source):
+    """Yield the strings of a program with a space in them, but no docstrings.
+
+    A field in braces is a name, not a word.
+    """
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    skipped = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(node.values)
+            parts = [getattr(part, "value", "") for part in node.values]
+            yield "".join(part for part in parts if isinstance(part, str))
+    for node in nodes:
+        if isinstance(node, ast.Constant) and node not in skipped:
+            text = node.value if isinstance(node.value, str) else ""
+            yield re.sub(r"\{.*?\}", "", text) if " " in text else ""
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_have_the_words_of_the_field(page):
     text = blocks.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
-    assert found(MADE.sub("", text)) == []
+    assert hits(OTHERS.sub("", text)) == []
+
+
+def test_messages_have_the_words_of_the_field():
+    wrong = {}
+    for file in sorted(FILES - NOT_YET):
+        for text in messages((ROOT / file).read_text(encoding="utf-8")):
+            if hits(text):
+                wrong.setdefault(file, []).extend(hits(text))
+    assert wrong == {}
 
 
 @pytest.mark.parametrize(
@@ -67,4 +107,9 @@ def test_pages_have_the_words_of_the_field(page):
     ],
 )
 def test_banned_words_are_found(text, expected):
-    assert bool(found(text)) == expected
+    assert bool(hits(text)) == expected
+
+
+def test_messages_are_found():
+    source = '"""told"""\nx = f"told {apart} so"\ny = "a {told} b", "told"\n'
+    assert [m for m in messages(source) if m] == ["told  so", "a  b"]
