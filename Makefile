@@ -36,16 +36,17 @@ setup: $(READY)
 
 $(READY): $(DEMO_READY)
 	@echo "Installing what the tests need into $(VENV): a minute or two ..."
-	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	@$(PIP) -c $(CONSTRAINTS) -e . --group dev
 	@touch $@
 
 # What the demo needs is half of that; it stands here so that the first look is
-# not a long wait.
+# not a long wait. pip knows dependency groups since 25.1.
 $(DEMO_READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing keras_pergrad and TensorFlow into $(VENV): about a minute ..."
-	@$(PIP) -c $(CONSTRAINTS) -e '.[demo]'
+	@$(PIP) 'pip>=25.1'
+	@$(PIP) -c $(CONSTRAINTS) -e . --group demo
 	@touch $@
 
 demo: $(DEMO_READY)

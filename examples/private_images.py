@@ -9,7 +9,7 @@ it, as on a cluster with a time limit. Epsilon is counted on.
 
     python examples/private_images.py
 
-Needs `pip install ".[privacy,examples]"`; some minutes.
+Needs `pip install . --group examples`; some minutes.
 """
 
 import os

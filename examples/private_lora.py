@@ -8,7 +8,7 @@ Nothing is downloaded; the line that loads a preset is in `make_backbone`.
 
     python examples/private_lora.py
 
-Needs `pip install ".[privacy,examples]"`; about two minutes.
+Needs `pip install . --group examples`; about two minutes.
 """
 
 import os

@@ -8,7 +8,7 @@ is guaranteed, and draws the accuracies.
 
     python examples/private_training.py
 
-Needs `pip install ".[privacy,examples]"`; about two minutes. `--seeds 3` prints
+Needs `pip install . --group examples`; about two minutes. `--seeds 3` prints
 the means of three trainings each: one seed more or less moves the accuracy by
 about as much as the way of training.
 """
