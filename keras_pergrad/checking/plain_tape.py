@@ -124,7 +124,7 @@ class PlainTape:
         sample = tf.nest.map_structure(lambda t: _single_row(t, row), x)
         return [tf.reduce_sum(a) for a in self._run(values, sample, row)[1]]
 
-    def _sample(self, values, x, row, *, full_outputs, factors):
+    def _sample(self, values, x, row, full_outputs, factors):
         """Return one sample's part of the gradient, and the gap of outputs."""
         # The other samples' outputs are constants, so the loss keeps the
         # denominators that it has for the batch.

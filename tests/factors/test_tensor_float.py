@@ -23,7 +23,7 @@ def card(monkeypatch, ten_bits):
     settings._warn_of_tf32.cache_clear()
 
 
-def _cancelling(rng, positions, inputs, *, outputs):
+def _cancelling(rng, positions, inputs, outputs):
     """The worst: all but the last of ten bits cancels, until it is weighted."""
     x = np.ones((positions, inputs)) * rng.uniform(1, 2, inputs)
     dz = np.where(np.arange(positions) % 2, -1 - 2.0**-10, 1)

@@ -28,7 +28,7 @@ def own_loss(net, loss, inputs):
     return model, None
 
 
-def _heat(net, x, y, *, y_pred):
+def _heat(net, x, y, y_pred):
     """Solves the heat equation: slopes of slopes by inner tapes."""
     with tf.GradientTape() as outer:
         outer.watch(x)
@@ -146,7 +146,7 @@ def adaptive_time(x):
     return found + left * x
 
 
-def _fitted(x, y, new, *, w):
+def _fitted(x, y, new, w):
     """Fits a small linear map to each sample's examples, by slopes (MAML)."""
     w = w + ops.zeros_like(x[:, :1, :1])
     for _ in range(2):

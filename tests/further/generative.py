@@ -45,7 +45,7 @@ def vae(inputs):
     return x, "binary_crossentropy"
 
 
-def _wasserstein(net, x, y, *, y_pred):
+def _wasserstein(net, x, y, y_pred):
     """A critic's, with a gradient penalty; the targets are generated."""
     between = 0.3 * x + 0.7 * y
     with tf.GradientTape() as tape:
@@ -211,7 +211,7 @@ def masked_autoencoder(inputs):
     return layers.Dense(16)(layers.LayerNormalization()(x + attended(x))), "mse"
 
 
-def _sliced(net, x, y, *, y_pred):
+def _sliced(net, x, y, y_pred):
     """The slope of a density: sliced score matching by inner tapes."""
     with tf.GradientTape() as tape:
         tape.watch(x)

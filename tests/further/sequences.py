@@ -185,7 +185,7 @@ def memory_net(story, question):
     return u
 
 
-def _scanned(x, size, reads, *, log_decay):
+def _scanned(x, size, reads, log_decay):
     """A diagonal state space whose steps follow the input (Mamba)."""
     into, out = ops.split(reads[:, :, None], 2, -1)
     decay = ops.exp(-size[..., None] * ops.exp(log_decay))

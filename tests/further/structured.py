@@ -246,7 +246,7 @@ def kolmogorov_arnold(inputs):
     return Own(_curves, (4, 5, 4))(Own(_curves, (3, 5, 4))(inputs))
 
 
-def _regressed(x, y, new, *, log_scale):
+def _regressed(x, y, new, log_scale):
     """A Gaussian process through the points of each sample."""
 
     def kernel(a, b):

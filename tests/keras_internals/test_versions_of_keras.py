@@ -140,17 +140,15 @@ CONVOLUTIONS = {
     "by hand": ((3, 3, 2, 4), _by_hand),
     "strides and dilation": (
         (3, 3, 2, 4),
-        lambda x, w: ops.conv(x, w, 2, activation="same", dilation_rate=2),
+        lambda x, w: ops.conv(x, w, 2, "same", dilation_rate=2),
     ),
     "valid": (
         (2, 2, 2, 4),
-        lambda x, w: ops.conv(
-            x, w, (2, 3), activation="valid", dilation_rate=2
-        ),
+        lambda x, w: ops.conv(x, w, (2, 3), "valid", dilation_rate=2),
     ),
     "groups": (
         (2, 2, 1, 4),
-        lambda x, w: ops.conv(x, w, 2, activation="same", dilation_rate=2),
+        lambda x, w: ops.conv(x, w, 2, "same", dilation_rate=2),
     ),
     "depthwise": (
         (2, 2, 2, 2),

@@ -145,13 +145,13 @@ def recording(recorder):
     """Let a recorder see batches, draws and releases of what is traced here."""
     finish, gradient_noise = PrivateMean.finish, Ledger.gradient_noise
 
-    def seen_noise(self, index, like, *, deviation):
+    def seen_noise(self, index, like, deviation):
         draw = gradient_noise(self, index, like, deviation)
         seen = [draw, tf.cast(deviation, "float32")]
         tf.numpy_function(recorder.see_draw, seen, [])
         return draw
 
-    def seen_finish(self, gradients, n, *, state=None):
+    def seen_finish(self, gradients, n, state=None):
         gradients = [tf.convert_to_tensor(g) for g in gradients]
         released = finish(self, gradients, n, state)
         if "clip" in state.kept:

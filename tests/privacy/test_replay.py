@@ -209,7 +209,7 @@ def not_finite_let_through(right):
 
 @fault(kpg.ClippedMean, "finish", "release")
 def divided_by_the_actual_size(right):
-    def finish(self, gradients, n, *, state=None):
+    def finish(self, gradients, n, state=None):
         actual = tf.cast(tf.maximum(n, 1), "float32")
         size = tf.cast(self.expected_batch_size, "float32")
         return [g * size / actual for g in right(self, gradients, n, state)]
@@ -219,7 +219,7 @@ def divided_by_the_actual_size(right):
 
 @fault(kpg.ClippedMean, "finish", "draws of a step")
 def noise_twice(right):
-    def finish(self, gradients, n, *, state=None):
+    def finish(self, gradients, n, state=None):
         gradients = right(self, gradients, n, state)
         return right(self, gradients, self.expected_batch_size, state)
 
@@ -228,7 +228,7 @@ def noise_twice(right):
 
 @fault(kpg.ClippedMean, "finish", "release")
 def noise_on_the_sum_and_beside(right):
-    def finish(self, gradients, n, *, state=None):
+    def finish(self, gradients, n, state=None):
         released = right(self, gradients, n, state)
         return [g + tf.random.normal(tf.shape(g)) for g in released]
 
@@ -242,7 +242,7 @@ def no_noise(right):
 
 @fault(Ledger, "gradient_noise", "noise")
 def the_same_noise(right):
-    def gradient_noise(self, index, like, *, deviation):
+    def gradient_noise(self, index, like, deviation):
         draw = tf.random.stateless_normal(tf.shape(like), [1, 2])
         return draw * tf.cast(deviation, draw.dtype)
 

@@ -458,12 +458,12 @@ class OnWeights(layers.Layer):
         return self.function(tf.matmul(h, self.wide), self)
 
 
-def _branch(h, weights, k, *, function, use):
+def _branch(h, weights, k, function, use):
     """Every other time a function, else what reads weights in the branch."""
     return tf.cond(k % 2 > 0, lambda: function(h), lambda: use(h, weights))
 
 
-def _case(h, weights, k, *, function, use):
+def _case(h, weights, k, function, use):
     branches = tf.sin, lambda h: use(h, weights), function
     return tf.switch_case(k % 3, [lambda b=b: b(h) for b in branches])
 

@@ -112,7 +112,7 @@ def experts(x, gate, w):
     return ops.einsum("nte,ntef->ntf", ops.softmax(x @ gate), h)
 
 
-def attention(x, q, k, *, v):
+def attention(x, q, k, v):
     scores = (x @ q) @ ops.transpose(x @ k, (0, 2, 1))
     return ops.softmax(scores) @ (x @ v)
 

@@ -162,7 +162,7 @@ def current_graph():
 def recording(on_draw):
     """Call `on_draw(draw)` for every random draw of this thread inside."""
 
-    def record(name, original, args, *, seed, kwargs):
+    def record(name, original, args, seed, kwargs):
         # The seed is drawn here, once, so that a replay can repeat the draw.
         seed = backend_random.draw_seed(seed)
         with _pinned_seed(seed):

@@ -326,7 +326,7 @@ def twice_differentiable():
     _require_no_stopped_moments(graph.get_operations()[op_count:], set())
 
 
-def _moments(x, axes, shift=None, *, keepdims=False, name=None):
+def _moments(x, axes, shift=None, keepdims=False, name=None):
     del shift  # TensorFlow does not use it.
     with tf.name_scope(name or _MOMENTS_SCOPE):
         x = tf.convert_to_tensor(x)

@@ -466,5 +466,5 @@ def _of_step(model, x, cell, *, monkeypatch):
     return compute(tf.constant(x))
 
 
-def _all_squares(model, x, y, *, y_pred, sample_weight, training):
+def _all_squares(model, x, y, y_pred, sample_weight, training):
     return tf.add_n([tf.reduce_sum(tf.square(t)) for t in y_pred])
