@@ -49,10 +49,10 @@ class EveryNumber:
             take them.
     """
 
-    _n: int
-    _numbers: Any
-    _values: Any
-    _lengths_of: Any
+    n: int
+    numbers: Any
+    values: Any
+    lengths_of: Any
     is_needed: bool = False
 
     def note_sizes(self, op):
@@ -77,10 +77,12 @@ class EveryNumber:
             self.is_needed = True
             for tensor in op.outputs:
                 if tensor.shape.rank != 0:
-                    self._values[tensor].has_irregular_shape = True
+                    self.values[tensor].has_irregular_shape = True
 
     def check(self, op):
         """Refuse an op on samples that takes an irregular size or shape."""
+        if not self.is_needed:
+            return
         # A place in a list, or a hint at its shape, moves no entries.
         takes_size = not op.type.startswith(
             "TensorList"
@@ -92,14 +94,14 @@ class EveryNumber:
         for tensor in tensors:
             if tensor.dtype.is_integer or tensor.dtype.is_bool:
                 self.is_needed = True
-                self._values[tensor].is_irregular = True
-                self._numbers.forget([tensor])
+                self.values[tensor].is_irregular = True
+                self.numbers.forget([tensor])
 
     def _any_irregular(self, tensors):
-        return any(self._values[t].is_irregular for t in tensors)
+        return any(self.values[t].is_irregular for t in tensors)
 
     def _has_irregular_shape(self, tensors):
-        return any(self._values[t].has_irregular_shape for t in tensors)
+        return any(self.values[t].has_irregular_shape for t in tensors)
 
     def _takes_irregular_size(self, op):
         """Whether the shapes of outputs may follow an irregular number."""
@@ -123,30 +125,30 @@ class EveryNumber:
             return is_wide(target_dtype) and (
                 source_dtype.is_integer or source_dtype.is_bool
             )
-        numbers = [self._numbers.of(t) for t in op.inputs]
+        numbers = [self.numbers.of(t) for t in op.inputs]
         if op.type not in _CONDITIONS or any(v is None for v in numbers):
             return False
         numbers = [v.astype(np.int64) for v in numbers]
         if op.type == "Mul":
             largest = limits(op.outputs[0].dtype)[1]
             first, second = numbers
-            return _has_headroom(first, second, self._n, largest=largest)
+            return _has_headroom(first, second, self.n, largest=largest)
         holds = _CONDITIONS[op.type]
         is_quotient = holds is _is_regular_quotient
         if is_quotient and not self._divides(op, *numbers):
             return False
-        return holds(*numbers, self._n)
+        return holds(*numbers, self.n)
 
     def _divides(self, op, x, y):
         """Whether sizes that follow the number are multiples at any length."""
-        lengths = self._lengths_of(op)
-        if lengths.is_distinct or _is_long(x, self._n):
+        lengths = self.lengths_of(op)
+        if lengths.is_distinct or _is_long(x, self.n):
             return True
         pairs = zip(*map(np.ravel, np.broadcast_arrays(x, y)))
         return all(
             lengths.divides([int(a)], [int(b)])
             for a, b in pairs
-            if a and a % self._n == 0
+            if a and a % self.n == 0
         )
 
     def _is_clipped(self, op):
@@ -154,14 +156,14 @@ class EveryNumber:
         if op.type != "StridedSlice" or op.inputs[0].shape.rank != 1:
             return False
         length, output_shape = op.inputs[0].shape[0], op.outputs[0].shape
-        ends = self._numbers.of(op.inputs[2])
+        ends = self.numbers.of(op.inputs[2])
         if (
             ends is None
             or op.get_attr("end_mask") & 1
             or output_shape.rank != 1
         ):
             return False
-        return length is None or (length % self._n == 0 and ends[0] > length)
+        return length is None or (length % self.n == 0 and ends[0] > length)
 
 
 def has_other_axis(tensor, tensor_type, n):

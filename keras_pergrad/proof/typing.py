@@ -122,7 +122,7 @@ class Typing:
         self.numbers = StaticNumbers(self.values)
         self._sizes = Sizes(n, any_number, self.numbers, values=self.values)
         self._every_number = EveryNumber(
-            n, self.numbers, self.values, _lengths_of=self._lengths_of
+            n, self.numbers, self.values, lengths_of=self._lengths_of
         )
         self.lists = ListShapes(self.values, self.numbers)
         self._names, self._path = {}, ""
@@ -384,9 +384,8 @@ class Typing:
     def _lengths_of(self, op):
         """Return the lengths that an op may have in its shapes."""
         name = self._top or self._names.get(op, op.name)
-        return self._lengths_at(
-            self.lengths, name, op=None if self._top else op
-        )
+        op = None if self._top else op
+        return self._lengths_at(self.lengths, name, op=op)
 
     def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
@@ -395,8 +394,7 @@ class Typing:
                 types = self._without_loss(op, types)
                 if all(isinstance(t, Free) for t in types):
                     return Free(flags_of(types))
-            if self._every_number.is_needed:
-                self._every_number.check(op)
+            self._every_number.check(op)
             is_in_loop = sample_loops.has_loop_types(types)
             if is_in_loop and not facts.traits & op_facts.IN_PYTHON:
                 results = sample_loops.type_in_loop(self._typed_op(op), types)
@@ -410,10 +408,8 @@ class Typing:
             if flags_of(result_list) & DIVIDED:
                 results = self._with_factors(op, types, results)
             return results
-        except Mixes as error:
-            why, untyped = str(error), False
-        except Untyped as error:
-            why, untyped = str(error), True
+        except (Mixes, Untyped) as error:
+            why, untyped = str(error), isinstance(error, Untyped)
         except RULE_FAILURES as error:
             why = f"its rule failed ({type(error).__name__}: {error})"
             untyped = True
