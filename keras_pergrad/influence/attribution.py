@@ -36,12 +36,7 @@ from keras_pergrad.influence.projected import (
     projected_shapes,
 )
 from keras_pergrad.influence.projected_rows import RowsOnDisk
-from keras_pergrad.influence.weight_space import (
-    IdentityCurvature,
-    WeightSpaceInfluence,
-    exact_curvature,
-    kronecker_curvature,
-)
+from keras_pergrad.influence.weight_space import WeightSpaceInfluence
 
 _DEFAULT_BATCH_SIZE = 256
 #: Scores of the last test samples that are kept, in numbers.
@@ -169,13 +164,6 @@ class Influence(NamedArguments):
         self._curvature = curvature
         self._checkpoints = Checkpoints(model, checkpoints)
         size = positive_integer("projection_size", projection_size)
-        make_curvature = {
-            "none": lambda: IdentityCurvature,
-            "exact": lambda: exact_curvature(damping),
-            "kfac": lambda: kronecker_curvature(damping, False, seed),
-            "ekfac": lambda: kronecker_curvature(damping, True, seed),
-            "projected": lambda: None,
-        }[curvature]()
         self._estimators = [
             ProjectedInfluence(
                 model,
@@ -185,11 +173,13 @@ class Influence(NamedArguments):
                 seed=seed,
                 verbose=verbose,
             )
-            if make_curvature is None
+            if curvature == "projected"
             else WeightSpaceInfluence(
                 model,
                 self._batches,
-                make_curvature=make_curvature,
+                curvature,
+                damping=damping,
+                seed=seed,
                 verbose=verbose,
             )
             for _ in range(len(self._checkpoints))

@@ -9,11 +9,15 @@ chunks, at their places, so that no order and no lock matters.
 import json
 import os
 import pathlib
+import tempfile
 
 import numpy as np
 
 from keras_pergrad.common.machine import write_atomically
 
+#: Rows are read in blocks of a multiple of so many: TensorFlow takes memory
+#: that begins at a multiple of 64 bytes without a copy.
+_ALIGNED_ROWS = 32
 _READ_BYTES = 2**23
 _FORMAT = 1
 
@@ -32,8 +36,8 @@ class GradientStore:
 
     def __init__(self, path, metadata=None):
         self.path = pathlib.Path(path)
-        if metadata is not None:
-            self._create_files({"format": _FORMAT, **metadata})
+        if metadata is not None and not (self.path / "about.json").exists():
+            self._make({"format": _FORMAT, **metadata})
         self.metadata = self._read_metadata()
         self.require(metadata or {})
         self.samples = self.metadata["samples"]
@@ -41,7 +45,7 @@ class GradientStore:
         self.chunks = -(-self.samples // self.metadata["rows"])
 
     def missing(self, shard=(0, 1)):
-        """List the chunks of a part of the store that are to be built."""
+        """List the chunks of a shard of the store that are to be built."""
         index, count = shard
         begin, stop = (self.chunks * k // count for k in (index, index + 1))
         done = np.fromfile(self.path / "chunks.bin", np.uint8)
@@ -60,47 +64,29 @@ class GradientStore:
             )
         scales = np.abs(rows).max(1, initial=0).astype("float32")
         normalized_rows = rows / np.where(scales > 0, scales, 1)[:, None]
-        self._write_rows(
-            "gradients.npy", first_row, normalized_rows.astype("float16")
-        )
-        self._write_rows("scales.npy", first_row, scales)
+        for name, values in (
+            ("gradients.npy", normalized_rows.astype("float16")),
+            ("scales.npy", scales),
+        ):
+            begin = self._open(name).offset + first_row * values[:1].nbytes
+            _write_at(self.path / name, begin, values.tobytes())
         # Only after the rows are synced to disk: a killed process must not
         # leave a chunk that is marked but not written.
-        with open(self.path / "chunks.bin", "r+b") as file:
-            file.seek(chunk)
-            file.write(b"\1")
+        _write_at(self.path / "chunks.bin", chunk, b"\1")
 
-    def stored_blocks(self, index=0, stride=1):
-        """Yield (first row, rows, scales), in half precision, as on disk.
-
-        One block of every `stride`, from block `index` on. The rows stand in
-        one buffer, which the next block overwrites.
-        """
-        scales = np.load(self.path / "scales.npy", mmap_mode="r")
-        block_rows = self.rows_per_block
-        buffer = _aligned_buffer(2 * block_rows * self.size)
-        with open(self.path / "gradients.npy", "rb", buffering=0) as file:
-            _skip_header(file)
-            data_start = file.tell()
-            for first_row in range(
-                index * block_rows, self.samples, stride * block_rows
-            ):
-                n = min(block_rows, self.samples - first_row)
-                file.seek(data_start + 2 * first_row * self.size)
-                block = buffer[: 2 * n * self.size]
-                _read_into(file, block.data)
-                _prefetch(
-                    file,
-                    data_start
-                    + 2 * (first_row + stride * block_rows) * self.size,
-                )
-                rows = block.view(np.float16).reshape(n, self.size)
-                yield first_row, rows, scales[first_row : first_row + n]
+    def stored_blocks(self):
+        """Yield (first row, rows, scales), in half precision, as on disk."""
+        rows, scales = self._open("gradients.npy"), self._open("scales.npy")
+        count = self.rows_per_block
+        for first in range(0, self.samples, count):
+            block = slice(first, first + count)
+            yield first, rows[block], scales[block]
 
     @property
     def rows_per_block(self):
         """How many rows are read at once."""
-        return max(1, _READ_BYTES // (2 * self.size))
+        row_bytes = 2 * self.size * _ALIGNED_ROWS
+        return _ALIGNED_ROWS * max(1, _READ_BYTES // row_bytes)
 
     def load_or_make(self, name, make):
         """Return an array that is made once and kept beside the rows."""
@@ -109,41 +95,40 @@ class GradientStore:
             write_atomically(path, lambda file: np.save(file, make()))
         return np.load(path)
 
-    def _create_files(self, metadata):
-        self.path.mkdir(parents=True, exist_ok=True)
-        if (self.path / "about.json").exists():
-            return
+    def _make(self, metadata):
+        """Make an empty store, and move it to its place as a whole."""
         n, size = metadata["samples"], metadata["size"]
-        self._reserve("gradients.npy", np.float16, (n, size))
-        self._reserve("scales.npy", np.float32, (n,))
-        with open(self.path / "chunks.bin", "ab") as file:
-            file.truncate(-(-n // metadata["rows"]))
-        text = json.dumps(metadata, indent=1, sort_keys=True).encode()
-        write_atomically(
-            self.path / "about.json", lambda file: file.write(text)
-        )
+        parent = self.path.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent) as folder:
+            new = pathlib.Path(folder) / "store"
+            new.mkdir()
+            make = np.lib.format.open_memmap
+            make(new / "gradients.npy", "w+", np.float16, shape=(n, size))
+            make(new / "scales.npy", "w+", np.float32, shape=(n,))
+            chunks = -(-n // metadata["rows"])
+            (new / "chunks.bin").write_bytes(bytes(chunks))
+            text = json.dumps(metadata, indent=1, sort_keys=True)
+            (new / "about.json").write_text(text)
+            try:
+                os.rename(new, self.path)
+            except OSError:  # There is one, of a process that was faster?
+                if not (self.path / "about.json").exists():
+                    raise
 
-    def _reserve(self, name, dtype, shape):
-        """Make a file of its full size; what is in it stays."""
-        with open(self.path / name, "ab"):
-            pass
-        with open(self.path / name, "r+b") as file:
-            header = {
-                "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
-                "fortran_order": False,
-                "shape": shape,
-            }
-            np.lib.format.write_array_header_1_0(file, header)
-            byte_count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            file.truncate(file.tell() + byte_count)
+    def _open(self, name):
+        """Return an array of the store, of which what is read is loaded.
 
-    def _write_rows(self, name, first_row, rows):
-        with open(self.path / name, "r+b") as file:
-            _skip_header(file)
-            file.seek(first_row * rows[:1].nbytes, os.SEEK_CUR)
-            file.write(np.ascontiguousarray(rows).data)
-            file.flush()
-            os.fsync(file.fileno())
+        It may be written to, as TensorFlow wants of memory, and is not saved.
+        """
+        try:
+            return np.lib.format.open_memmap(self.path / name, "c")
+        except ValueError as error:
+            raise ValueError(
+                f"{str(self.path / name)!r} expected to hold the rows of "
+                f"{self.samples} samples. Received: {error}. Build the store "
+                "again in an empty directory."
+            ) from error
 
     def _read_metadata(self):
         try:
@@ -177,32 +162,13 @@ class GradientStore:
                 )
 
 
-def _aligned_buffer(size):
-    """Return bytes at a multiple of 64, which TensorFlow does not copy."""
-    memory = np.empty(size + 64, np.uint8)
-    begin = -memory.ctypes.data % 64
-    return memory[begin : begin + size]
+def _write_at(path, begin, data):
+    """Write bytes at a place of a file, and sync them to disk.
 
-
-def _read_into(file, buffer):
-    while buffer:
-        read = file.readinto(buffer)
-        if not read:
-            raise ValueError(
-                f"{file.name!r} expected {len(buffer)} more bytes. Received: "
-                "its end. Build the store again in an empty directory."
-            )
-        buffer = buffer[read:]
-
-
-def _prefetch(file, offset):
-    """Let the system read ahead from an offset, if it takes such hints."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(
-            file.fileno(), offset, _READ_BYTES, os.POSIX_FADV_WILLNEED
-        )
-
-
-def _skip_header(file):
-    np.lib.format.read_magic(file)
-    np.lib.format.read_array_header_1_0(file)
+    Not by a memory map, whose pages may hold rows of other machines.
+    """
+    with open(path, "r+b") as file:
+        file.seek(begin)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

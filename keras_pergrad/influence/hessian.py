@@ -15,6 +15,7 @@ from keras_pergrad.influence.conjugate_gradients import solve
 from keras_pergrad.influence.definiteness import is_definite, rounding_share
 from keras_pergrad.influence.gradient_products import (
     flatten_gradients,
+    gradients_of,
     unflatten_gradients,
 )
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -41,16 +42,19 @@ class Hessian:
     Args:
         model: a compiled and built model.
         batches: the training data, from `batches_of`.
-        templates: gradients of any samples: which variables are in use.
         damping: a number.
         verbose: whether to show a progress bar.
     """
 
-    def __init__(self, model, batches, templates, *, damping, verbose=0):
+    def __init__(self, model, batches, *, damping, verbose=0):
         self._model, self._batches = model, batches
-        self._templates, self._damping = templates, damping
-        self._verbose = verbose
-        self.size = sum(g[0].size for g in templates if g is not None)
+        self._damping, self._verbose = damping, verbose
+        # Of one sample: which variables are in use, and their shapes.
+        self._templates = [
+            None if g is None else g[:1].copy()
+            for g in gradients_of(model, next(iter(batches)))
+        ]
+        self.size = sum(g.size for g in self._templates if g is not None)
         self._factor = (
             self._dense_factor() if self.size <= MAX_DENSE_SIZE else None
         )

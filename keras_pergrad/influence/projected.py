@@ -26,8 +26,8 @@ class ProjectedInfluence:
     """Scores of one checkpoint from projections.
 
     Args:
-        model, batches, verbose: as for `InWeightSpace`; without `batches`
-            the rows are those of a store.
+        model, batches, verbose: as for `WeightSpaceInfluence`; without
+            `batches` the rows are those of a store.
         size: how many numbers a gradient becomes.
         damping: a number; None: a tenth of the mean eigenvalue.
         seed: of the projections.

@@ -1,6 +1,5 @@
 """The projections of all training samples, in memory or on disk."""
 
-import concurrent.futures
 import functools
 
 import numpy as np
@@ -8,7 +7,6 @@ import tensorflow as tf
 
 from keras_pergrad.influence.gradient_store import GradientStore
 
-_THREADS = 2
 #: So many numbers are cast to float32 and multiplied at once: they fit in the
 #: cache of a core, and TensorFlow does not spread them over threads.
 _PIECE_SIZE = 2**17
@@ -45,21 +43,13 @@ class RowsOnDisk(GradientStore):
     def times(self, others):
         """Return the products with other rows, (m, n), in float32."""
         others = tf.constant(others, tf.float32)
-        all_products = np.empty((len(others), self.samples), "float32")
-        multiply_block = _product_function(self.size, self.rows_per_block)
-
-        def multiply(number):
-            for first, rows, scales in self.stored_blocks(number, _THREADS):
-                # A tensor of the same memory: convert_to_tensor would copy.
-                tensor = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
-                products = multiply_block(others, tensor).numpy()
-                part = all_products[:, first : first + len(rows)]
-                np.multiply(products, scales, out=part)
-
-        # While one waits for the disk, another one multiplies.
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(multiply, range(_THREADS)))
-        return all_products
+        multiply = _product_function(self.size, self.rows_per_block)
+        blocks = []
+        for _, rows, scales in self.stored_blocks():
+            # A tensor of the same memory: convert_to_tensor would copy.
+            tensor = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+            blocks.append(multiply(others, tensor).numpy() * scales)
+        return np.concatenate(blocks, 1)
 
     def gram(self):
         """Return the sum of the rows' outer products, kept in the store."""

@@ -28,15 +28,15 @@ class WeightSpaceInfluence:
     Args:
         model: a model with the weights of the checkpoint, in each call.
         batches: the training data, from `batches_of`.
-        make_curvature: `make(model, batches, verbose)`, which returns an
-            object with `solve(gradients)`.
+        kind: "none", "exact", "kfac" or "ekfac".
+        damping, seed: as for `Influence`.
         verbose: whether to show progress bars.
     """
 
-    def __init__(self, model, batches, make_curvature, *, verbose):
+    def __init__(self, model, batches, kind, *, damping, seed, verbose):
         self._model, self._batches = model, batches
-        self._make_curvature, self._verbose = make_curvature, verbose
-        self._curvature = None
+        self._kind, self._damping, self._seed = kind, damping, seed
+        self._verbose, self._curvature = verbose, None
 
     def scores(self, make_batches):
         """Return tests · (H + damping)⁻¹ · training gradients, (m, n)."""
@@ -74,11 +74,29 @@ class WeightSpaceInfluence:
         return np.concatenate(scores)
 
     def _fit(self):
+        """Return the curvature at the weights of the checkpoint."""
         if self._curvature is None:
-            self._curvature = self._make_curvature(
-                self._model, self._batches, self._verbose
-            )
+            self._curvature = self._make_curvature()
         return self._curvature
+
+    def _make_curvature(self):
+        if self._kind == "none":
+            return IdentityCurvature()
+        if self._kind == "exact":
+            return Hessian(
+                self._model,
+                self._batches,
+                damping=self._damping or 0.0,
+                verbose=self._verbose,
+            )
+        return KroneckerCurvature(
+            self._model,
+            self._batches,
+            self._damping,
+            corrected=self._kind == "ekfac",
+            seed=self._seed,
+            verbose=self._verbose,
+        )
 
     def _test_batch_size(self):
         """Return the size of a training batch, or what can be held."""
@@ -92,38 +110,6 @@ class WeightSpaceInfluence:
 class IdentityCurvature:
     """No curvature: the gradients as they are."""
 
-    def __init__(self, *arguments):
-        del arguments
-
     def solve(self, gradients):
         """Return the gradients."""
         return gradients
-
-
-def exact_curvature(damping):
-    """Return a function that makes the exact Hessian."""
-
-    def make(model, batches, verbose):
-        first = gradients_of(model, next(iter(batches)))
-        templates = [g if g is None else g[:1] for g in first]
-        return Hessian(
-            model, batches, templates, damping=damping or 0.0, verbose=verbose
-        )
-
-    return make
-
-
-def kronecker_curvature(damping, corrected, seed):
-    """Return a function that makes K-FAC, or EK-FAC (`corrected`)."""
-
-    def make(model, batches, verbose):
-        return KroneckerCurvature(
-            model,
-            batches,
-            damping,
-            corrected=corrected,
-            seed=seed,
-            verbose=verbose,
-        )
-
-    return make

@@ -100,7 +100,7 @@ def test_none_is_the_gram_matrix_and_weights_count():
     weight = np.linspace(0, 2, len(x))
     train = _rows(model, x, y, weight=tf.constant(weight))
     expected = _rows(model, xt, yt) @ train.T / len(x)
-    influence = _influence(model, x, y, weight, batch_size=5)
+    influence = _influence(model, x, y, sample_weight=weight, batch_size=5)
     np.testing.assert_allclose(influence.scores(xt, yt), expected, 1e-10)
     assert not expected[:, 0].any()
 

@@ -179,12 +179,13 @@ def test_rows_are_kept_to_half_precision_of_their_largest(tmp_path):
 
 
 def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
-    # 23 rows of 5 numbers: blocks of 8, 8 and 7, in pieces of 3.
-    monkeypatch.setattr(gradient_store, "_READ_BYTES", 2 * 8 * 5)
+    # 71 rows of 5 numbers: blocks of 32, 32 and 7, in pieces of 3.
+    monkeypatch.setattr(gradient_store, "_READ_BYTES", 2 * 32 * 5)
     monkeypatch.setattr(projected_rows, "_PIECE_SIZE", 3 * 5 + 2)
     rng = np.random.default_rng(0)
-    rows = rng.normal(size=(23, 5)).astype("float32")
-    store = RowsOnDisk(tmp_path, {"samples": 23, "size": 5, "rows": 23})
+    rows = rng.normal(size=(71, 5)).astype("float32")
+    store = RowsOnDisk(tmp_path, {"samples": 71, "size": 5, "rows": 71})
+    assert len(list(store.blocks())) == 3
     store.write(0, rows)
     others = rng.normal(size=(2, 5))
     found = store.times(others)
@@ -193,6 +194,15 @@ def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
     read = np.concatenate([part for _, part in store.blocks()])
     np.testing.assert_allclose(found, others @ read.T, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found, store.times(others))
+
+
+def test_a_store_whose_files_are_cut_off_is_refused(tmp_path):
+    model, x, y = made()
+    assert influence_of(model, x, y).save(tmp_path)
+    os.truncate(tmp_path / "0" / "gradients.npy", 1000)
+    loaded = kpg.influence.Influence.load(tmp_path, model, verbose=0)
+    with pytest.raises(ValueError, match=r"gradients\.npy.* 60 samples"):
+        loaded.scores(x[:2], y[:2])
 
 
 def test_what_does_not_fit_a_store_is_refused(tmp_path):
