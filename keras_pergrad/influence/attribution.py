@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.common.names import NamedArguments, require_one_of
 from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.influence.checkpoints import Checkpoints
 from keras_pergrad.influence.fixed_order import (
@@ -31,6 +31,7 @@ from keras_pergrad.influence.preconditions import (
     require_built,
     require_mean_loss,
 )
+from keras_pergrad.influence.predictions import make_prediction_batches
 from keras_pergrad.influence.projected import (
     ProjectedInfluence,
     projected_shapes,
@@ -42,13 +43,16 @@ _DEFAULT_BATCH_SIZE = 256
 #: Scores of the last test samples that are kept, in numbers.
 _MAX_KEPT_SCORES = 2**24
 
+Question = Literal["loss", "prediction"]
+QUESTIONS = ("loss", "prediction")
+
 
 class Top(NamedTuple):
     """The training samples of the highest, or lowest, scores.
 
     Attributes:
         samples: their rows in the training data, (tests, k), best first.
-        scores: their scores, (tests, k).
+        scores: their scores, (tests, k), in the unit of `Influence.scores`.
     """
 
     samples: np.ndarray
@@ -66,8 +70,17 @@ class Influence(NamedArguments):
     over the n training samples: to first order, how much the loss of t
     **rises if j is left out** (its sample weight set to 0, and the training
     ended again; Koh & Liang, arXiv 1703.04730). Positive: j is helpful for t.
-    Negative: harmful. Its unit is that of the loss. The sum of the scores of
-    several samples is the prediction for leaving out all of them.
+    Negative: harmful. The sum of the scores of several samples is the
+    prediction for leaving out all of them.
+
+    With `of="prediction"` no target of t is needed: in place of its loss
+    stands −log p of the class that the model takes it for, or minus the output
+    of a regression. Positive: j made the model say so, or raised the output.
+
+    The unit is that of the loss or output: nats for a cross-entropy and for
+    log p. A score carries a slope on in a straight line. So where it is large,
+    +32 nats, say, the loss itself would rise by less: compare the scores of
+    one test sample with each other.
 
     H depends on `curvature`:
 
@@ -186,26 +199,52 @@ class Influence(NamedArguments):
         ]
 
     def scores(
-        self, x_test: Any, y_test: Any = None, sample_weight: Any = None
+        self,
+        x_test: Any,
+        y_test: Any = None,
+        sample_weight: Any = None,
+        *,
+        of: Question = "loss",
     ) -> np.ndarray:
         """Return the score of each training sample for each test sample.
 
         Args:
             x_test, y_test, sample_weight: the test samples, as the training
                 samples are given; their losses are the compiled one.
+            of: "loss"; or "prediction": of the class that the model (with its
+                weights of now) takes the test sample for, or of the output of
+                a regression. Then `y_test` and `sample_weight` stay None, and
+                those of a data set are not looked at.
 
         Returns:
-            An array (tests, n), in the unit of the loss; positive: leaving
-            out the training sample would raise the loss of the test sample.
+            An array (tests, n). Of a loss, in its unit; positive: leaving out
+            the training sample would raise the loss of the test sample. Of a
+            prediction, in nats of its log-probability, or in the unit of the
+            output; positive: leaving it out would lower these.
 
         Raises:
-            ValueError: as the class says.
+            ValueError: as the class says; or a model has no prediction that
+                is one class or one number for each sample.
         """
         return self._scores_of(
-            make_test_batches(
-                self._model, x_test, y_test, sample_weight=sample_weight
-            )
+            self._test_batches(x_test, y_test, sample_weight, of=of)
         )
+
+    def _test_batches(self, x, y, sample_weight, *, of):
+        """Return a function from a batch size to batches of test samples."""
+        require_one_of("of", of, QUESTIONS)
+        if of == "loss":
+            return make_test_batches(
+                self._model, x, y, sample_weight=sample_weight
+            )
+        if y is not None or sample_weight is not None:
+            name = "sample_weight" if y is None else "y_test"
+            raise ValueError(
+                f"A prediction has no targets and no weights. Expected {name}="
+                f"None with of='prediction'. Received: `{name}`. Leave it out, "
+                "or use of='loss'."
+            )
+        return make_prediction_batches(self._model, x)
 
     def _scores_of(self, make_batches):
         """Return the scores of test samples, and keep the last ones."""
@@ -242,11 +281,12 @@ class Influence(NamedArguments):
         *,
         helpful: bool = True,
         sample_weight: Any = None,
+        of: Question = "loss",
     ) -> Top:
         """Return the k most helpful, or harmful, training samples of each test.
 
         Args:
-            x_test, y_test, sample_weight: as for `scores`.
+            x_test, y_test, sample_weight, of: as for `scores`.
             k: how many, at most n.
             helpful: whether to return those of the highest scores; False:
                 those of the lowest, the most harmful first.
@@ -258,7 +298,7 @@ class Influence(NamedArguments):
             ValueError: k is no positive integer; or as the class says.
         """
         k = positive_integer("k", k)
-        scores = self.scores(x_test, y_test, sample_weight)
+        scores = self.scores(x_test, y_test, sample_weight, of=of)
         return _top_samples(scores, k, helpful)
 
     def page(
@@ -270,6 +310,7 @@ class Influence(NamedArguments):
         k: int = 5,
         class_names: Sequence[str] | None = None,
         show: Callable | None = None,
+        of: Question = "loss",
     ) -> None:
         """Write a page of test samples with what helped and hurt them.
 
@@ -286,6 +327,7 @@ class Influence(NamedArguments):
             show: `show(x)` makes of one sample what is shown: a text, an
                 image (height, width[, 1 or 3]), numbers, or a dict of these.
                 None: the sample itself.
+            of: as for `scores`. With "prediction", `y_test` is only shown.
 
         Raises:
             ValueError: as for `scores`; or this Influence was loaded from a
@@ -298,26 +340,32 @@ class Influence(NamedArguments):
                 "has gradients alone."
             )
         k = positive_integer("k", k)
-        make_batches = make_test_batches(
-            self._model, x_test, y_test, sample_weight=None
-        )
+        if of == "prediction":
+            make_batches = self._test_batches(x_test, None, None, of=of)
+            shown = batches_of(x_test, y_test)
+        else:
+            make_batches = self._test_batches(x_test, y_test, None, of=of)
+            shown = make_batches(None)
         scores = self._scores_of(make_batches)
         best = _top_samples(scores, k, True)
         worst = _top_samples(scores, k, False)
         rows = np.union1d(best.samples, worst.samples)
         text = render_page(
-            samples_by_row(make_batches(None), range(len(scores))),
+            samples_by_row(shown, range(len(scores))),
             samples_by_row(self._batches, rows),
             [
                 output
-                for x, _, _ in make_batches(None)
+                for x, _, _ in shown
                 for output in split_rows(self._model(x, training=False))
             ],
             best=best,
             worst=worst,
             class_names=class_names,
             show=show,
-            score=score_in_words(self._curvature, len(self._checkpoints)),
+            of=of,
+            score=score_in_words(
+                self._curvature, len(self._checkpoints), of=of
+            ),
         )
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

@@ -32,17 +32,22 @@ _LIKELIHOOD_KINDS = {
     keras.losses.binary_crossentropy: BERNOULLI,
     keras.losses.mean_squared_error: GAUSSIAN,
 }
+#: Those whose targets are numbers of classes.
+_OF_INDICES = (
+    keras.losses.SparseCategoricalCrossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+)
 #: Arguments that change a loss, with the values that leave it as it is.
 _NEUTRAL_ARGUMENTS = {"label_smoothing": 0.0, "ignore_class": None, "axis": -1}
 KNOWN_LOSSES = (
     "a compiled loss that is a categorical or binary cross-entropy, or the "
     "mean squared error, as Keras has them"
 )
-#: Outputs that are no chances, of a loss without logits.
+#: Outputs that are no probabilities, of a loss without logits.
 NOT_PROBABILITIES = (
     "The loss has from_logits=False, so that outputs are expected to be "
-    "chances, from 0 to 1. Received: outputs outside. Compile with a loss "
-    "object with from_logits=True, or end the model in softmax or sigmoid."
+    "probabilities, from 0 to 1. Received: outputs outside. Compile with a "
+    "loss object with from_logits=True, or end the model in softmax or sigmoid."
 )
 
 
@@ -59,11 +64,13 @@ class Likelihood:
         from_logits: what the loss was told: whether outputs are logits. Keras
             also reads those behind a softmax or sigmoid, and so does this.
         reduction: of the loss that it was read off.
+        takes_indices: whether targets are numbers of classes.
     """
 
     kind: str
     from_logits: bool = False
     reduction: str | None = "sum_over_batch_size"
+    takes_indices: bool = False
 
     def draw(self, outputs, seed):
         """Draw labels: of the shape of `outputs`, or indices of classes."""
@@ -114,7 +121,7 @@ class Likelihood:
         )
 
     def _probabilities(self, outputs):
-        """Return the chances; NO_CHANCES in an error if they are none."""
+        """Return the probabilities; refuse outputs that are none."""
         is_bernoulli = self.kind == BERNOULLI
         outputs, from_logits = self._crossentropy_inputs(outputs)
         outputs = tf.stop_gradient(outputs)
@@ -285,7 +292,8 @@ def _likelihood_of(loss):
     except ValueError:
         raise NoLikelihood(f"loss={loss!r}") from None
     is_object = isinstance(loss, keras.losses.Loss)
-    kind = _LIKELIHOOD_KINDS.get(type(loss) if is_object else loss)
+    loss_type = type(loss) if is_object else loss
+    kind = _LIKELIHOOD_KINDS.get(loss_type)
     if kind is None:
         name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
         raise NoLikelihood(f"the loss {name!r}")
@@ -304,4 +312,5 @@ def _likelihood_of(loss):
         kind,
         bool(config.get("from_logits", False)),
         config.get("reduction", "sum_over_batch_size"),
+        takes_indices=loss_type in _OF_INDICES,
     )

@@ -31,28 +31,45 @@ font-size:.85rem;overflow-wrap:anywhere}
 .kpg .test img{width:5rem;image-rendering:pixelated;display:block}</style>"""
 
 
-def score_in_words(curvature, checkpoints):
-    """Say what a score is, and how far to trust it."""
+#: What the groups of training samples are, and did: by the question.
+_GROUPS = {
+    "loss": (("helpful", "helped it most"), ("harmful", "harmed it most")),
+    "prediction": (
+        ("for the prediction", "raised its prediction most"),
+        ("against the prediction", "lowered it most"),
+    ),
+}
+_RISES = {
+    "loss": "the test sample's loss rises",
+    "prediction": "log p of the test sample's predicted class, or the output "
+    "of a regression, falls",
+}
+_UNITS = {
+    "loss": "in the unit of the loss: nats for a cross-entropy",
+    "prediction": "in nats, or in the unit of the output",
+}
+
+
+def score_in_words(curvature, checkpoints, *, of):
+    """Say what a score is, its unit, and how far to trust it."""
     if curvature == "none":
         what = (
-            "By how much a step of rate 1 lowers the test sample's loss by way "
-            "of the training sample, to first order, in the unit of the loss."
+            f"By how much {_RISES[of]} if the share that the training sample "
+            "has in a step of rate 1 is undone"
         )
     else:
-        what = (
-            "How much the test sample's loss rises if the training sample is "
-            "left out, to first order, in the unit of the loss."
-        )
+        what = f"By how much {_RISES[of]} if the training sample is left out"
+    what += f", to first order, {_UNITS[of]}."
     if checkpoints > 1:
         what += f" Added up over {checkpoints} checkpoints."
     return (
-        f"{what} Read it as a rank of influence, not as a promised change of "
-        "the loss."
+        f"{what} Read it as a rank of influence, not as a promised change: a "
+        "large one is a slope, carried on in a straight line."
     )
 
 
 def render_page(
-    tests, train, predictions, *, best, worst, class_names, show, score
+    tests, train, predictions, *, best, worst, class_names, show, of, score
 ):
     """Return the HTML of a page.
 
@@ -60,16 +77,17 @@ def render_page(
         tests, train: (x, y) by row.
         predictions: the model's outputs of each test sample.
         best, worst: two `Top`s.
-        class_names, show: as for `Influence.page`.
+        class_names, show, of: as for `Influence.page`.
         score: what a score is, in words.
     """
     count = len(best.samples)
     legend = (*_LEGEND, ("score", score))
+    (helpful, raised), (harmful, lowered) = _GROUPS[of]
     parts = [
         "<h1>Which samples matter</h1>",
         f'<p class="muted">{count} test sample{"s" * (count > 1)}, each with '
-        "the training samples that helped it most (positive scores) and "
-        "harmed it most (negative scores).</p>",
+        f"the training samples that {raised} (positive scores) and {lowered} "
+        "(negative scores).</p>",
         "<dl>",
         *[f"<dt>{k}</dt><dd>{escape(text)}</dd>" for k, text in legend],
         "</dl>",
@@ -80,9 +98,9 @@ def render_page(
             tests, t, prediction, class_names=class_names, show=show
         )
         groups = [("test sample", "test-sample", [test])]
-        for title, top, sign in (
-            ("helpful", best, 1),
-            ("harmful", worst, -1),
+        for title, kind, top, sign in (
+            (helpful, "helpful", best, 1),
+            (harmful, "harmful", worst, -1),
         ):
             figures = [
                 _figure_html(
@@ -95,7 +113,7 @@ def render_page(
                 for j, value in zip(top.samples[t], top.scores[t])
                 if sign * value > 0
             ]
-            groups.append((title, title, figures))
+            groups.append((title, kind, figures))
         parts.append(
             f'<div class="test">{"".join(map(_group_html, groups))}</div>'
         )
@@ -121,7 +139,11 @@ def _prediction_html(output, y, class_names):
     parts = tf.nest.flatten(output)
     if len(parts) > 1:
         words = ", ".join(target_html(part) for part in parts)
-    elif parts[0].ndim == 1 and parts[0].size > 1 and _is_class(y, parts[0]):
+    elif (
+        parts[0].ndim == 1
+        and parts[0].size > 1
+        and (class_names is not None or _is_class(y, parts[0]))
+    ):
         words = target_html(parts[0].argmax(), class_names)
     else:
         words = target_html(parts[0])

@@ -1,0 +1,203 @@
+"""Scores of predictions, whose labels nobody needs to know."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests import oracle
+from tests.models.making import compiled, net, normal, trained
+
+layers, losses = keras.layers, keras.losses
+
+
+def _influence(model, x, y, **how):
+    how = {"curvature": "none", "verbose": 0, **how}
+    return kpg.influence.Influence(model, x, y, **how)
+
+
+def _gradients(model, x, value):
+    """The gradient of `value(output)` of each sample, (n, entries)."""
+    rows = []
+    for k in range(len(x)):
+        with tf.GradientTape() as tape:
+            result = value(model(x[k : k + 1])[0])
+        gradients = tape.gradient(
+            result, [v.value for v in model.trainable_variables]
+        )
+        rows.append(np.concatenate([np.reshape(g, -1) for g in gradients]))
+    return np.array(rows)
+
+
+def _log_p(output):
+    return tf.reduce_max(tf.nn.log_softmax(output))
+
+
+def _log_p_of_sigmoid(output):
+    p = output[0]
+    return tf.math.log(tf.maximum(p, 1 - p))
+
+
+def _log_p_of_softmax(output):
+    return tf.math.log(tf.reduce_max(output))
+
+
+def _output(output):
+    return output[0]
+
+
+#: Name → units, activation, loss, training targets, what is asked for.
+MODELS = {
+    "indices, logits": (
+        (3, None),
+        losses.SparseCategoricalCrossentropy,
+        np.arange(9) % 3,
+        _log_p,
+    ),
+    "one-hot, softmax": (
+        (3, "softmax"),
+        "categorical_crossentropy",
+        np.eye(3)[np.arange(9) % 3],
+        _log_p_of_softmax,
+    ),
+    "binary": (
+        (1, "sigmoid"),
+        "binary_crossentropy",
+        np.arange(9)[:, None] % 2,
+        _log_p_of_sigmoid,
+    ),
+    "regression": ((1, None), "mse", normal(9, 1), _output),
+}
+
+
+def _model(name):
+    """A small model of the table, its targets, and what is asked for."""
+    last, loss, y, value = MODELS[name]
+    # Made here, for the precision of the test.
+    loss = loss if isinstance(loss, str) else loss(from_logits=True)
+    parts = layers.Dense(4, activation="tanh"), layers.Dense(*last)
+    return compiled(net(*parts, shape=(3,), units=None), loss=loss), y, value
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_score_is_of_what_the_model_says(name):
+    model, y, value = _model(name)
+    x, x_test = normal(9, 3), 3 * normal(5, 3, seed=1)
+    influence = _influence(model, x, y)
+    found = influence.scores(x_test, of="prediction")
+    train = np.concatenate(
+        [
+            g.reshape(9, -1)
+            for g in oracle.per_sample_gradients(model, x, tf.constant(y), None)
+        ],
+        1,
+    )
+    # Positive: a step on j's loss raises the value.
+    expected = _gradients(model, x_test, value) @ -train.T / 9
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_linear_regression_is_trained_again_without_each_sample():
+    n, ridge = 200, 0.1
+    x, x_test = normal(n, 3), normal(4, 3, seed=1)
+    y = x @ [[1.0], [-2.0], [0.5]] + 5 + 0.3 * normal(n, 1, seed=2)
+
+    def weights(rows):
+        # Of the mean over all n: a sample left out has the weight 0.
+        a = np.c_[x, np.ones(n)][rows]
+        hessian = 2 * a.T @ a / n + 2 * ridge * np.diag([1, 1, 1, 0])
+        return np.linalg.solve(hessian, 2 * a.T @ y[rows] / n)
+
+    penalty = keras.regularizers.L2(ridge)
+    model = compiled(
+        net(
+            layers.Dense(1, kernel_regularizer=penalty), shape=(3,), units=None
+        ),
+        loss="mse",
+    )
+    all_rows = np.arange(n)
+    whole = weights(all_rows)
+    model.set_weights([whole[:3], whole[3]])
+    design = np.c_[x_test, np.ones(4)]
+    fell = np.array(
+        [design @ (whole - weights(all_rows != j))[:, 0] for j in range(n)]
+    ).T
+    influence = _influence(model, x, y, curvature="exact")
+    found = influence.scores(x_test, of="prediction")
+    # To first order: leaving one out of 200 changes the Hessian, too.
+    limit = 0.003 * np.abs(fell).max()
+    np.testing.assert_allclose(found, fell, rtol=0.1, atol=limit)
+    data = tf.data.Dataset.from_tensor_slices((x_test, y[:4])).batch(3)
+    again = influence.scores(data, of="prediction")
+    np.testing.assert_allclose(again, found, 1e-10)
+
+
+@pytest.mark.parametrize("curvature", ["none", "projected"])
+def test_checkpoints_are_asked_for_the_prediction_of_now(curvature, tmp_path):
+    model = compiled(net(shape=(3,), units=1), loss="mse")
+    x, y = normal(9, 3), normal(9, 1, seed=1)
+    paths, parts = [], []
+    for k in range(2):
+        paths.append(tmp_path / f"{k}.weights.h5")
+        model.save_weights(paths[-1])
+        influence = _influence(model, x, y, curvature=curvature)
+        parts.append(influence.scores(x[:3], of="prediction"))
+        trained(model, x, y)
+    influence = _influence(model, x, y, curvature=curvature, checkpoints=paths)
+    found = influence.scores(x[:3], of="prediction")
+    np.testing.assert_allclose(found, sum(parts), 1e-4, 1e-6)
+
+
+def test_top_and_page_take_it(tmp_path):
+    model, y, _ = _model("indices, logits")
+    x = normal(9, 3)
+    influence = _influence(model, x, y)
+    best = influence.top(x[:2], k=3, of="prediction")
+    scores = influence.scores(x[:2], of="prediction")
+    np.testing.assert_array_equal(best.scores, -np.sort(-scores)[:, :3])
+    path = tmp_path / "page.html"
+    names = ["ant", "bee", "cat"]
+    influence.page(path, x[:2], k=3, of="prediction", class_names=names)
+    text = path.read_text()
+    assert text.count("for the prediction") == 2
+    assert "in nats" in text
+    said = [names[k] for k in np.argmax(model(x[:2]), 1)]
+    assert [f"prediction {name}" in text for name in said] == [True, True]
+
+
+def _two_outputs():
+    inputs = keras.Input((3,))
+    outputs = [layers.Dense(1)(inputs), layers.Dense(1)(inputs)]
+    model = keras.Model(inputs, outputs)
+    return compiled(model, loss=["mse", "mse"]), [np.ones((6, 1))] * 2
+
+
+def _wide():
+    return compiled(net(shape=(3,), units=2), loss="mse"), np.ones((6, 2))
+
+
+def _absolute():
+    return compiled(net(shape=(3,), units=1), loss="mae"), np.ones((6, 1))
+
+
+@pytest.mark.parametrize("make", [_two_outputs, _wide, _absolute])
+def test_what_is_no_single_prediction_is_refused(make):
+    model, y = make()
+    influence = _influence(model, np.ones((6, 3)), y)
+    with pytest.raises(ValueError, match=r"of='prediction'.*of='loss'"):
+        influence.scores(np.ones((2, 3)), of="prediction")
+
+
+def test_targets_of_a_prediction_are_refused():
+    x, y = np.ones((6, 3)), np.ones((6, 1))
+    model = compiled(net(shape=(3,), units=1), loss="mse")
+    influence = _influence(model, x, y)
+    with pytest.raises(ValueError, match="y_test=None"):
+        influence.scores(x, y, of="prediction")
+    with pytest.raises(ValueError, match="sample_weight=None"):
+        influence.top(x, sample_weight=np.ones(6), of="prediction")
+    with pytest.raises(ValueError, match="'prediction'"):
+        influence.scores(x, y, of="label")
