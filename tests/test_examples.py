@@ -41,6 +41,7 @@ WORDS = {
     "vae": ["epoch 25: loss", "clipped", ".png"],
     "saliency_map": ["accuracy", "explain all but 0", ".png"],
     "accumulated_gradients": ["in parts of 32", "weights differ by", ".png"],
+    "influence": ["looks like a", "without the ten", ".html"],
     "sample_values": ["are flipped labels", "without:", ".png"],
     "compare_runs": ["7 runs of 5 seeds", "different seeds", ".html"],
 }
