@@ -15,10 +15,10 @@ from keras_pergrad.aggregations.aggregation import (
     of_samples,
 )
 from keras_pergrad.aggregations.epoch_means import DefinedMean
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import (
-    number_at_least_zero,
+from keras_pergrad.common.arguments import (
+    number_from,
     positive_number,
+    require_one_of,
     seed_or_none,
 )
 from keras_pergrad.common.registry import serialize
@@ -95,10 +95,11 @@ class ClippedMean(Aggregation):
         self.clip_norm: Any = _schedule(clip_norm) or positive_number(
             "clip_norm", clip_norm, " or a schedule", infinite=True
         )
-        self.noise_multiplier: Any = _schedule(
-            noise_multiplier
-        ) or number_at_least_zero(
-            "noise_multiplier", noise_multiplier, " or a schedule"
+        self.noise_multiplier: Any = _schedule(noise_multiplier) or number_from(
+            "noise_multiplier",
+            noise_multiplier,
+            0,
+            alternative=" or a schedule",
         )
         if self.noise_multiplier and self.clip_norm == math.inf:
             raise ValueError(

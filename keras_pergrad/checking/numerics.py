@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.arguments import require_one_of
 from keras_pergrad.keras_internals.models.parts import inner_layers
 
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.assertions import only_if
-from keras_pergrad.common.numbers import positive_integer
 
 TEXTS_TO_NUMBERS = (
     "Turn them into numbers before, by keras.layers.StringLookup (categories) "

@@ -59,16 +59,6 @@ def most_alike(name, known):
     return lower[found[0]] if found else None
 
 
-def require_one_of(name, value, choices, *, advice=""):
-    """Refuse an argument that is none of the choices."""
-    if isinstance(value, (str, type(None))) and value in choices:
-        return
-    raise ValueError(
-        f"`{name}` must be one of {', '.join(map(repr, choices))}. "
-        f"Received: {name}={value!r}.{did_you_mean(value, choices)}{advice}"
-    )
-
-
 def named_arguments(function: Function) -> Function:
     """Decorate a function: it explains an argument that it does not have."""
     called: Any = function

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
+from keras_pergrad.common.arguments import parse_bytes, positive_integer
 from keras_pergrad.common.machine import as_text
 from keras_pergrad.common.names import named_arguments
-from keras_pergrad.common.numbers import parse_bytes, positive_integer
 from keras_pergrad.explanation.step_memory import (
     SavedModel,
     StepMemory,

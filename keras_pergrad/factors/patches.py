@@ -244,5 +244,6 @@ class Patches(SampleGradients):
 def _check_method(method):
     if method not in METHODS:
         raise ValueError(
-            f"`method` must be one of {METHODS}. Received: method={method!r}"
+            f"`method` expected one of {', '.join(map(repr, METHODS))}. "
+            f"Received: method={method!r}"
         )

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import require_one_of
 from keras_pergrad.common.batches import TEXTS_AS_TARGETS, batches_of, ranks
-from keras_pergrad.common.names import require_one_of
 from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
 from keras_pergrad.functions.batch_loss import is_mean_over_samples

@@ -2,8 +2,7 @@
 
 import math
 
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.arguments import positive_integer, require_one_of
 
 # Measurements of a `fit`, for a curve.
 _MIN_MEASUREMENTS = 10

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 import keras
 import numpy as np
 
+from keras_pergrad.common.arguments import positive_integer, require_one_of
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.names import NamedArguments, require_one_of
-from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.influence.checkpoints import Checkpoints
 from keras_pergrad.influence.fixed_order import (
     FixedOrderBatches,

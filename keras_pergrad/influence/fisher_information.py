@@ -7,9 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import (
+    integer_seed,
+    positive_integer,
+    require_one_of,
+)
 from keras_pergrad.common.batches import batches_of, first_tensor
-from keras_pergrad.common.names import named_arguments, require_one_of
-from keras_pergrad.common.numbers import positive_integer, seed_or_none
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import (
     build_for_gradients,
@@ -199,8 +203,7 @@ def _check_arguments(kind, labels, seed):
         ("labels", labels, LABELS),
     ):
         require_one_of(name, value, choices)
-    if seed_or_none(seed) is None:
-        raise ValueError("`seed` must be an integer. Received: seed=None")
+    integer_seed(seed)
 
 
 def _add_sums(totals, batch_sums):

@@ -6,9 +6,8 @@ from typing import Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import number_from, require_one_of
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import number_at_least_zero
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import build_for_gradients
 from keras_pergrad.influence.fixed_order import FixedOrderBatches
@@ -46,7 +45,7 @@ def check_arguments(curvature, damping, checkpoints):
     """Refuse arguments of the wrong kind or out of range."""
     require_one_of("curvature", curvature, CURVATURES)
     if damping is not None:
-        number_at_least_zero("damping", damping, " or None")
+        number_from("damping", damping, 0, alternative=" or None")
     if curvature == "none" and damping is not None:
         raise ValueError(
             "`damping` is added to a curvature, and curvature='none' has "

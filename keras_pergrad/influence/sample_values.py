@@ -9,9 +9,13 @@ import keras
 import numpy as np
 
 from keras_pergrad.common import batch_marks
+from keras_pergrad.common.arguments import (
+    positive_integer,
+    require_one_of,
+    seed_or_none,
+)
 from keras_pergrad.common.callback_list import PreparesFit, at_end_of_fit
 from keras_pergrad.common.names import NamedArguments
-from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.optional import import_extra
 from keras_pergrad.common.text import as_text
 from keras_pergrad.functions.given_batch import as_batch
@@ -124,10 +128,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         seed: int = 0,
     ):
         super().__init__()
-        if order not in (1, 2):
-            raise ValueError(
-                f"`order` must be 1 or 2. Received: order={order!r}"
-            )
+        require_one_of("order", order, (1, 2))
         every = positive_integer("every", every)
         if order == 2 and every > 1:
             raise ValueError(

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import positive_integer, require_one_of
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.names import named_arguments, require_one_of
-from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.inputs.arrays import (
     Chunks,
@@ -271,9 +271,8 @@ def _check_arguments(model, reduce, out, *, order):
             f"reduce={reduce!r} leaves none. Leave out `out`: the result is "
             "returned."
         )
-    if isinstance(order, bool) or order not in (1, 2):
-        raise ValueError(
-            "`order` must be 1 or 2. For mixed and higher derivatives nest "
-            "tf.GradientTape, as the guide on physics-informed nets shows. "
-            f"Received: order={order!r}"
-        )
+    advice = (
+        " For mixed and higher derivatives nest tf.GradientTape, as the guide "
+        "on physics-informed nets shows."
+    )
+    require_one_of("order", order, (1, 2), advice=advice)

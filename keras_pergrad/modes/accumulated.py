@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, weighs
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.arguments import positive_integer, require_one_of
 from keras_pergrad.common.batches import is_composite
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.models.building import stateful_layers

@@ -14,9 +14,8 @@ from keras_pergrad.aggregations.aggregation import (
     weighs,
 )
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.arguments import positive_integer, require_one_of
 from keras_pergrad.common.batches import map_tensors, sample_count
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import wide
 from keras_pergrad.factors.written_out import norm_type

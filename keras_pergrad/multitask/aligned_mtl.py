@@ -5,7 +5,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.arguments import require_one_of
 from keras_pergrad.multitask.gramian import (
     GramianAggregation,
     checked_preference,

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.common.numbers import number_at_least_zero
+from keras_pergrad.common.arguments import number_from
 from keras_pergrad.multitask.gramian import (
     GramianAggregation,
     infinite_like,
@@ -66,8 +66,8 @@ class CAGrad(GramianAggregation):
     """
 
     def __init__(self, c: float = 0.5, *, norm_eps: float = 1e-4):
-        self.c: float = number_at_least_zero("c", c)
-        self.norm_eps: float = number_at_least_zero("norm_eps", norm_eps)
+        self.c: float = number_from("c", c, 0)
+        self.norm_eps: float = number_from("norm_eps", norm_eps, 0)
 
     def gramian_weights(
         self, gramian: tf.Tensor, present: tf.Tensor | None = None

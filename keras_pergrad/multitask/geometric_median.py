@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.common.numbers import positive_integer, positive_number
+from keras_pergrad.common.arguments import positive_integer, positive_number
 from keras_pergrad.multitask.gramian import GramianAggregation, row_weights
 
 #: The steps end where no weight changes by more.

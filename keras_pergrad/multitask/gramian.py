@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation, is_finite
 from keras_pergrad.aggregations.epoch_means import DefinedMean
-from keras_pergrad.common.numbers import is_number
+from keras_pergrad.common.arguments import is_number
 from keras_pergrad.multitask.spectrum import (
     eigh,
     lengths_and_cosines,

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.assertions import only_if
-from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.multitask.gramian import GramianAggregation
 
 

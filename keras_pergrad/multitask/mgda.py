@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.common.numbers import positive_integer, positive_number
+from keras_pergrad.common.arguments import positive_integer, positive_number
 from keras_pergrad.multitask.gramian import (
     GramianAggregation,
     regularized,

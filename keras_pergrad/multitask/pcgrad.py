@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.common.numbers import seed_or_none
+from keras_pergrad.common.arguments import integer_seed
 from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.multitask.gramian import GramianAggregation
 
@@ -56,12 +56,7 @@ class PCGrad(GramianAggregation):
     adds_up = True
 
     def __init__(self, seed: int = 0):
-        self.seed: int | None = seed_or_none(seed)
-        if self.seed is None:
-            raise ValueError(
-                "`seed` must be an integer, from which the orders are drawn. "
-                "Received: seed=None"
-            )
+        self.seed: int = integer_seed(seed)
         self._step = 0
 
     def make_state(self, before: Any = None) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
-from keras_pergrad.common.numbers import number_at_least_zero, positive_number
+from keras_pergrad.common.arguments import number_from, positive_number
 from keras_pergrad.multitask.gramian import (
     GramianAggregation,
     checked_preference,
@@ -75,7 +75,7 @@ class UPGrad(GramianAggregation):
         reg_eps: float = 1e-4,
     ):
         self.preference: list[float] | None = checked_preference(preference)
-        self.norm_eps: float = number_at_least_zero("norm_eps", norm_eps)
+        self.norm_eps: float = number_from("norm_eps", norm_eps, 0)
         self.reg_eps: float = positive_number("reg_eps", reg_eps)
 
     def gramian_weights(

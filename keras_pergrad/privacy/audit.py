@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import probability
 from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.dot_products import per_sample_dots
@@ -187,11 +188,7 @@ def audit_privacy(
             f"Received: {make_model!r}"
         )
     rows = _canary_rows(canaries, private)
-    if not 0 < confidence < 1:
-        raise ValueError(
-            "`confidence` must be a number between 0 and 1. "
-            f"Received: confidence={confidence!r}"
-        )
+    confidence = probability("confidence", confidence)
     generator = np.random.default_rng(seed)
     is_in = generator.random(len(rows)) < 0.5
     data = private.batches(x, y, sample_weight).without(rows[~is_in])

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.batches import map_tensors
-from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.keras_internals.data.views import Views, split_rows
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.models.parts import trace_symbolically

@@ -13,7 +13,11 @@ from keras_pergrad.aggregations.clipping import (
     Schedule,
     is_schedule,
 )
-from keras_pergrad.common.numbers import number_at_least_zero, positive_number
+from keras_pergrad.common.arguments import (
+    number_from,
+    positive_number,
+    probability,
+)
 from keras_pergrad.keras_internals.replicas import replicas
 
 
@@ -140,13 +144,8 @@ class AdaptiveClippedMean(ClippedMean):
                     f"`{name}` must be a finite number: the clip is not "
                     f"known beforehand. Received: {name}={value!r}"
                 )
-        if not isinstance(quantile, (int, float)) or not 0 < quantile < 1:
-            raise ValueError(
-                "`quantile` must be a number between 0 and 1. "
-                f"Received: quantile={quantile!r}"
-            )
-        self.quantile: float = float(quantile)
-        self.clip_rate: float = number_at_least_zero("clip_rate", clip_rate)
+        self.quantile: float = probability("quantile", quantile)
+        self.clip_rate: float = number_from("clip_rate", clip_rate, 0)
         self.count_noise = count_noise
         if (
             self.adds_noise

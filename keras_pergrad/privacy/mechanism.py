@@ -10,8 +10,11 @@ import keras
 import numpy as np
 
 from keras_pergrad.aggregations.clipping import ClippedMean, Schedule
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import is_number, positive_number
+from keras_pergrad.common.arguments import (
+    number_from,
+    positive_number,
+    require_one_of,
+)
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.privacy.correlated_noise import Strategy
 from keras_pergrad.privacy.selections import SELECTIONS, BatchSelection
@@ -101,13 +104,9 @@ class TrialSearch:
 
     def __post_init__(self):
         mean, noise = self.expected_trials, self.score_noise
-        if not (is_number(mean) and 1 <= mean < math.inf):
-            raise ValueError(
-                "`expected_trials` must be a number of at least 1. Received: "
-                f"expected_trials={mean!r}"
-            )
+        mean = number_from("expected_trials", mean, 1)
         require_one_of("distribution", self.distribution, sorted(TRIAL_SHAPES))
-        object.__setattr__(self, "expected_trials", float(mean))
+        object.__setattr__(self, "expected_trials", mean)
         if noise is not None:
             noise = positive_number("score_noise", noise)
             object.__setattr__(self, "score_noise", noise)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
-from keras_pergrad.common.names import require_one_of
-from keras_pergrad.common.numbers import (
+from keras_pergrad.common.arguments import (
     positive_integer,
     positive_number,
+    probability,
+    require_one_of,
     seed_or_none,
 )
 from keras_pergrad.common.warning import warn_user
@@ -69,7 +70,7 @@ class Settings:
 
     def __post_init__(self):
         import_dp_accounting()
-        self._check_probability()
+        self._set(probability, "delta")
         if self.target_epsilon is not None:
             self._set(positive_number, "target_epsilon", " or None")
         if self.microbatch_size is not None:
@@ -131,13 +132,6 @@ class Settings:
     def _set(self, check, name, *more):
         """Set a field to what a check of its value returns."""
         self._keep(**{name: check(name, getattr(self, name), *more)})
-
-    def _check_probability(self):
-        if not (isinstance(self.delta, float) and 0 < self.delta < 1):
-            raise ValueError(
-                "`delta` must be a number between 0 and 1. Received: "
-                f"delta={self.delta!r}"
-            )
 
     def _warn_of_delta(self):
         limit = 1 / self.examples

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.privacy.draws import Generators
 from keras_pergrad.privacy.mechanism import EXAMPLE, UNIQUE, USER
 from keras_pergrad.privacy.selections import SELECTIONS

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_pergrad.common.arguments import number_from, positive_integer
 from keras_pergrad.common.names import named_arguments
-from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.optional import import_if_there
 from keras_pergrad.runs import (
     alignment,
@@ -187,11 +187,7 @@ def compare_runs(
     >>> comparison.data["cosine"].shape
     (2,)
     """
-    if not 0 <= tolerance < np.inf:
-        raise ValueError(
-            "`tolerance` expected a number of 0 or more. Received: "
-            f"tolerance={tolerance!r}"
-        )
+    tolerance = number_from("tolerance", tolerance, 0)
     max_steps = positive_integer("max_steps", max_steps)
     _require_no_directory(log_dir, by)
     aligned = alignment.align(log_dir, max_steps)

@@ -10,7 +10,7 @@ import json
 
 import numpy as np
 
-from keras_pergrad.common.names import require_one_of
+from keras_pergrad.common.arguments import require_one_of
 
 # What `by` may name besides the runs' own tags.
 FIELDS = ("device", "seed", "machine", "mode")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.arguments import positive_integer
 
 VARIABLE_SKETCH_SIZE = 16
 # Never change this: the sketches of all runs must be made alike.

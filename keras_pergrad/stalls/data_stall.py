@@ -1,7 +1,6 @@
 """The callback that measures how long training waits for its data, and why."""
 
 import functools
-import numbers
 import time
 import weakref
 from typing import Any, Literal
@@ -9,8 +8,9 @@ from typing import Any, Literal
 import keras
 
 from keras_pergrad.common import callback_list
+from keras_pergrad.common.arguments import number_from, require_one_of
 from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
-from keras_pergrad.common.names import NamedArguments, require_one_of
+from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
 from keras_pergrad.stalls.accounting import Epoch, StallReport
@@ -95,21 +95,12 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         verbose: int = 1,
     ):
         super().__init__()
-        is_number = isinstance(warn_above, numbers.Real)
-        if (
-            not is_number
-            or isinstance(warn_above, bool)
-            or not (0 <= warn_above <= 1)
-        ):
-            raise ValueError(
-                "`warn_above` is a share of the time; expected a number from "
-                f"0 to 1. Received: warn_above={warn_above!r}"
-            )
+        share = number_from("warn_above", warn_above, 0, high=1)
         if verbose not in (0, 1, 2):
             raise ValueError(
                 f"`verbose` expected 0, 1 or 2. Received: verbose={verbose!r}"
             )
-        self.warn_above: float = float(warn_above)
+        self.warn_above: float = share
         self.verbose: int = int(verbose)
         self.per_batch = per_batch
         self.advise = advise

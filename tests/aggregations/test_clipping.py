@@ -316,25 +316,25 @@ NOISY = {"noise_multiplier": 1.0}
 decay = schedules.ExponentialDecay(1.0, 1, 0.5)
 REFUSED = [
     *(
-        (Clipped, "`clip_norm` must be a positive", {"clip_norm": v})
+        (Clipped, "`clip_norm` expected a positive", {"clip_norm": v})
         for v in (0, -1.0, NAN, "1", None, True, np.bool_(True))
     ),
     *(
-        (Clipped, "`noise_multiplier` must", {"noise_multiplier": v})
+        (Clipped, "`noise_multiplier` expected", {"noise_multiplier": v})
         for v in (-1.0, NAN, INFINITE)
     ),
     (Clipped, "must be finite", {"clip_norm": INFINITE, **NOISY}),
-    (Clipped, "`seed` must be an integer", {"seed": 0.5}),
-    (Clipped, "`per` must be one of", {"per": "weights"}),
+    (Clipped, "`seed` expected an integer", {"seed": 0.5}),
+    (Clipped, "`per` expected one of", {"per": "weights"}),
     (
         Clipped,
-        "`expected_batch_size` must be a positive",
+        "`expected_batch_size` expected a positive",
         {"expected_batch_size": 0},
     ),
-    (Automatic, "`gamma` must be", {"gamma": 0}),
+    (Automatic, "`gamma` expected", {"gamma": 0}),
     (Automatic, "must be finite", {"clip_norm": INFINITE}),
-    (Adaptive, "`quantile` must be", {"quantile": 1}),
-    (Adaptive, "`clip_rate` must", {"clip_rate": -1}),
+    (Adaptive, "`quantile` expected", {"quantile": 1}),
+    (Adaptive, "`clip_rate` expected", {"clip_rate": -1}),
     (
         Adaptive,
         "`count_noise` must be more than noise_multiplier / 2",

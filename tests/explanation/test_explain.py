@@ -277,7 +277,7 @@ def test_a_batch_in_place_of_its_size_and_bad_arguments():
     assert [row.served_by for row in found] == ["ops"]
     with pytest.raises(ValueError, match="or a batch of inputs"):
         kpg.explain(model, "four")
-    with pytest.raises(ValueError, match="`batch_size` must be a positive"):
+    with pytest.raises(ValueError, match="`batch_size` expected a positive"):
         kpg.explain(model, batch_size=0)
     with pytest.raises(TypeError, match=r"must be a keras\.Model"):
         kpg.explain(layers.Dense(3))

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.common.numbers import parse_bytes
+from keras_pergrad.common.arguments import parse_bytes
 from keras_pergrad.explanation import step_memory as measuring
 from tests.marks import few
 from tests.models.making import assert_equal, compiled, net
@@ -268,9 +268,9 @@ def test_bad_input_is_refused_by_name():
     for memory in wrong:
         with pytest.raises(ValueError, match=r"`memory` expected a positive"):
             kpg.diagnose.what_fits(model, memory=memory)
-    with pytest.raises(ValueError, match=r"`at_most` must be a positive"):
+    with pytest.raises(ValueError, match=r"`at_most` expected a positive"):
         kpg.diagnose.what_fits(model, memory="1GB", at_most=0)
-    with pytest.raises(ValueError, match=r"`batch_size` must be a positive"):
+    with pytest.raises(ValueError, match=r"`batch_size` expected a positive"):
         kpg.diagnose.what_fits(model, memory="1GB", batch_size=0)
     with pytest.raises(ValueError, match="gradient mode"):
         kpg.diagnose.what_fits(

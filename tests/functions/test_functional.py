@@ -254,7 +254,7 @@ def test_what_is_missing_or_wrong_or_too_much_is_said():
         ((X[:0], Y[:0]), {}, "at least one sample"),
         ((X[:, :3], Y), {}, r"\(None, 5\). Received: \(7, 3"),
         ((broken, Y), {}, "samples 2 are not finite"),
-        ((X, Y), {"method": "fast"}, "`method` must be one of"),
+        ((X, Y), {"method": "fast"}, "`method` expected one of"),
         ((X, Y), {"batch_size": 0}, "`batch_size` .*positive"),
         ((dataset,), {}, r"Batch it: x\.batch\(256\)"),
         ((dataset.batch(2), Y), {}, "come with the dataset"),

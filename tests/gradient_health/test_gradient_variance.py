@@ -426,9 +426,9 @@ def test_two_of_them_watch_at_once():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 0}, "`every` must be a positive integer.*'epoch'"),
+        ({"every": 0}, "`every` expected a positive integer.*'epoch'"),
         ({"every": "step"}, "every='step'"),
-        ({"repeats": 0}, "`repeats` must be a positive integer"),
+        ({"repeats": 0}, "`repeats` expected a positive integer"),
         ({"repeats": True}, "repeats=True"),
         ({"sketch_size": 8}, "`sketch_size` must be at least 16"),
         ({"run_name": "a"}, "belong to a run in `log_dir`"),
@@ -446,7 +446,7 @@ def test_two_of_them_watch_at_once():
         ({"instruments": 3}, "instruments=3"),
         (
             {"source": "train"},
-            "`source` must be one of 'probe', 'training'",
+            "`source` expected one of 'probe', 'training'",
         ),
         (TRAINING | {"probe": (X, Y)}, "a probe, which would not be measured"),
         (TRAINING | {"repeats": 3}, "repeats=3, but a step runs once"),

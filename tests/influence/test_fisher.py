@@ -359,11 +359,11 @@ def test_what_is_refused():
     y[3] = np.inf
     batches = {"y": y, "labels": "data", "batch_size": 2, "verbose": 0}
     for arguments, said in (
-        ({"kind": "full"}, "`kind` must be one of"),
-        ({"labels": "true"}, "`labels` must be one of"),
+        ({"kind": "full"}, "`kind` expected one of"),
+        ({"labels": "true"}, "`labels` expected one of"),
         ({"labels": "data"}, "Expected `y`"),
-        ({"draws": 0}, "`draws` must be a positive integer"),
-        ({"seed": None}, "`seed` must be an integer"),
+        ({"draws": 0}, "`draws` expected a positive integer"),
+        ({"seed": None}, "`seed` expected an integer"),
         ({"sample_weight": np.ones((5, 2))}, "one number for each sample"),
         ({"sample_weight": -np.ones(5)}, "not negative"),
         (batches, "batch of samples 2 to 3"),

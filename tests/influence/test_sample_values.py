@@ -591,10 +591,10 @@ def test_numbers_outside_of_the_ids_change_no_weight(how):
 def test_arguments_are_checked():
     x = np.ones((2, 4))
     for how, match in (
-        ({"order": 3}, "`order` must be 1 or 2"),
-        ({"every": 0}, "`every` must be a positive"),
+        ({"order": 3}, "`order` expected one of 1, 2"),
+        ({"every": 0}, "`every` expected a positive"),
         ({"order": 2, "every": 2}, "expected every=1"),
-        ({"projection": 0}, "`projection` must be a positive"),
+        ({"projection": 0}, "`projection` expected a positive"),
         ({"validation_data": x}, "`validation_data` expected a batch"),
     ):
         with pytest.raises(ValueError, match=match):

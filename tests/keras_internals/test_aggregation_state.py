@@ -94,9 +94,9 @@ def test_another_seed_is_kept(tmp_path):
 
 @pytest.mark.parametrize("seed", [2**63, 2**64, -(2**63) - 1])
 def test_seeds_that_do_not_fit_are_refused(seed):
-    with pytest.raises(ValueError, match=rf"`seed` must .*seed={seed}"):
+    with pytest.raises(ValueError, match=rf"`seed` expected .*seed={seed}"):
         noisy(seed)
-    with pytest.raises(ValueError, match=r"`seed` must .*seed % 2\*\*63"):
+    with pytest.raises(ValueError, match=r"`seed` expected .*seed % 2\*\*63"):
         noisy(seed)
 
 

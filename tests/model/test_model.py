@@ -124,8 +124,8 @@ WRONG_VALUES = {
     ),
     "Unknown aggregation: 'median'": lambda: kpg.Vectorized("median"),
     "cannot be made from": lambda: kpg.Vectorized("clipped_mean"),
-    "`updates` must be one of": lambda: kpg.PerSample(updates="epoch"),
-    "`parallel_iterations` must be": lambda: kpg.PerSample(
+    "`updates` expected one of": lambda: kpg.PerSample(updates="epoch"),
+    "`parallel_iterations` expected": lambda: kpg.PerSample(
         parallel_iterations=0
     ),
     r"numpy\.asarray\(x\)": lambda: kpg.per_sample_norms(

@@ -255,7 +255,7 @@ def test_compiling_again_forgets():
     "value", [0, -1, 1.5, True, np.True_, np.float32(4), "4"]
 )
 def test_bad_numbers(name, value):
-    with pytest.raises(ValueError, match=rf"`{name}` must be a positive int"):
+    with pytest.raises(ValueError, match=rf"`{name}` expected a positive int"):
         kpg.Accumulated(**{name: value})
 
 
@@ -270,5 +270,5 @@ def test_integers_of_numpy():
 
 @pytest.mark.parametrize("tail", ["flush", None, True])
 def test_bad_tail(tail):
-    with pytest.raises(ValueError, match="`tail` must be one of 'apply'"):
+    with pytest.raises(ValueError, match="`tail` expected one of 'apply'"):
         kpg.Accumulated(tail=tail)

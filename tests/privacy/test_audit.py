@@ -93,7 +93,7 @@ def test_refusals():
     same = {"make_model": lambda: stateless}
     for error, match, given in (
         (ValueError, "at least 10 different rows", {"canaries": range(3)}),
-        (ValueError, "`confidence` must be", {"confidence": 95}),
+        (ValueError, "`confidence` expected", {"confidence": 95}),
         (ValueError, "sampling='fixed' protects", {"private": fixed}),
         (ValueError, "`make_model` must return a new", same),
         (TypeError, "must be a function", {"make_model": stateless}),

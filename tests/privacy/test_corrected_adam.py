@@ -253,7 +253,7 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=f"Received: {name}={value}"):
             corrected(optimizers.Adam(**{name: value}))
-    with pytest.raises(ValueError, match="`gamma` must be a positive number"):
+    with pytest.raises(ValueError, match="`gamma` expected a positive number"):
         corrected("adam", gamma=0)
     used = optimizers.Adam()
     used.build([keras.Variable(np.ones(2))])

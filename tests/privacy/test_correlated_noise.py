@@ -307,13 +307,13 @@ def test_the_statement_says_how_it_is_correlated():
 BANDED = {"noise": "correlated", "bands": 2}
 falling = keras.optimizers.schedules.CosineDecay(2.0, 10)
 REFUSED = [
-    ("`noise` must be one of", {"noise": "red"}),
+    ("`noise` expected one of", {"noise": "red"}),
     ("noise='correlated' with them", {"bands": 2}),
     ("noise='correlated' with them", {"earlier_noise": "redrawn"}),
     ("sampling='poisson', or noise='correlated'", {"sampling": "cyclic"}),
     ("sampling='cyclic' or 'ordered'", {**BANDED, "sampling": "poisson"}),
     ("Expected sampling='ordered'", {**BANDED, "earlier_noise": "redrawn"}),
-    ("`earlier_noise` must be one of", {**BANDED, "earlier_noise": "lost"}),
+    ("`earlier_noise` expected one of", {**BANDED, "earlier_noise": "lost"}),
     ("`bands` up to 4", {**BANDED, "bands": 5}),
     ("`bands`", {**BANDED, "bands": 0}),
     ("Expected `bands`, or `target_epsilon`", {"noise": "correlated"}),

@@ -276,12 +276,12 @@ BY_ANSWERS = {
 }
 USERS = {"user_ids": range(N), "samples_per_user": 1}
 REFUSED = {
-    "`expected_trials` must be": {"expected_trials": 0.5},
-    "`distribution` must be one of": {"distribution": "binomial"},
+    "`expected_trials` expected": {"expected_trials": 0.5},
+    "`distribution` expected one of": {"distribution": "binomial"},
     "Expected one function": {"public_score": None},
     "Received: public_score=": {"private_score": is_right, "score_noise": 1.0},
     "together with `private_score`": {"score_noise": 1.0},
-    "`score_noise` must be a positive": {**BY_ANSWERS, "score_noise": 0.0},
+    "`score_noise` expected a positive": {**BY_ANSWERS, "score_noise": 0.0},
     "'batch_size' cannot be searched for": {"space": {"batch_size": [1]}},
     "must be a list of values or a function": {"space": {"rate": []}},
     "are recorded, so that": {"space": {"rate": [keras.optimizers.SGD()]}},
@@ -291,7 +291,7 @@ REFUSED = {
     "cannot count such trials in a search": {**USERS, "samples_per_user": 2},
     "not enough for the search": {"target_epsilon": 2.0},
     "Received: both, epochs": {"steps": 3},
-    "`epochs` must be a positive": {"epochs": 0},
+    "`epochs` expected a positive": {"epochs": 0},
 }
 
 

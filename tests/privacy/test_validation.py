@@ -203,15 +203,15 @@ impostor = type("ClippedMean", (NoClip,), {})(1.0)
 IMPOSTOR = {"clipping": impostor, "vouched": ["ClippedMean"]}
 #: A part of the message, and arguments of `PrivateTraining`.
 ARGUMENTS = [
-    ("`sampling` must be one of", {"sampling": "random"}),
+    ("`sampling` expected one of", {"sampling": "random"}),
     ("at most the number of examples", {"batch_size": 41}),
     ("without noise nothing is private", {"noise_multiplier": 0}),
     ("Expected `target_epsilon` with", {"noise_multiplier": None}),
-    ("`target_epsilon` must be a positive", {"target_epsilon": -1}),
+    ("`target_epsilon` expected a positive", {"target_epsilon": -1}),
     ("not enough for one step", {"target_epsilon": 1e-3}),
-    ("`delta` must be a number between", {"delta": 0}),
+    ("`delta` expected a number between", {"delta": 0}),
     ("Expected `epochs` or `steps`", {"epochs": 1, "steps": 1}),
-    ("`method` must be one of", {"method": "batch"}),
+    ("`method` expected one of", {"method": "batch"}),
     ("`clip_norm` must be finite", {"clip_norm": float("inf")}),
     ("Expected `clip_norm` or `clipping`", {"clip_norm": 1, "clipping": noisy}),
     ("PrivateTraining gives it", {"clipping": noisy}),

@@ -229,7 +229,7 @@ def test_command_says_what_is_wrong(log_dir, tmp_path, capsys):
     for arguments, said in (
         ([str(tmp_path)], "with 0 runs and no record"),
         ([str(tmp_path / "none")], "is not a directory"),
-        ([str(log_dir), "--by", "x"], "`by` must be one of"),
+        ([str(log_dir), "--by", "x"], "`by` expected one of"),
         ([str(log_dir), "--html", str(tmp_path)], "directory"),
     ):
         assert main(["compare", *arguments]) == 2

@@ -75,7 +75,7 @@ def test_labels_by_tag_and_field():
     assert group_labels(infos, "seed") == ["seed 3", "(none)"]
     assert group_labels(infos, "mode") == ["Vectorized", "(none)"]
     with pytest.raises(
-        ValueError, match=r"must be one of 'lr', 'device'.*'wrong'"
+        ValueError, match=r"expected one of 'lr', 'device'.*'wrong'"
     ):
         group_labels(infos, "wrong")
 
