@@ -382,18 +382,3 @@ def common_length(batch):
     if not lengths or not lengths[0][1]:
         raise ValueError("x must hold at least one sample. Received: none")
     return lengths[0][1]
-
-
-def with_shapes(gradients, variables):
-    """Return gradients, or None, that know to have their variables' shapes.
-
-    TensorFlow does not know them where the length of an axis is not known.
-    """
-    return gradients and [
-        tf.ensure_shape(g, v.shape)
-        if tf.is_tensor(g)
-        and not isinstance(g, tf.IndexedSlices)
-        and not g.shape.is_fully_defined()
-        else g
-        for g, v in zip(gradients, variables, strict=True)
-    ]

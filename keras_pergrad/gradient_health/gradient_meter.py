@@ -15,6 +15,7 @@ from keras_pergrad.common.batches import (
     pack_like,
     tensors_of,
 )
+from keras_pergrad.common.gradients import dense_gradients
 from keras_pergrad.common.text import reason
 from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.functions.batch_loss import MissingLoss, measured_loss
@@ -311,12 +312,11 @@ class GradientMeter:
         return dense
 
     def _dense(self, gradients):
-        return [
-            tf.zeros_like(variable.value)
-            if gradient is None or is_overwritten(variable)
-            else tf.convert_to_tensor(gradient)
+        trained = [
+            None if is_overwritten(variable) else gradient
             for variable, gradient in zip(self._variables, gradients)
         ]
+        return dense_gradients(trained, self._variables)
 
     def _observe(self, loss, factors, gradients, *, losses, request, direction):
         """Return by name what is wanted of the samples."""

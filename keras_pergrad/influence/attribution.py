@@ -14,7 +14,7 @@ from keras_pergrad.influence.checkpoints import Checkpoints
 from keras_pergrad.influence.fixed_order import (
     FixedOrderBatches,
     count_and_checksum,
-    model_checksum,
+    definition_checksum,
 )
 from keras_pergrad.influence.page import (
     render_page,
@@ -148,7 +148,7 @@ class Influence(NamedArguments):
     (2, 4)
     """
 
-    #: What tells the last test samples from others, and their scores.
+    #: A checksum of the last test samples, and their scores.
     _last_scores: tuple[Any, np.ndarray] | None = None
 
     def __init__(
@@ -254,7 +254,9 @@ class Influence(NamedArguments):
                 with self._checkpoints.at(k):  # refuses weights that changed
                     pass
             return self._last_scores[1].copy()
-        scores = self._sum_checkpoints(lambda part: part.scores(make_batches))
+        scores = self._sum_checkpoints(
+            lambda estimator: estimator.scores(make_batches)
+        )
         if scores.size <= _MAX_KEPT_SCORES:
             self._last_scores = key, scores.copy()
         return scores
@@ -385,7 +387,7 @@ class Influence(NamedArguments):
 
         Args:
             path: of the store, a directory.
-            shard: (i, of): part i of so many, from 0.
+            shard: (i, of): the chunks of shard i of so many, from 0.
 
         Returns:
             Whether the store is complete, so that `load` takes it.
@@ -407,7 +409,7 @@ class Influence(NamedArguments):
                 "This Influence was loaded from a store, and has no data to "
                 "build another one. Make one with x and y."
             )
-        complete, model = True, model_checksum(self._model)
+        complete, model = True, definition_checksum(self._model)
         samples, data = count_and_checksum(self._batches)
         for k, estimator in enumerate(self._estimators):
             metadata = {
@@ -478,7 +480,7 @@ class Influence(NamedArguments):
             store.require(
                 {
                     "weights": self._checkpoints.checksum(k),
-                    "model": model_checksum(model),
+                    "model": definition_checksum(model),
                     "shapes": projected_shapes(model),
                 }
             )

@@ -75,10 +75,12 @@ def count_and_checksum(batches):
     return samples, checksum
 
 
-def model_checksum(model):
+def definition_checksum(model):
     """Return a text that changes with a model's layers and its loss.
 
-    Names of layers do not matter: Keras numbers them in each process.
+    Names of layers do not matter: Keras numbers them in each process. Every
+    setting does, unlike in `runs.description.architecture`, whose question is
+    whether the gradients of two models can be compared.
     """
     layers = layers_of(model)
     indices = {layer.name: k for k, layer in enumerate(layers)}

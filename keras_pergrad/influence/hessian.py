@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.batches import ranks, sample_count
+from keras_pergrad.common.gradients import dense_gradients
 from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence.conjugate_gradients import solve
 from keras_pergrad.influence.definiteness import is_definite, rounding_share
@@ -159,10 +160,7 @@ def _trace_product(model_reference):
                         training=False,
                     )
                 gradients = inner.gradient(loss, variables)
-                return [
-                    tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
-                    for g, v in zip(gradients, variables)
-                ]
+                return dense_gradients(gradients, variables)
 
         # One forward pass and its gradient serve all directions.
         shared_tape = tf.GradientTape(persistent=True)

@@ -9,7 +9,7 @@ added to its products are one block, other variables are on their own.
 Labels are what the model predicts: with them the mean of g gᵀ is the
 Gauss-Newton matrix of these losses; with the data's own it is not (Kunstner et
 al., arXiv 1905.12558). If a model is sure of most samples, a drawn label hardly
-ever tells anything. So all labels count at once, with random signs.
+ever adds anything. So all labels count at once, with random signs.
 """
 
 import dataclasses

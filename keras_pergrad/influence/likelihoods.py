@@ -61,8 +61,8 @@ class Likelihood:
 
     Attributes:
         kind: "categorical", "bernoulli", or "gaussian" of unit variance.
-        from_logits: what the loss was told: whether outputs are logits. Keras
-            also reads those behind a softmax or sigmoid, and so does this.
+        from_logits: whether the loss takes outputs for logits. Keras also
+            reads those behind a softmax or sigmoid, and so does this.
         reduction: of the loss that it was read off.
         takes_indices: whether targets are numbers of classes.
     """

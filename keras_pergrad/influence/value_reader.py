@@ -26,6 +26,7 @@ from keras_pergrad.aggregations.aggregation import (
 from keras_pergrad.aggregations.clipping import ClippedMean
 from keras_pergrad.common.batch_marks import is_numbered, with_numbers
 from keras_pergrad.common.callback_list import as_callback_list
+from keras_pergrad.common.gradients import dense_gradients
 from keras_pergrad.common.optional import import_extra
 from keras_pergrad.factors import wide
 from keras_pergrad.influence.projected_factors import dot_is_less, project
@@ -148,10 +149,7 @@ class ValueReader(StepReader):
             gradients = dict(zip(map(id, samples.variables), samples.mean()))
             return [gradients[id(v)] for v in variables]
         sums = [f and f.weighted_sum(weights(k)) for k, f in enumerate(factors)]
-        return [
-            tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
-            for v, g in zip(variables, sums)
-        ]
+        return dense_gradients(sums, variables)
 
     def _periodic_gradient(self, validation_gradient, variables):
         """Return the gradient, computed anew every `every` steps."""
@@ -203,7 +201,7 @@ def _aggregation_weights(samples, factors):
     aggregation = current_aggregation(model.gradient_mode, model)
     if aggregation.needs == "nothing":
         return None, scale, tf.ones([samples.n], tf.bool)
-    # These are the variables while the others are set apart.
+    # Those whose values are read: the others are left out meanwhile.
     groups = aggregation.groups(model.trainable_variables)
     norms = sample_norms(factors, samples.n, groups)
     weights = aggregation.weights(norms)
@@ -275,7 +273,7 @@ def ids_of(ids, rows):
     if ids is None and rows is None:
         raise ValueError(
             "`ids` expected the ids of all samples, or how many there are, "
-            "since a data set does not tell. Received: ids=None. Give "
+            "since a data set does not say. Received: ids=None. Give "
             "SampleValues(..., ids=len(data)), and a data set whose samples "
             "have numbers: SampleValues.with_numbers(x, numbers) in place of x."
         )

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import split_numbers
+from keras_pergrad.common.gradients import dense_gradients
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.data.views import without_mark
@@ -74,10 +75,7 @@ class StepSamples:
         """Return the mean gradient, one dense tensor a variable."""
         if self.sums is None:
             self.sums = [f and f.weighted_sum(None) for f in self.factors]
-        return [
-            tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
-            for v, g in zip(self.variables, self.sums)
-        ]
+        return dense_gradients(self.sums, self.variables)
 
     def squared_norms(self) -> tf.Tensor:
         """Return ‖g_i‖² for each variable, (V, n)."""

@@ -52,7 +52,11 @@ _NOT_SETTINGS = {
 
 
 def architecture(model):
-    """Return a fingerprint of a built model's layer classes and variables."""
+    """Return a fingerprint of a built model's layer classes and variables.
+
+    Equal where gradients can be compared, whatever the version of Keras; the
+    `settings` may differ.
+    """
     classes = [type(layer).__name__ for layer in _layers(model)]
     shapes = [[v.dtype, list(v.shape)] for v in model.trainable_variables]
     text = json.dumps([classes, shapes])
