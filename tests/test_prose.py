@@ -24,7 +24,7 @@ NOT_YET = {
     "keras_pergrad/keras_internals/tensorflow/onednn.py",
     "keras_pergrad/privacy/corrected_adam.py",
     "keras_pergrad/privacy/plan.py",
-    "keras_pergrad/privacy/statement.py",
+    "keras_pergrad/privacy/statement_words.py",
     "keras_pergrad/proof/messages.py",
     "keras_pergrad/proof/shape_rules.py",
     "keras_pergrad/runs/findings.py",

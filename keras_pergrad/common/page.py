@@ -1,4 +1,4 @@
-"""A page of HTML: no script, no other file, no network; for light and dark."""
+"""A page of HTML, alone in its file: for light and dark, and for paper."""
 
 from html import escape
 
@@ -9,9 +9,9 @@ background:var(--back);color:var(--text);box-sizing:border-box;
 max-width:74rem;margin:0 auto;padding:1.25rem 1rem 3rem;
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 html:has(>body>.kpg){background:#fff}
-@media(prefers-color-scheme:dark){.kpg{--back:#161615;--soft:#21211f;
---text:#ecebe6;--muted:#a8a69e;--rule:#3b3a37;--c1:#82abff;--c2:#f2a461;
---c3:#62cda1;color-scheme:dark}html:has(>body>.kpg){background:#161615}}
+@media not print{@media(prefers-color-scheme:dark){.kpg{--back:#161615;
+--soft:#21211f;--text:#ecebe6;--muted:#a8a69e;--rule:#3b3a37;--c1:#82abff;--c2:#f2a461;
+--c3:#62cda1;color-scheme:dark}html:has(>body>.kpg){background:#161615}}}
 .kpg *{box-sizing:border-box}
 .kpg h1{font-size:1.6rem;line-height:1.2;margin:0 0 .25rem}
 .kpg h2{font-size:1.15rem;margin:2.2rem 0 .6rem}
@@ -41,6 +41,10 @@ vertical-align:top;background:none;color:inherit}
 .kpg th{color:var(--muted);font-weight:600}
 .kpg dt{font-weight:600;margin-top:.6rem}
 .kpg dd{margin:0;max-width:48rem}
+@media print{.kpg{max-width:none;padding:0;font-size:10pt}
+.kpg figure,.kpg tr,.kpg li,.kpg .first{break-inside:avoid}
+.kpg h2{break-after:avoid;margin-top:1.2rem}.kpg .wide{overflow:visible}
+.kpg th,.kpg td{white-space:normal}.kpg figure{max-width:24rem}}
 """
 
 

@@ -10,24 +10,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_pergrad.common.machine import library_versions
-from keras_pergrad.privacy import accounting
+from keras_pergrad.privacy import (
+    accounting,
+    statement_page,
+    statement_words,
+)
 from keras_pergrad.privacy.mechanism import (
     BOUNDING,
     EXAMPLE,
     UNIQUE,
     USER,
-    Clipping,
     Mechanism,
 )
 from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.privacy.selections import ADD_OR_REMOVE, BLANK, REPLACE
-from keras_pergrad.privacy.statement_words import (
-    describe_clipping,
-    describe_noise,
-    describe_strategy,
-    describe_views,
-)
-from keras_pergrad.privacy.trade_off import MU_DELTA, trade_off
+from keras_pergrad.privacy.trade_off import trade_off
 
 _NEIGHBOURS = {
     ADD_OR_REMOVE: "one {unit} more or one {unit} less",
@@ -132,47 +129,17 @@ class Statement(dict[str, Any]):
         )
 
     def __str__(self) -> str:
-        verb = "will be" if self["planned"] else "is"
         lines = [
-            "The model was not trained privately: no update was made, so "
-            "nothing was spent, and nothing is guaranteed but what was "
-            "before."
+            *statement_words.describe_guarantee(self),
+            *statement_words.describe_trade_off(self),
+            *[f"Phase: {text}" for text in statement_words.each_phase(self)],
+            f"{self['proof']}.",
+            "It is assumed that",
+            *[f"- {text};" for text in self["assumptions"]],
+            "Not covered:",
+            *[f"- {text};" for text in self["not_covered"]],
+            *statement_words.describe_origin(self),
         ]
-        if self["planned"] or any(p["steps"] for p in self["phases"]):
-            lines = [
-                f"The weights {'would be' if self['planned'] else 'are'} "
-                f"({self['epsilon']:.4g}, {self['delta']:.3g})-differentially "
-                f"private: for data that differ by {self['neighbours']}, every "
-                "set of results has a probability that is at most "
-                f"e^{self['epsilon']:.4g} times the other plus "
-                f"{self['delta']:.3g}. This {verb} counted by dp-accounting "
-                f"({self['accountant']})."
-            ]
-        if self["outside"]:
-            lines.append(
-                "THIS DOES NOT HOLD if the examples were used when the "
-                "weights were changed without privacy in between: in another "
-                "gradient mode, in a loop of one's own, through a model that "
-                "shares layers, or by weights set or loaded from elsewhere."
-            )
-        lines += _in_other_figures(self)
-        lines += [
-            f"Phase: {_describe_phase(phase)}" for phase in self["phases"]
-        ]
-        lines.append(f"{self['proof']}.")
-        lines.append("It is assumed that")
-        lines += [f"- {text};" for text in self["assumptions"]]
-        lines.append("Not covered:")
-        lines += [f"- {text};" for text in self["not_covered"]]
-        if "date" in self:  # absent from those saved before it was noted
-            versions = ", ".join(
-                f"{k} {v}" for k, v in self["versions"].items()
-            )
-            lines.append(f"Made on {self['date']} (UTC) with {versions}.")
-        if self.get("weights_sha256"):
-            lines.append(
-                f"SHA-256 of the weights file: {self['weights_sha256']}"
-            )
         return "\n".join(
             textwrap.fill(
                 line, 80, subsequent_indent="  ", break_on_hyphens=False
@@ -181,6 +148,40 @@ class Statement(dict[str, Any]):
         )
 
     __repr__ = __str__
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the statement as one page, for whoever has to sign it.
+
+        It begins in plain words, is for light and dark and for paper, and
+        needs no other file and no network. The trade-off curve needs the
+        extra `keras-pergrad[plot]`; without it the page says so.
+
+        Args:
+            path: of a file to write; None: nothing is written.
+
+        Returns:
+            The HTML; with a path, the path.
+
+        Example:
+
+        >>> import keras_pergrad as kpg
+        >>> private = kpg.PrivateTraining(
+        ...     noise_multiplier=2.0,
+        ...     delta=1e-5,
+        ...     samples=1000,
+        ...     batch_size=100,
+        ...     epochs=2,
+        ... )
+        >>> html = private.statement().to_html()
+        >>> "No conclusion" in html
+        True
+        """
+        document = statement_page.document(self)
+        if path is None:
+            return document
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(document)
+        return os.fspath(path)
 
 
 def _versions():
@@ -201,30 +202,6 @@ def _accountant_or_default(started):
     return accounting.accountant_name(tuple(started)) if started else "PLD"
 
 
-def _in_other_figures(entries):
-    """Yield what all pairs of epsilon and delta together say, in words."""
-    if "true_positive_rates" not in entries:
-        return  # It was saved before this was stated.
-    first, *others = [
-        f"1 in {1 / wrong:,.0f} {{}}at most {100 * found:.3g} %"
-        for wrong, found in entries["true_positive_rates"]
-    ]
-    first = first.format(f"{entries['unit']}s that were not used, finds ")
-    yield (
-        f"An attacker who tells from the weights which {entries['unit']}s were "
-        f"used, and wrongly accuses {first} of those that were; "
-        + ", ".join(f"with {text.format('')}" for text in others)
-        + "."
-    )
-    pairs = [f"{e:.4g} at {delta:g}" for delta, e in entries["epsilons"]]
-    yield f"At each delta epsilon is as follows: {', '.join(pairs)}."
-    if entries["mu"] is not None:
-        yield (
-            "As Gaussian differential privacy: mu is "
-            f"{entries['mu']:.4g}, apart from a probability of {MU_DELTA:g}."
-        )
-
-
 def _phase_entry(mechanism, steps):
     as_dict, search = mechanism.to_dict(), mechanism.search
     return {
@@ -238,36 +215,8 @@ def _phase_entry(mechanism, steps):
         "clipping": as_dict["clipping"],
         "search": search and dataclasses.asdict(search),
         "augmentations": mechanism.augmentations,
+        "unit": mechanism.unit,
     }
-
-
-def _describe_phase(phase):
-    return (
-        f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
-        f"{phase['batch_size']} from {phase['samples']} examples, "
-        f"{describe_clipping(Clipping.from_json(phase['clipping']))}"
-        f"{describe_views(phase.get('augmentations', 1))}, noise multiplier "
-        f"{describe_noise(phase['noise_multiplier'])}"
-        f"{describe_strategy(phase.get('strategy'))}"
-        f"{_describe_search(phase.get('search'))}"
-    )
-
-
-def _describe_search(search):
-    """Say of what search a phase is the best trial; "" of none."""
-    if not search:
-        return ""
-    score = "on public data"
-    if search["score_noise"] is not None:
-        score = (
-            "on protected examples, with noise of standard deviation "
-            f"{search['score_noise']:g} on the number of right answers"
-        )
-    return (
-        "; the best of a random number of such trials, of which "
-        f"{search['expected_trials']:g} were expected "
-        f"({search['distribution']}), by a score {score}"
-    )
 
 
 def _assumptions(phases, vouched, has_seed, *, has_views):

@@ -89,6 +89,23 @@ def true_positive_rate(rate, epsilons, deltas):
     return float(np.clip(np.min(bounds, initial=1.0), rate, 1))
 
 
+def bound_curve(entries: Any, rates: np.ndarray) -> np.ndarray:
+    """Return an attacker's largest rates at rates of false positives.
+
+    All that the entries of a `Statement` say together, which is no less than
+    what the training gives: the pairs, and the Gaussian parameter.
+    """
+    from scipy.special import ndtr, ndtri
+
+    pairs = [(entries["delta"], entries["epsilon"]), *entries["epsilons"]]
+    deltas, epsilons = np.array(pairs, float).T
+    bounds = [true_positive_rate(rate, epsilons, deltas) for rate in rates]
+    if entries["mu"] is None:
+        return np.asarray(bounds)
+    gaussian = ndtr(ndtri(rates) + entries["mu"]) + MU_DELTA
+    return np.minimum(bounds, gaussian)
+
+
 def gaussian_parameter(epsilons, deltas):
     """Return the least mu whose Gaussian curve is nowhere below a curve."""
     # Both deltas are convex functions of x = e^epsilon. Between two points

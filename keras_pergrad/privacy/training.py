@@ -312,7 +312,8 @@ class PrivateTraining(NamedArguments):
                 statement then has its SHA-256.
 
         Raises:
-            ValueError: it is not known which model is meant.
+            ValueError: it is not known which model is meant, or, before
+                training, how many steps are planned.
         """
         if model is None:
             trained = list(self._models)
@@ -323,9 +324,10 @@ class PrivateTraining(NamedArguments):
                 )
             model = trained[0] if trained else None
         if model is None:
+            steps = _check_steps(self.steps)
             earlier_proof = (self._earlier_record or {}).get("proof", {})
             return Statement.of(
-                (*self._earlier_phases, (self.mechanism, self.steps or 0)),
+                (*self._earlier_phases, (self.mechanism, steps)),
                 self.delta,
                 self.target_epsilon,
                 planned=True,
@@ -372,8 +374,8 @@ def _check_steps(value):
     """Return a number of steps as an int, or refuse it."""
     if value is None:
         raise ValueError(
-            "The number of steps is not known. Expected epsilon(steps), "
-            "or PrivateTraining(epochs=...)."
+            "The number of steps is not known. Expected PrivateTraining with "
+            "`epochs` or `steps`, or epsilon(steps)."
         )
     try:
         steps = operator.index(value)

@@ -1,26 +1,27 @@
 """Charts of runs by matplotlib, and small lines for a table's cells."""
 
-import base64
-import io
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_pergrad.common.optional import import_extra
+from keras_pergrad.common.pictures import (
+    COLORS,
+    DASHES,
+    GREY,
+    add_legend,
+    as_image,
+    new_figure,
+)
 
-_SIZE = 5.6, 2.8
 _SMALL_SIZE = 96, 22
 _MAX_DOTS = 40
 # A larger range is drawn with a logarithmic axis.
 _LOG_RATIO = 20
 # What is smaller than the largest value by more is drawn near zero.
 _MAX_RATIO = 1e15
-# Read on white and on black alike: pages are for light and dark.
-_COLORS, _DASHES = ("#3d7edb", "#c8731a", "#24936f"), ("-", "--", ":")
-_GREY = "#808080"
 
 
 class Line(NamedTuple):
@@ -37,37 +38,16 @@ class Line(NamedTuple):
         return np.concatenate([self.values, *edges]).astype(float)
 
 
-def gallery(figures):
-    """Return the HTML of figures side by side.
-
-    `figures`: a generator, which is asked for none without matplotlib.
-    """
-    try:
-        import_extra("matplotlib", "Drawing", "plot")
-    except ImportError:
-        return (
-            '<p class="muted">Charts need matplotlib: '
-            "pip install 'keras-pergrad[plot]'.</p>"
-        )
-    return f'<div class="charts">{"".join(figures)}</div>'
-
-
 def chart(title, steps, lines):
     """Return the HTML of a chart of lines; what is not finite is a gap."""
     lines = [line for line in lines if np.isfinite(line.values).any()]
     if not lines:
         return ""
-    figure, axes = _begin()
+    figure, axes = new_figure()
     _draw(axes, steps, lines)
-    if len(lines) > 1:  # above the axes, where no line is
-        axes.legend(
-            labelcolor=_GREY,
-            frameon=False,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=len(lines),
-        )
-    return _picture(figure, title)
+    if len(lines) > 1:
+        add_legend(axes, len(lines))
+    return as_image(figure, title)
 
 
 def bars(title, histogram):
@@ -75,11 +55,11 @@ def bars(title, histogram):
     edges, counts = np.array(histogram.edges), np.array(histogram.counts)
     if not counts.sum() or not edges[-1] > edges[0]:
         return ""
-    figure, axes = _begin()
+    figure, axes = new_figure()
     widths = np.diff(edges)
-    axes.bar(edges[:-1], counts, widths, align="edge", color=_COLORS[0])
+    axes.bar(edges[:-1], counts, widths, align="edge", color=COLORS[0])
     axes.set_ylabel("samples")
-    return _picture(figure, title)
+    return as_image(figure, title)
 
 
 def distance_map(title, names, distances):
@@ -89,7 +69,7 @@ def distance_map(title, names, distances):
     """
     colors = import_extra("matplotlib.colors", "Drawing", "plot")
     size = 1.5 + 0.28 * len(names)
-    figure, axes = _begin((max(size + 1.2, 4.2), max(size, 3.0)))
+    figure, axes = new_figure((max(size + 1.2, 4.2), max(size, 3.0)))
     is_distance = np.isfinite(distances) & (distances > 0)
     positive = distances[is_distance]
     if len(positive):
@@ -101,17 +81,17 @@ def distance_map(title, names, distances):
         bar = figure.colorbar(
             picture, label="distance over the norm", format="%.3g"
         )
-        bar.ax.yaxis.label.set_color(_GREY)
-        bar.ax.tick_params(colors=_GREY, which="both")
+        bar.ax.yaxis.label.set_color(GREY)
+        bar.ax.tick_params(colors=GREY, which="both")
     else:
         axes.imshow(np.full(distances.shape, np.nan))
     for a, b in zip(*np.nonzero(~is_distance)):
         sign = "·" if a == b else "=" if distances[a, b] == 0 else "?"
-        axes.text(b, a, sign, color=_GREY, ha="center", va="center")
+        axes.text(b, a, sign, color=GREY, ha="center", va="center")
     axes.set_yticks(range(len(names)), names)
     axes.set_xticks([])
     axes.grid(False)
-    return _picture(figure, title)
+    return as_image(figure, title)
 
 
 def sparkline(steps, values):
@@ -154,23 +134,9 @@ def plot(charts, axes=None):
     return axes[0].figure
 
 
-def _begin(size=_SIZE):
-    """Return a new figure for a page, and its axes."""
-    figures = import_extra("matplotlib.figure", "Drawing", "plot")
-    figure = figures.Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    axes.set_facecolor("none")
-    axes.tick_params(colors=_GREY, which="both")
-    for spine in axes.spines.values():
-        spine.set_color(_GREY)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.label.set_color(_GREY)
-    return figure, axes
-
-
 def _draw(axes, steps, lines):
     """Draw lines over the steps."""
-    for line, color, dashes in zip(lines, _COLORS, _DASHES):
+    for line, color, dashes in zip(lines, COLORS, DASHES):
         axes.plot(
             steps,
             _finite(line.values),
@@ -192,19 +158,7 @@ def _draw(axes, steps, lines):
         axes.set_yscale("symlog", linthresh=min_positive)
     axes.locator_params(axis="x", integer=True, nbins=7)
     axes.set_xlabel("updates")
-    axes.grid(color=_GREY, alpha=0.3)
-
-
-def _picture(figure, title):
-    """Return a figure as HTML that needs no other file."""
-    content = io.BytesIO()
-    figure.savefig(
-        content, format="svg", transparent=True, metadata={"Date": None}
-    )
-    data = base64.b64encode(content.getvalue()).decode()
-    return (
-        f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}"/>'
-    )
+    axes.grid(color=GREY, alpha=0.3)
 
 
 def _finite(values):

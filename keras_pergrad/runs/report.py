@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_pergrad.common import text as tables
 from keras_pergrad.common.page import bullet_list, figure, main, whole
+from keras_pergrad.common.pictures import gallery
 from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import even_indices
 from keras_pergrad.runs.findings import format_share
@@ -296,7 +297,7 @@ def content(comparison):
         f"{steps[-1]} · probe batch of {c.samples} samples</p>",
         f'<p class="first">{escape(c.answer)}</p>',
         bullet_list(c.verdict),
-        drawing.gallery(_charts(c)),
+        gallery(_charts(c)),
         f"<h2>Groups by {escape(c.by)}</h2>" if group_columns else "",
         _table(group_columns, c.groups) if group_columns else "",
         f"<h2>Where runs part by more than {c.tolerance:g}</h2>",

@@ -8,6 +8,7 @@ from html import escape
 from keras_pergrad.common import text as tables
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.page import figure, main, whole
+from keras_pergrad.common.pictures import gallery
 from keras_pergrad.runs import drawing, records
 from keras_pergrad.runs.alignment import even_indices
 from keras_pergrad.runs.figures import FIGURES
@@ -86,7 +87,7 @@ def _content(title, info, readings, *, advice):
                 if paths
             ],
             *_advice_html(advice),
-            drawing.gallery(_charts(shown, last)),
+            gallery(_charts(shown, last)),
             _table(readings),
         ]
     )

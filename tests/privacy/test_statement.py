@@ -56,6 +56,11 @@ def test_a_plan():
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_a_plan_without_steps_has_no_statement():
+    with pytest.raises(ValueError, match="number of steps is not known"):
+        private().statement()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -255,7 +260,7 @@ class Untyped(keras.layers.Layer):
 
 
 def test_what_is_proved():
-    training = private()
+    training = private(steps=4)
     net = model(training)
     promise = "clipped gradient depends on that example alone: "
     for plan in (training.statement(), training.statement(net)):
@@ -295,5 +300,5 @@ def test_what_is_vouched_for(tmp_path):
         assert "but 1 (PyFunc" in words(found)
         assert "compile(vouched=['own'])" in words(found)
         assert "vouches for treats each example by itself: own" in words(found)
-    after = private(continue_from=net)
+    after = private(continue_from=net, steps=4)
     assert after.statement()["vouched"] == ["own"]
