@@ -1,5 +1,9 @@
 from keras_pergrad.privacy.audit import AuditResult as AuditResult
 from keras_pergrad.privacy.audit import audit_privacy as audit_privacy
+from keras_pergrad.privacy.batch_sizes import (
+    BatchSizeComparison as BatchSizeComparison,
+)
+from keras_pergrad.privacy.batch_sizes import BatchSizePlan as BatchSizePlan
 from keras_pergrad.privacy.clipping_variants import (
     AdaptiveClippedMean as AdaptiveClippedMean,
 )

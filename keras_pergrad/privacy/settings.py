@@ -1,7 +1,7 @@
 """The arguments of private training, checked."""
 
+import copy
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,7 +101,8 @@ class Settings:
             if getattr(self, name) is not None:
                 self._set(positive_integer, name)
         spent, record = _spent(self.continue_from)
-        self._keep(spent=spent, spent_record=record)
+        # The model itself is not kept.
+        self._keep(spent=spent, spent_record=record, continue_from=None)
         require_one_of("earlier_noise", self.earlier_noise, EARLIER_NOISE)
         if self.noise == INDEPENDENT:
             self._require_no_bands()
@@ -117,12 +118,20 @@ class Settings:
         """How many examples are used."""
         return self.samples if self.users is None else self.users.count
 
-    @functools.cached_property
+    @property
     def planned_steps(self) -> int | None:
         """The number of steps that are planned, or None."""
         if self.epochs is None:
             return self.steps
         return self.epochs * math.ceil(self.examples / self.batch_size)
+
+    def with_batch_size(self, batch_size: int) -> "Settings":
+        """Return the same settings with batches of another size."""
+        other = copy.copy(self)
+        other._keep(batch_size=batch_size)
+        other._set(positive_integer, "batch_size")
+        other._check_batch_size()
+        return other
 
     def _keep(self, **values):
         """Set fields, as only this class does, before anyone sees it."""

@@ -13,6 +13,10 @@ from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.common.warning import warn_user
 from keras_pergrad.modes import Accumulated, GradientMode
 from keras_pergrad.privacy import accounting
+from keras_pergrad.privacy.batch_sizes import (
+    BatchSizeComparison,
+    compare_batch_sizes,
+)
 from keras_pergrad.privacy.ledger import ledger_of
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
 from keras_pergrad.privacy.plan import Plan
@@ -186,6 +190,7 @@ class PrivateTraining(NamedArguments):
     def _follow(self, settings):
         """Be the training of some settings."""
         plan = Plan.of(settings)
+        self._settings = settings
         self.delta: float = settings.delta
         self.target_epsilon: float | None = settings.target_epsilon
         self.microbatch_size: int | None = settings.microbatch_size
@@ -296,6 +301,40 @@ class PrivateTraining(NamedArguments):
             steps = self.steps
         phases = (*self._earlier_phases, (self.mechanism, _check_steps(steps)))
         return accounting.compute_epsilon(phases, self.delta)
+
+    @named_arguments
+    def compare(self, batch_sizes: Sequence[int]) -> BatchSizeComparison:
+        """Compare batch sizes before training; print the result.
+
+        All else stays as it was given: with `target_epsilon` the noise is
+        calibrated for each size, as for a new `PrivateTraining` with that
+        `batch_size`; with `noise_multiplier` epsilon follows. With `epochs` a
+        larger batch takes fewer steps, with `steps` more epochs.
+
+        Args:
+            batch_sizes: those to compare, at most `samples` each.
+
+        Returns:
+            A `BatchSizeComparison`, with a row for each size.
+
+        Raises:
+            ValueError: neither `epochs` nor `steps` is planned; a size is no
+                positive integer or too large, or no noise is enough for it.
+
+        Example:
+
+        >>> import keras_pergrad as kpg
+        >>> private = kpg.PrivateTraining(
+        ...     noise_multiplier=2.0,
+        ...     delta=1e-5,
+        ...     samples=1000,
+        ...     batch_size=100,
+        ...     epochs=2,
+        ... )
+        >>> [row.steps for row in private.compare([50, 100, 200]).rows]
+        [40, 20, 10]
+        """
+        return compare_batch_sizes(self._settings, batch_sizes)
 
     @named_arguments
     def statement(

@@ -1,0 +1,143 @@
+"""Batch sizes compared: the figures are those of plans made with them."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from keras_pergrad.privacy.clipping_variants import AdaptiveClippedMean
+from tests.privacy.tiny import N, fitted, private, words
+
+SIZES = [10, 20]
+decay = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.5)
+PLANS = {
+    "budget": {"target_epsilon": 1.0, "epochs": 2, "noise_multiplier": None},
+    "noise": {"epochs": 2},
+    "steps": {"steps": 6},
+    "schedule": {
+        "epochs": 2,
+        "noise_multiplier": decay,
+        "sampling": "shuffled",
+    },
+    "fixed": {"sampling": "fixed", "epochs": 2},
+    "users": {
+        "user_ids": np.arange(N) // 4,
+        "samples_per_user": 4,
+        "epochs": 2,
+    },
+    "adaptive": {
+        "clipping": AdaptiveClippedMean(0.5),
+        "epochs": 2,
+        "target_epsilon": 1.0,
+        "noise_multiplier": None,
+    },
+    "correlated": {
+        "noise": "correlated",
+        "sampling": "ordered",
+        "target_epsilon": 2.0,
+        "epochs": 4,
+        "noise_multiplier": None,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_with_that_batch_size_has_the_same_figures(name):
+    arguments = PLANS[name]
+    compared = private(**arguments).compare(batch_sizes=SIZES)
+    assert [row.batch_size for row in compared.rows] == SIZES
+    for row in compared.rows:
+        plan = private(**arguments, batch_size=row.batch_size)
+        assert row.steps == plan.steps
+        assert row.epochs == plan.steps / plan.steps_per_epoch
+        assert row.epsilon == plan.epsilon()
+        noise = plan.mechanism.noise(0, plan.steps)
+        expected = np.sqrt(np.mean(noise**2))
+        assert row.noise_multiplier == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_was_spent_before_counts_and_the_model_is_not_asked_again():
+    net = fitted(private())
+    after = private(continue_from=net, target_epsilon=9.0, epochs=1)
+    before = after.compare([10])
+    assert before.rows[0].epsilon == after.epsilon() > private().epsilon(4)
+    after_more = private(continue_from=fitted(after), epochs=1)
+    assert after.compare([10]) == before
+    assert after_more.compare([10]).rows[0].epsilon > after.epsilon()
+
+
+def noise_in_steps(training):
+    """Return the noise that a fit added to each step's mean, (steps, 2000)."""
+    inputs = keras.Input((2000,))
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    net = kpg.PerGradModel(inputs, dense(inputs))
+    net.compile(
+        keras.optimizers.SGD(1.0),
+        "mse",
+        gradient_mode=training.gradient_mode,
+        jit_compile=False,
+    )
+    weights = [np.zeros(2000)]
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: weights.append(
+            net.get_weights()[0].ravel()
+        )
+    )
+    # The gradient of each example is zero, so what moves a weight is noise.
+    data = training.batches(np.zeros((N, 2000)), np.zeros((N, 1)))
+    net.fit(data, callbacks=[watch, training.callback], epochs=4, verbose=0)
+    return np.diff(weights, axis=0)
+
+
+@pytest.mark.parametrize("name", ["noise", "schedule", "correlated"])
+def test_the_noise_in_the_mean_is_what_a_fit_adds(name):
+    arguments = {**PLANS[name], "epochs": 4, "clip_norm": 0.5}
+    training = private(**arguments)
+    (row,) = training.compare([10]).rows
+    added = noise_in_steps(training)
+    assert added.shape == (16, 2000)
+    deviation = np.sqrt(np.mean(added**2)) / 0.5
+    assert deviation == pytest.approx(row.mean_noise, rel=0.03)
+
+
+def test_the_noise_of_adaptive_clipping_is_that_of_its_gradients():
+    training = private(**PLANS["adaptive"])
+    (row,) = training.compare([10]).rows
+    assert row.mean_noise == training.clipping.gradient_noise / 10
+    assert row.mean_noise > row.noise_multiplier / 10
+
+
+def test_it_prints_a_table():
+    text = str(private(epochs=2).compare([5, 10]))
+    title, head, _, *rows = [line.split() for line in text.splitlines()]
+    assert " ".join(title).endswith("delta 0.01")
+    assert " ".join(head) == (
+        "batch size epochs steps noise multiplier noise in the mean epsilon"
+    )
+    assert [row[:5] for row in rows[:2]] == [
+        ["5", "2", "16", "2", "0.4"],
+        ["10", "2", "8", "2", "0.2"],
+    ]
+    assert "in units of the clip norm" in words(text)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error"),
+    [
+        (64, "`batch_sizes` must be a list"),
+        ([], "`batch_sizes` must be a list"),
+        ("64", "`batch_sizes` must be a list"),
+        ([[10]], "`batch_sizes` must be a list"),
+        ([10, 0], "`batch_size` must be a positive integer"),
+        ([10.0], "`batch_size` must be a positive integer"),
+        ([10, N + 1], "at most the number of examples"),
+    ],
+)
+def test_bad_sizes_are_refused(sizes, error):
+    with pytest.raises(ValueError, match=error):
+        private(epochs=2).compare(sizes)
+
+
+def test_what_is_not_planned_is_not_compared():
+    with pytest.raises(ValueError, match="`epochs` or `steps`"):
+        private().compare([10])
