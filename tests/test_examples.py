@@ -29,6 +29,12 @@ WORDS = {
         "a dead layer: \n  layer_dead: None of the probe's 64 samples",
         "summed loss: \n  loss_is_a_sum",
     ],
+    "audit_privacy": [
+        "with noise: epsilon is at least 0 ",
+        "The claim is not refuted",
+        "without noise: epsilon is at least 2",
+        "THE CLAIM IS REFUTED",
+    ],
     "last_layer_laplace": ["digits: sure by", "noise: sure by"],
     "data_stall": ["with prefetch", "before", "parallel map"],
     "normalize_in_pipeline": ["pipeline", "model", "step"],
