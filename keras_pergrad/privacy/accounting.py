@@ -34,10 +34,10 @@ def neighboring_relation(phases):
         return BLANK
     if len(relations) > 1:
         raise ValueError(
-            "Phases with sampling='fixed' guarantee that one example may be "
-            "exchanged for another, those with another sampling that "
-            "it may be missing, so that no epsilon holds for both. Expected "
-            "one of these kinds for all phases of a model. Received: "
+            "Phases with sampling='fixed' hide that one example is replaced "
+            "by another; phases with another sampling hide that it is missing, "
+            "so that no epsilon holds for both. Expected one of these kinds "
+            "for all phases of a model. Received: "
             f"{[mechanism.sampling for mechanism, _ in phases]}"
         )
     return relations.pop() if relations else ADD_OR_REMOVE

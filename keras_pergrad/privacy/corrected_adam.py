@@ -24,7 +24,7 @@ class CorrectedAdam(keras.optimizers.Adam):
     def __init__(self, *args, gamma=None, **kwargs):
         super().__init__(*args, **kwargs)
         self.gamma = None if gamma is None else positive_number("gamma", gamma)
-        self._has_been_told = False
+        self._is_variance_set = False
         self.noise_variance = self.add_variable(shape=(), name="noise_variance")
 
     def build(self, var_list):
@@ -42,7 +42,7 @@ class CorrectedAdam(keras.optimizers.Adam):
         Args:
             variance: of the noise in each number, a number or a tensor ().
         """
-        self._has_been_told = True
+        self._is_variance_set = True
         self.noise_variance.assign(variance)
 
     def apply(self, grads, trainable_variables=None):
@@ -51,8 +51,8 @@ class CorrectedAdam(keras.optimizers.Adam):
         self.noise_variance.assign(0)
 
     def update_step(self, gradient, variable, learning_rate):
-        if not self._has_been_told:
-            raise ValueError(_NOT_TOLD)
+        if not self._is_variance_set:
+            raise ValueError(_NOT_SET)
 
         def cast(value) -> Any:
             return ops.cast(value, variable.dtype)
@@ -91,7 +91,7 @@ _CORRECTED: dict[type, type] = {
 }
 
 
-#: Settings of a Keras optimizer under which the noise is not what is told.
+#: Settings of a Keras optimizer under which the noise is another than set.
 _REFUSED = (
     "amsgrad",
     "clipnorm",
@@ -140,8 +140,8 @@ def corrected(
     Raises:
         TypeError: it is another optimizer.
         ValueError: `gamma` is not positive; the optimizer was used; it has
-            `amsgrad`, clips gradients or accumulates them. When a step has
-            told no noise, the first `apply` raises it.
+            `amsgrad`, clips gradients or accumulates them. Where no step
+            has set the variance, the first `apply` raises it.
 
     Example:
 
@@ -188,9 +188,9 @@ def corrected(
     return result
 
 
-_NOT_TOLD = (
+_NOT_SET = (
     "A corrected optimizer needs the variance of the noise, and no step has "
-    "told it. Expected a PerGradModel whose gradient_mode adds noise, such as "
+    "set it. Expected a PerGradModel whose gradient_mode adds noise, such as "
     "that of a PrivateTraining, or set_noise_variance(variance) before "
     "apply(). Received: gradients without. Without noise, use the optimizer "
     "that was given to corrected()."

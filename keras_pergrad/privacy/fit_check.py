@@ -117,7 +117,7 @@ def _argument_problems(arguments):
         )
     for name in ("y", "sample_weight"):
         if arguments.get(name) is not None:
-            yield f"`{name}` belongs into private.batches(x, y, sample_weight)."
+            yield f"`{name}` belongs in private.batches(x, y, sample_weight)."
     for batches in keras.tree.flatten(arguments.get("validation_data")):
         if isinstance(batches, PrivateBatches):
             yield (
@@ -128,7 +128,7 @@ def _argument_problems(arguments):
     for name in ("batch_size", "steps_per_epoch"):
         if arguments.get(name) is not None:
             yield (
-                f"`{name}` is that of PrivateTraining. Received: "
+                f"`{name}` is set by PrivateTraining. Received: "
                 f"{name}={arguments[name]!r}. Leave it out."
             )
 

@@ -79,9 +79,9 @@ def _traced_step(model, batches):
 def _step_problems(model):
     if type(model).train_step is not PerGradModel.train_step:
         yield (
-            f"{type(model).__name__} has a train_step of its own, which may "
-            "look at a batch more than once while one look is counted. Put "
-            "the loss into compile(loss=...) or add_loss()."
+            f"{type(model).__name__} has a custom train_step, which may use a "
+            "batch more than once, while only one use is counted. Put the "
+            "loss into compile(loss=...) or add_loss()."
         )
     if type(model).compute_loss is not keras.Model.compute_loss:
         yield (
@@ -92,8 +92,9 @@ def _step_problems(model):
         )
     if model.gradient_mode.updates_by_itself:
         yield (
-            f"gradient_mode={model.gradient_mode!r} joins several batches to "
-            "one update, or splits one, which is not what is accounted for. "
+            f"gradient_mode={model.gradient_mode!r} joins several batches "
+            "into one update, or splits one, which the accounting does not "
+            "cover. "
             "Use private.gradient_mode, and `microbatch_size` of "
             "PrivateTraining to save memory."
         )
@@ -108,7 +109,7 @@ def _optimizer_problems(model):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             yield (
                 "The optimizer is a LossScaleOptimizer, which skips an update "
-                "when one sample's gradient overflows and so tells of it. Use "
+                "when one sample's gradient overflows, and so reveals it. Use "
                 "the policy 'mixed_bfloat16', or "
                 "compile(auto_scale_loss=False)."
             )
@@ -154,9 +155,9 @@ def _adapted_problems(model, public):
     for layer, state in adapted_layers(model, public):
         yield (
             f"layer {layer.name!r} ({type(layer).__name__}) was adapted to "
-            f"data. If they are those to be protected, its {state} tells of "
-            "them without noise: give it constants instead, as arguments when "
-            "it is made. If they are public, say so by "
+            f"data. If these are to be protected, its {state} reveals them "
+            "without noise: give it constants instead, as arguments when it is "
+            "made. If they are public, say so with "
             f"PrivateTraining(public_layers=[{layer.name!r}])."
         )
 

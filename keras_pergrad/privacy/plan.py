@@ -99,8 +99,8 @@ def _choose_strategy(settings):
     if bands is not None:
         if bands > most:
             raise ValueError(
-                "An example must be in one batch at most among as many as "
-                f"there are bands. Expected `bands` up to {most} with "
+                "Among as many batches as there are bands, an example may be "
+                f"in one at most. Expected `bands` up to {most} with "
                 f"sampling={settings.sampling!r}, {settings.examples} "
                 f"examples and batch_size={settings.batch_size}. Received: "
                 f"bands={bands}"
@@ -127,9 +127,9 @@ def _require_spaced_batches(settings, kind):
     sampling = settings.sampling
     if not SELECTIONS[sampling].supports_correlated_noise:
         raise ValueError(
-            "The batches of an example must be far enough apart for correlated "
-            "noise. Expected sampling='cyclic' or 'ordered', or "
-            f"noise='independent'. Received: sampling={sampling!r}"
+            "With correlated noise, enough steps must lie between two batches "
+            "with the same example. Expected sampling='cyclic' or 'ordered', "
+            f"or noise='independent'. Received: sampling={sampling!r}"
         )
     if kind != "banded" and sampling != "ordered":
         raise ValueError(
@@ -197,8 +197,8 @@ def _configure_clipping(settings, noise):
     ):
         received = f"noise_multiplier={noise!r}, clipping={clipping!r}"
         raise ValueError(
-            "Correlated noise has one multiplier for all steps, and no other "
-            "query beside it. Expected a number for `noise_multiplier` and a "
+            "Correlated noise has one multiplier for all steps, and allows no "
+            "other noisy query. Expected a number for `noise_multiplier` and a "
             f"ClippedMean or an AutomaticClippedMean. Received: {received}"
         )
     config = {
@@ -219,9 +219,9 @@ def _require_bounding(clipping, vouched):
     ):
         raise ValueError(
             f"Nothing proves that {kind} keeps each sample's gradient within "
-            f"`clip_norm`. Expected one of {', '.join(BOUNDING)}, or, where "
-            f"you know it, vouched=[{kind!r}] beside it (with a name of its "
-            "own), which the statement then says. Received: clipping="
+            f"`clip_norm`. Expected one of {', '.join(BOUNDING)}. If you know "
+            f"that it does, add vouched=[{kind!r}] (its name must differ from "
+            "these); the statement then says so. Received: clipping="
             f"{clipping!r}, vouched={list(vouched)}"
         )
     if clipping.clip_norm == math.inf:

@@ -61,7 +61,7 @@ class ProofRecord:
             )
         if not self.ops:
             exclusion = (
-                f" but what you vouch for: {_format_names(names)}"
+                f" except what you vouch for: {_format_names(names)}"
                 if names
                 else ""
             )
@@ -74,8 +74,8 @@ class ProofRecord:
         if not self.count:
             return f"{text} of the step"
         return (
-            f"{text} of the step but {self.count} ({', '.join(self.kinds)}), "
-            "for which the user vouches by name: "
+            f"{text} of the step except {self.count} "
+            f"({', '.join(self.kinds)}), for which the user vouches by name: "
             f"compile(vouched={_format_names(self.names)})"
         )
 

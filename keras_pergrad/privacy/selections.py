@@ -242,7 +242,7 @@ class Cyclic(Poisson):
     # Choquette-Choo et al., arXiv 2306.08153.
 
     in_words = (
-        "the examples are dealt into {0.groups} groups at random, which take "
+        "the examples are split into {0.groups} groups at random, which take "
         "turns; each example of a step's group is in the batch with "
         "probability {0.group_rate:.6g}, independently of all others and of "
         "other batches"

@@ -27,25 +27,26 @@ from keras_pergrad.privacy.selections import ADD_OR_REMOVE, BLANK, REPLACE
 from keras_pergrad.privacy.trade_off import trade_off
 
 _NEIGHBOURS = {
-    ADD_OR_REMOVE: "one {unit} more or one {unit} less",
-    REPLACE: "one {unit} exchanged for another, of a known number of them",
-    BLANK: "one {unit} exchanged for a blank, which counts and adds nothing",
+    ADD_OR_REMOVE: "one {unit} added or removed",
+    REPLACE: "one {unit} replaced by another, their number being known",
+    BLANK: "one {unit} replaced by a blank, which counts but adds nothing",
 }
 _NOT_COVERED = (
-    "the choice of hyper-parameters by several runs on these examples, other "
-    "than the trials of kpg.privacy.search, which are counted",
+    "hyper-parameters chosen by several runs on these examples, except the "
+    "trials of kpg.privacy.search, which are counted",
     "figures in the logs, such as the loss, clipped_fraction and "
-    "nonfinite_samples, and whatever is evaluated on these examples: they "
-    "are computed without noise",
+    "nonfinite_samples, and anything else that is evaluated on these "
+    "examples: they are computed without noise",
     "preprocessing that saw these examples, such as a vocabulary, a mean, or "
     "class weights computed from their labels",
-    "the number of examples, which is taken to be public",
-    "checkpoints, which hold the seeds: publish the weights of a plain "
-    "keras.Model alone",
-    "training that began from weights which had seen these examples",
+    "the number of examples, which is treated as public",
+    "checkpoints, which contain the seeds: publish only the weights of a "
+    "plain keras.Model",
+    "training that started from weights already trained on these examples",
     "private training of other models on these examples, such as the new "
-    "model of each round in federated training: its epsilon begins at 0 and "
-    "adds to this one, unless PrivateTraining(continue_from=model) counts on",
+    "model of each round in federated training: its epsilon starts at 0 and "
+    "adds to this one, unless PrivateTraining(continue_from=model) continues "
+    "this count",
 )
 
 
@@ -226,68 +227,73 @@ def _assumptions(phases, vouched, has_seed, *, has_views):
         {m.examples_per_user for m in mechanisms if m.unit == USER}
     ):
         yield (
-            "`user_ids` are right; of each user at most "
-            f"{max_examples} examples are used"
+            f"`user_ids` are correct; at most {max_examples} examples of each "
+            "user are used"
         )
     if any(m.unit == EXAMPLE for m in mechanisms):
-        yield "each example is of another person: else a person has less"
+        yield (
+            "each example comes from a different person: a person with several "
+            "has less protection"
+        )
     if any(m.unit == UNIQUE for m in mechanisms):
-        yield "each example is of another person, as user_ids='unique' says"
+        yield (
+            "each example comes from a different person, as user_ids='unique' "
+            "states"
+        )
     yield _seed_assumption(has_seed, any(m.search for m in mechanisms))
     yield (
-        "noise and sums are computed with floating-point numbers as if they "
-        "were real ones"
+        "noise and sums, which are computed in floating point, behave like "
+        "real numbers"
     )
-    yield "a sample weight follows from its own example alone"
-    yield "an example keeps its number in the data from epoch to epoch"
+    yield "each sample weight depends only on its own example"
+    yield "each example keeps its index in the data from epoch to epoch"
     if vouched:
         yield (
-            "what the user vouches for treats each example by itself: "
+            "what the user vouches for processes each example separately: "
             f"{', '.join(vouched)}"
         )
     for clipping in dict.fromkeys(m.clipping for m in mechanisms if m.clipping):
         if clipping.name not in BOUNDING:
             yield (
                 f"{clipping.name} keeps the gradient of each sample within its "
-                "clip_norm, for which the user vouches"
+                "clip_norm; the user vouches for this"
             )
     if has_views or any(m.augmentations > 1 for m in mechanisms):
         yield (
-            "`augment` makes a view of one example alone, and holds nothing "
-            "of the others, such as their mean"
+            "`augment` makes each view from one example only, and contains "
+            "nothing computed from the others, such as their mean"
         )
     for search in [m.search for m in mechanisms if m.search]:
         yield (
-            "the score of the search is computed from public data alone"
+            "the score of the search is computed from public data only"
             if search.score_noise is None
-            else "each entry of the search's private score follows from the "
-            "model and one protected example alone"
+            else "each entry of the search's private score depends only on the "
+            "model and one protected example"
         )
         yield (
-            "of the search nothing is published but its result: neither the "
-            "number of trials, which is secret, nor how long it took, nor its "
-            "folder"
+            "only the result of the search is published: not the number of "
+            "trials, which is secret, nor how long it took, nor its folder"
         )
-    yield "the weights were changed by no other training on these examples"
+    yield "no other training on these examples has changed the weights"
 
 
 def _seed_assumption(has_seed, is_search):
     """Say what must stay unknown for the noise to hide anything."""
     if is_search:
         what = (
-            "seed of the search, which its folder holds and from which the "
-            "noise and the batches of its trials follow"
+            "seed of the search, which is stored in its folder and determines "
+            "the noise and the batches of its trials"
         )
     elif has_seed:
         what = (
-            "`seed` that was given (or by an earlier version drawn from 30 "
-            "bits) and from which noise and batches follow: a seed is for a "
-            "reproduction, and without it they have a key of 128 bits from "
-            "the operating system"
+            "`seed` that was given (or that an earlier version drew from 30 "
+            "bits), which determines noise and batches: give a seed only to "
+            "reproduce a run; without it the operating system draws a key of "
+            "128 bits"
         )
     else:
         what = (
             "key of noise and batches, 128 bits from the operating system, "
-            "from which pseudo-random generators go on"
+            "which pseudo-random generators start from"
         )
     return f"nobody who sees the result knows or can guess the {what}"

@@ -19,7 +19,7 @@ from keras_pergrad.privacy import statement_words as words
 from keras_pergrad.privacy.trade_off import bound_curve
 
 _TITLE = "Privacy statement"
-_CURVE = "What an attacker can find at most"
+_CURVE = "What an attacker can identify at most"
 
 
 def document(entries):
@@ -59,11 +59,11 @@ def _trade_off(entries):
     unit = entries["unit"]
     yield "<h2>What an attacker can find out</h2>"
     yield _paragraph(
-        f"An attacker tells from the weights which {unit}s were used, and "
-        f"wrongly accuses some {unit}s that were not used. Of those that were, "
-        "they find at most so many:"
+        f"An attacker infers from the weights which {unit}s were used, and "
+        f"wrongly accuses some {unit}s that were not used. This is the largest "
+        "share of the used ones that they can identify:"
     )
-    columns = ["wrongly accused", "found at most"]
+    columns = ["wrongly accused", "identified at most"]
     yield as_html(columns, words.attacker_rates(entries))
     _, *others = words.describe_trade_off(entries)
     yield bullet_list(others)
@@ -81,10 +81,10 @@ def _curve(entries):
         axes.plot(100 * wrong, 100 * found, dashes, color=color, label=label)
     unit = entries["unit"]
     axes.set_xlabel(f"% of unused {unit}s that are wrongly accused")
-    axes.set_ylabel(f"% of used {unit}s that are found")
+    axes.set_ylabel(f"% of used {unit}s that are identified")
     axes.grid(color=GREY, alpha=0.3)
     add_legend(axes, 2)
-    note = "The nearer the bound is to guessing, the less can be found out."
+    note = "The closer the bound is to guessing, the better the protection."
     return figure(_CURVE, as_image(picture, _CURVE), note)
 
 

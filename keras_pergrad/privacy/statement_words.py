@@ -94,24 +94,24 @@ def describe_guarantee(entries):
     epsilon, delta = f"{entries['epsilon']:.4g}", f"{entries['delta']:.3g}"
     sentences = [
         "The model was not trained privately: no update was made, so "
-        "nothing was spent, and nothing is guaranteed but what was "
+        "no epsilon was spent, and nothing is guaranteed beyond what held "
         "before."
     ]
     if is_trained(entries):
         sentences = [
             f"The weights {'would be' if entries['planned'] else 'are'} "
-            f"({epsilon}, {delta})-differentially private: for data that "
-            f"differ by {entries['neighbours']}, every set of results has a "
-            f"probability that is at most e^{epsilon} times the other plus "
-            f"{delta}. This {verb} counted by dp-accounting "
+            f"({epsilon}, {delta})-differentially private: for data sets that "
+            f"differ by {entries['neighbours']}, the probability of any set of "
+            f"results with one is at most e^{epsilon} times that with the "
+            f"other, plus {delta}. Epsilon {verb} computed by dp-accounting "
             f"({entries['accountant']})."
         ]
     if entries["outside"]:
         sentences.append(
-            "THIS DOES NOT HOLD if the examples were used when the "
-            "weights were changed without privacy in between: in another "
-            "gradient mode, in a loop of one's own, through a model that "
-            "shares layers, or by weights set or loaded from elsewhere."
+            "THIS DOES NOT HOLD if the examples were used when the weights "
+            "were changed without privacy in between: in another gradient "
+            "mode, in a custom loop, through a model that shares layers, or by "
+            "weights that were set or loaded from elsewhere."
         )
     return sentences
 
@@ -130,7 +130,7 @@ def describe_plainly(entries):
     }.get(_unit(entries), ("one example", "that example was"))
     condition = f"whether {used} used or not"
     if "another" in entries["neighbours"]:
-        condition = f"whatever {used} exchanged for"
+        condition = f"whatever {used} replaced by"
     # Rounded down: a larger probability than delta.
     chance = math.floor(1 / entries["delta"] * (1 + 1e-9))
     return (
@@ -147,12 +147,12 @@ def describe_level(entries):
     if unit == "user":
         most = max(p["samples_per_user"] for p in entries["phases"])
         return (
-            "User-level privacy: it protects a user, of whose examples at "
-            f"most {most} are used."
+            "User-level privacy: it protects all examples of one user, at most "
+            f"{most} of which are used."
         )
     if unit == UNIQUE:
         return (
-            "Example-level privacy, where each example is that of a different "
+            "Example-level privacy, where each example comes from a different "
             "person, as those who trained the model state."
         )
     return (
@@ -185,18 +185,18 @@ def describe_trade_off(entries):
     first, *others = attacker_rates(entries)
     unit = entries["unit"]
     yield (
-        f"An attacker who tells from the weights which {unit}s were "
-        f"used, and wrongly accuses {first[0]} {unit}s that were not used, "
-        f"finds at most {first[1]} of those that were; "
+        f"An attacker who infers from the weights which {unit}s were used, "
+        f"and wrongly accuses {first[0]} {unit}s that were not used, "
+        f"identifies at most {first[1]} of those that were; "
         + ", ".join(f"with {wrong} at most {found}" for wrong, found in others)
         + "."
     )
     pairs = [f"{e:.4g} at {delta:g}" for delta, e in entries["epsilons"]]
-    yield f"At each delta epsilon is as follows: {', '.join(pairs)}."
+    yield f"Epsilon for other values of delta: {', '.join(pairs)}."
     if entries["mu"] is not None:
         yield (
             "As Gaussian differential privacy: mu is "
-            f"{entries['mu']:.4g}, apart from a probability of {MU_DELTA:g}."
+            f"{entries['mu']:.4g}, except with a probability of {MU_DELTA:g}."
         )
 
 
@@ -245,9 +245,9 @@ def _describe_search(search):
             f"{search['score_noise']:g} on the number of right answers"
         )
     return (
-        "; the best of a random number of such trials, of which "
-        f"{search['expected_trials']:g} were expected "
-        f"({search['distribution']}), by a score {score}"
+        "; the best of a random number of such trials "
+        f"({search['distribution']}, with a mean of "
+        f"{search['expected_trials']:g}), by a score {score}"
     )
 
 
@@ -257,8 +257,8 @@ def _describe_unit(mechanism):
         count = mechanism.examples_per_user
         return f"a user, with at most {count} example{'s' * (count > 1)}"
     if mechanism.unit == "unique":
-        return "an example, each of another person"
-    return "an example, of which a person may have several"
+        return "an example, each from a different person"
+    return "an example, and a person may have several"
 
 
 def _format_value(value):

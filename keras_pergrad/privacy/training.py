@@ -247,9 +247,10 @@ class PrivateTraining(NamedArguments):
         """
         if self.mechanism.unit == EXAMPLE:
             warn_user(
-                "The guarantee is for one example. If several may be of one "
-                "person, give user_ids=..., and it is for persons; if each is "
-                "another person's, say so by user_ids='unique'."
+                "The guarantee is for one example. If a person may have "
+                "several, give user_ids=..., and it protects persons; if each "
+                "example comes from a different person, say so with "
+                "user_ids='unique'."
             )
         return PrivacyBudget(
             self.mechanism,

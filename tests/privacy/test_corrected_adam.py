@@ -267,5 +267,5 @@ def test_refusals():
 def test_without_noise_it_says_so(mode):
     net = making.net(shape=(3,), units=1)
     net = making.compiled(net, mode, optimizer=corrected("adam"))
-    with refused(net, "no step has told it"):
+    with refused(net, "no step has set it"):
         net.fit(X, Y, verbose=0)

@@ -180,11 +180,11 @@ def test_its_statement_counts_the_whole_search(undisturbed, tmp_path):
     (phase,) = statement["phases"]
     assert (phase["steps"], phase["search"]["expected_trials"]) == (steps, 3)
     for part in (
-        "the best of a random number of such trials, of which 3 were expected",
-        "by a score on public data",
-        "the score of the search is computed from public data alone",
-        "neither the number of trials",
-        "other than the trials of kpg.privacy.search",
+        "the best of a random number of such trials (geometric, with a mean "
+        "of 3), by a score on public data",
+        "the score of the search is computed from public data only",
+        "not the number of trials",
+        "except the trials of kpg.privacy.search",
     ):
         assert part in words(statement)
     assert str(Statement(json.loads(json.dumps(statement)))) == str(statement)

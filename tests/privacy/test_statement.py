@@ -37,15 +37,15 @@ def test_a_plan():
     for part in (
         f"({training.epsilon():.4g}, 0.01)-differentially private",
         "The weights would be",
-        "one example more or one example less",
+        "one example added or removed",
         "with probability 0.25",
         "nobody who sees the result knows",
-        "a sample weight follows from its own",
-        "an example keeps its number",
-        "the weights were changed by no other",
+        "each sample weight depends only on its own",
+        "each example keeps its index",
+        "no other training on these examples has changed",
         "the `seed` that was given",
-        "each example is of another person, as user_ids='unique' says",
-        "floating-point",
+        "comes from a different person, as user_ids='unique' states",
+        "floating point",
         "hyper-parameters",
         "evaluated on these examples",
         "preprocessing that saw",
@@ -66,18 +66,21 @@ def test_a_plan_without_steps_has_no_statement():
     [
         ({"sampling": "shuffled"}, "no amplification by sampling"),
         ({"sampling": "shuffled"}, "each epoch goes through"),
-        ({"sampling": "fixed"}, "one example exchanged for another"),
+        ({"sampling": "fixed"}, "one example replaced by another"),
         ({"sampling": "fixed"}, "each batch is 10"),
-        ({"user_ids": None}, "another person: else a person has less"),
+        (
+            {"user_ids": None},
+            "different person: a person with several has less",
+        ),
         ({"seed": None}, "the key of noise and batches, 128 bits from"),
-        (tiny.VIEWS, "`augment` makes a view of one example alone"),
+        (tiny.VIEWS, "`augment` makes each view from one example only"),
         (
             {"clipping": Halved(1.0), "vouched": ["Halved"]},
-            "Halved keeps the gradient of each sample within its clip_norm, "
-            "for which the user vouches",
+            "Halved keeps the gradient of each sample within its clip_norm; "
+            "the user vouches for this",
         ),
-        (USERS, "one user more or one user less"),
-        (USERS, "`user_ids` are right; of each user at most 2"),
+        (USERS, "one user added or removed"),
+        (USERS, "`user_ids` are correct; at most 2 examples of each user"),
     ],
 )
 def test_kinds(arguments, said):
@@ -190,7 +193,7 @@ def test_what_is_planned_can_be_printed():
         "batches": "10 of 40 examples, poisson",
         "clipping": "gradients clipped to norm 1",
         "noise": "2 times that norm",
-        "unit": "an example, each of another person",
+        "unit": "an example, each from a different person",
         "epsilon": f"{epsilon} after these steps, budget 3",
         "delta": "0.01",
     }
@@ -203,7 +206,7 @@ def test_what_is_planned_can_be_printed():
     for said in (
         "not planned",
         "see epsilon(steps)",
-        "of which a person may have several",
+        "and a person may have several",
     ):
         assert said in text
     assert "a user, with at most 2 examples" in str(by_user())
@@ -227,7 +230,7 @@ def test_whom_it_is_for_is_what_the_model_was_trained_for():
     for other in (private(), by_user(1)):
         found = other.statement(net)
         assert found["unit"] == "example"
-        assert "else a person has less" in words(found)
+        assert "a person with several has less" in words(found)
     net = fitted(by_user())
     assert private().statement(net)["unit"] == "user"
     # A phase that is for examples alone is no guarantee for users.
@@ -286,7 +289,9 @@ def test_what_is_vouched_for(tmp_path):
     with tiny.refused(net, r"vouch for it: .*\['own'\]"):
         fit(net, training)
     net = model(training, **own, vouched=["own"])
-    assert "but what you vouch for: ['own']" in words(training.statement(net))
+    assert "except what you vouch for: ['own']" in words(
+        training.statement(net)
+    )
     fit(net, training)
     net.save(tmp_path / "net.keras")
     known = {"Untyped": Untyped}
@@ -297,8 +302,10 @@ def test_what_is_vouched_for(tmp_path):
     for one in (net, loaded):
         found = training.statement(one)
         assert found["vouched"] == ["own"]
-        assert "but 1 (PyFunc" in words(found)
+        assert "except 1 (PyFunc" in words(found)
         assert "compile(vouched=['own'])" in words(found)
-        assert "vouches for treats each example by itself: own" in words(found)
+        assert "vouches for processes each example separately: own" in words(
+            found
+        )
     after = private(continue_from=net, steps=4)
     assert after.statement()["vouched"] == ["own"]

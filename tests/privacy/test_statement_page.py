@@ -59,7 +59,7 @@ def test_it_has_all_that_the_text_has(tmp_path):
             {},
             "one person",
             "whether that person's example was used or not",
-            "each example is that of a different person",
+            "each example comes from a different person",
         ),
         (
             {"user_ids": None},
@@ -71,14 +71,14 @@ def test_it_has_all_that_the_text_has(tmp_path):
             {**USERS, "noise_multiplier": 5.0},
             "one user",
             "whether that user's examples were used or not",
-            "User-level privacy: it protects a user, of whose examples at most "
-            "2 are used",
+            "User-level privacy: it protects all examples of one user, at most "
+            "2 of which are used",
         ),
         (
             {"sampling": "fixed", "noise_multiplier": 5.0},
             "one person",
-            "whatever that person's example was exchanged for",
-            "each example is that of a different person",
+            "whatever that person's example was replaced by",
+            "each example comes from a different person",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_without_matplotlib_it_has_all_but_the_picture(monkeypatch):
     html = private(steps=4).statement().to_html()
     assert "pip install 'keras-pergrad[plot]'" in html
     assert "<figure>" not in html
-    assert "At each delta epsilon" in html
+    assert "Epsilon for other values of delta" in html
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffled"])

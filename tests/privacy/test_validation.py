@@ -67,7 +67,7 @@ MODELS = [
     ("LossScaleOptimizer", lambda given: model(given, scaled(SGD()))),
     ("joins the gradients", lambda given: model(given, SGD(**joining))),
     ("which noise is too coarse", coarse),
-    ("has a train_step of its own", {"cls": OwnStep}),
+    ("has a custom train_step", {"cls": OwnStep}),
     ("joins several batches", joining_batches),
     ("not what is accounted for", changed_behind("clip_norm", 5.0)),
     ("not what is accounted for", changed_behind("noise_multiplier", 0.5)),
@@ -76,8 +76,8 @@ best = callbacks.ModelCheckpoint("x.keras", "loss", save_best_only=True)
 #: A part of the message, and an argument of `fit`.
 FITS = [
     ("Split them", "validation_split", 0.1),
-    ("`batch_size` is that of", "batch_size", 5),
-    ("`steps_per_epoch` is that", "steps_per_epoch", 2),
+    ("`batch_size` is set by", "batch_size", 5),
+    ("`steps_per_epoch` is set", "steps_per_epoch", 2),
     ("of another PrivateTraining", "data", OTHER.batches(X, Y)),
     ("kept by a callback", "callbacks", [OTHER.callback]),
     ("Stopping acts on 'loss'", "callbacks", [callbacks.EarlyStopping("loss")]),
@@ -216,7 +216,7 @@ ARGUMENTS = [
     ("Expected `clip_norm` or `clipping`", {"clip_norm": 1, "clipping": noisy}),
     ("PrivateTraining gives it", {"clipping": noisy}),
     ("proves that NoClip .* vouched=..NoClip", {"clipping": NoClip(1.0)}),
-    ("proves that ClippedMean .* name of its own", IMPOSTOR),
+    ("proves that ClippedMean .* name must differ", IMPOSTOR),
     ("must be a ClippedMean", {"clipping": kpg.aggregations.UPGrad()}),
     ("`user_ids`, one for each example, together", {"user_ids": "same"}),
     ("Expected 40 `user", {"user_ids": [1, 2], "samples_per_user": 1}),
