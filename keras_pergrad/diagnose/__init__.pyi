@@ -23,6 +23,7 @@ from keras_pergrad.runs.comparison import compare_runs as compare_runs
 from keras_pergrad.runs.divergence import Divergence as Divergence
 from keras_pergrad.runs.effects import Effect as Effect
 from keras_pergrad.runs.findings import Finding as Finding
+from keras_pergrad.runs.noise_scale import NoiseScale as NoiseScale
 from keras_pergrad.stalls.measuring import WorkerTrial as WorkerTrial
 from keras_pergrad.stalls.profile import PipelineProfile as PipelineProfile
 from keras_pergrad.stalls.profile import profile_pipeline as profile_pipeline

@@ -15,6 +15,7 @@ from keras_pergrad.runs import (
     divergence,
     effects,
     findings,
+    noise_scale,
     report,
     step_statistics,
 )
@@ -40,6 +41,9 @@ class RunComparison:
         divergences: where runs diverge: repeats, then all runs of a seed, then
             all together.
         groups: an `Effect` for each pair of groups, if `by` was given.
+        noise_scales: a `NoiseScale` of each group, or of all runs together if
+            `by` was not given; none where the variance of the samples'
+            gradients was not recorded.
         by: the tag or field of the groups, or None.
         seeds: how many seeds there are; an unknown one counts as a seed.
         repeated: the number of runs with a repeat to compare them with.
@@ -53,6 +57,7 @@ class RunComparison:
     apart: np.ndarray
     divergences: list[divergence.Divergence]
     groups: list[effects.Effect]
+    noise_scales: list[noise_scale.NoiseScale]
     by: str | None
     seeds: int
     repeated: int
@@ -144,6 +149,9 @@ def compare_runs(
       1. A yardstick and not a cause: the probe is the same in every run.
     - *divergence*: the first step at which a variable's gradient differs
       between runs by more than `tolerance`; no step is left out.
+    - *noise scale* of a group of runs, in samples: the mean of tr Σ over the
+      mean of ‖ḡ‖² − tr Σ / n, over all readings at the compared steps
+      (McCandlish et al. 2018), with a 95 % interval by the jackknife.
     - *effect* of a group: the distance between runs of two groups (of equal
       seeds if there are any) over that of repeats, or else of seeds.
 
@@ -159,8 +167,8 @@ def compare_runs(
 
     Returns:
         A `RunComparison`. Without SciPy, which the extra `keras-pergrad[plot]`
-        installs, it lacks the interval of the variance and the p-values of few
-        runs, and says so in its notes.
+        installs, it lacks the intervals and the p-values of few runs, and says
+        so in its notes.
 
     Raises:
         FileNotFoundError: `log_dir` is not a directory.
@@ -202,6 +210,7 @@ def compare_runs(
         apart=distances,
         divergences=divergences,
         groups=effects.compute_effects(distances, grouping, by) if by else [],
+        noise_scales=noise_scale.compute_noise_scales(aligned, grouping),
         by=by,
         seeds=len(np.unique(grouping.seeds)),
         repeated=int(repeats.any(1).sum()),
@@ -264,7 +273,7 @@ def _notes(grouping, by, repeats):
         )
     if import_if_there("scipy.special") is None:
         yield (
-            "The 95 % interval of the variance, and p-values of few runs, need "
+            "The 95 % intervals, and p-values of few runs, need "
             "SciPy: pip install 'keras-pergrad[plot]'."
         )
     if grouping.repeats.any() and not repeats.any():

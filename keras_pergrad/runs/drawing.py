@@ -157,7 +157,7 @@ def _draw(axes, steps, lines):
     if is_logarithmic:  # this scale also shows zero
         axes.set_yscale("symlog", linthresh=min_positive)
     axes.locator_params(axis="x", integer=True, nbins=7)
-    axes.set_xlabel("updates")
+    axes.set_xlabel("optimizer step")
     axes.grid(color=GREY, alpha=0.3)
 
 

@@ -88,6 +88,11 @@ def _format_field(value):
     return "–" if value is None else str(value)
 
 
+def _format_scale(scale):
+    low, high = format_number(scale.low, 2), format_number(scale.high, 2)
+    return f"{format_number(scale.value)} [{low}, {high}]"
+
+
 def _format_norm(row):
     return f"{format_number(row['norm'])} ± {format_number(row['norm_sd'], 2)}"
 
@@ -143,6 +148,25 @@ SETS = (
            "Those that differ at that step, and by how much of their norm."),
     Column("odd run", lambda d: d.odd or "–",
            "A run far from the others then, which are near each other."),
+)
+NOISE = (
+    Column("group", lambda s: s.group or "all runs",
+           "The runs that have one value of what `by` names."),
+    Column("seeds", lambda s: str(s.seeds), "How many seeds the group has."),
+    Column("readings", lambda s: str(s.readings),
+           "How many readings are averaged: of all its runs and all steps "
+           "that were compared."),
+    Column("noise scale [95 %]", lambda s: _format_scale(s),
+           "Mean of tr Σ over the mean of ‖ḡ‖² − tr Σ / n: about the batch "
+           "size above which more samples hardly help. In brackets: its 95 % "
+           "interval, a jackknife over seeds or, of one seed, over blocks of "
+           "consecutive readings. It is for this probe."),
+    Column("first half", lambda s: format_number(s.first_half),
+           "The noise scale in the first half of the steps."),
+    Column("second half", lambda s: format_number(s.second_half),
+           "The same in the second half."),
+    Column("jackknife over", lambda s: s.left_out,
+           "What is left out in turn to find the interval."),
 )
 RUNS = (
     Column("run", lambda run: run["label"]),
@@ -212,9 +236,47 @@ def text(comparison):
             "sampling: variance between batches at equal weights over that "
             "between",
             "runs, at most 100 %: a yardstick and not a cause",
+            *_noise_text(c),
             *tables.bullets(c.notes, "*"),
         ]
     )
+
+
+def _noise_text(comparison):
+    if not comparison.noise_scales:
+        return []
+    heads, lines = table(NOISE, comparison.noise_scales)
+    return [
+        "",
+        "Gradient noise scale, in samples",
+        *tables.as_text(heads, lines, left=["group"]),
+        *tables.bullets(noise_notes(comparison), "*"),
+        "",
+    ]
+
+
+def noise_notes(comparison):
+    """Say of each noise scale that is not known, or has no limit, why."""
+    for scale in comparison.noise_scales:
+        who = "All runs" if scale.group is None else scale.group
+        if np.isnan(scale.value):
+            least = (
+                f", but {format_number(scale.low, 2)} samples or more"
+                if np.isfinite(scale.low)
+                else ""
+            )
+            yield (
+                f"{who}: the mean gradient of {comparison.samples} samples is "
+                "not distinguishable from noise, so the noise scale is not "
+                f"known{least}. Record more samples (a larger `probe`), more "
+                "readings (a smaller `every`) or more seeds."
+            )
+        elif np.isinf(scale.high):
+            yield (
+                f"{who}: the interval has no upper end, since a mean gradient "
+                "of zero is not ruled out. A larger `probe`, more readings or "
+                "more seeds make it narrower."
+            )
 
 
 def describe_size(comparison):
@@ -290,7 +352,8 @@ def content(comparison):
     c = comparison
     steps = c.data["step"]
     group_columns = GROUPS if c.groups else ()
-    words = meanings([*COLUMNS, *group_columns, *SETS])
+    noise_columns = NOISE if c.noise_scales else ()
+    words = meanings([*COLUMNS, *noise_columns, *group_columns, *SETS])
     parts = [
         f"<h1>Gradients of {len(c.runs)} runs</h1>",
         f'<p class="muted">{" · ".join(describe_size(c))}, {steps[0]} to '
@@ -298,6 +361,9 @@ def content(comparison):
         f'<p class="first">{escape(c.answer)}</p>',
         bullet_list(c.verdict),
         gallery(_charts(c)),
+        "<h2>Gradient noise scale, in samples</h2>" if noise_columns else "",
+        _table(noise_columns, c.noise_scales) if noise_columns else "",
+        bullet_list(noise_notes(c)),
         f"<h2>Groups by {escape(c.by)}</h2>" if group_columns else "",
         _table(group_columns, c.groups) if group_columns else "",
         f"<h2>Where runs part by more than {c.tolerance:g}</h2>",

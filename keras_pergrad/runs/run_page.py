@@ -11,13 +11,16 @@ from keras_pergrad.common.page import figure, main, whole
 from keras_pergrad.common.pictures import gallery
 from keras_pergrad.runs import drawing, records
 from keras_pergrad.runs.alignment import even_indices
-from keras_pergrad.runs.figures import FIGURES
+from keras_pergrad.runs.figures import FIGURES, Figure
 from keras_pergrad.runs.recorder import read_advice
 from keras_pergrad.runs.report import format_number
 
 # Measurements that a chart, and a line in the table, shows.
 _MAX_CHART_STEPS, _MAX_TABLE_STEPS = 200, 40
 _NAN = float("nan")
+_LOSS = Figure("loss", "Compiled loss of the measured batch")
+# Headings of the numbers of a variable; others are their names in words.
+_HEADS = {"snr": "signal over noise", "norm": "norm of the mean gradient"}
 _FACTS = "seed", "device", "batch_size", "steps_per_epoch", "probe_samples"
 
 
@@ -104,35 +107,33 @@ def _advice_html(advice):
 def _charts(readings, last):
     """Yield the charts of the loss, of all figures and of the norms."""
     losses = [_NAN if r.loss is None else r.loss for r in readings]
-    caption = "The compiled loss of the measured batch."
     if not all(map(math.isnan, losses)):
-        yield _chart("loss", caption, losses, readings=readings)
+        yield _chart(_LOSS, losses, readings)
     for name in _names(readings, "figures"):
-        known = FIGURES.get(name)
-        if known is None or known.is_drawn:
+        shown = FIGURES.get(name, Figure(name, name))
+        if shown.is_drawn:
             values = [r.figures.get(name, _NAN) for r in readings]
-            yield _chart(name, _caption(known), values, readings=readings)
+            yield _chart(shown, values, readings)
     norms = last.histograms.get("sample_norms")
     if norms is not None:
         title = "Norms of the samples' gradients"
         yield figure(title, drawing.bars(title, norms), "At the last step.")
 
 
-def _caption(known):
-    """Return what a figure is, with its unit."""
-    if known is None:
-        return ""
-    return known.caption + (f" Unit: {known.unit}." if known.unit else "")
-
-
-def _chart(name, caption, values, *, readings):
-    steps = [r.step for r in readings]
-    note = f"{caption} Last: {format_number(values[-1])}"
-    infinite = [str(s) for s, v in zip(steps, values) if math.isinf(v)]
+def _chart(shown, values, readings):
+    """Return a chart of a figure, titled by the first clause of its caption."""
+    title, _, note = shown.caption.rstrip(".").partition(": ")
+    notes = [note[:1].upper() + note[1:]] if note else []
+    notes += [f"Unit: {shown.unit}"] if shown.unit else []
+    last = f"Last: {format_number(values[-1])}"
+    infinite = [str(r.step) for r, v in zip(readings, values) if math.isinf(v)]
     if infinite:
-        note += f"; infinite at step {', '.join(infinite[:5])}"
-    line = drawing.Line(values)
-    return figure(name, drawing.chart(name, steps, [line]), note.strip())
+        last += f"; infinite at step {', '.join(infinite[:5])}"
+    steps = [r.step for r in readings]
+    drawn = drawing.chart(title, steps, [drawing.Line(values)])
+    # The name in the logs and records stands last, where it is not the title.
+    names = [f"In the logs: {shown.name}"] if shown.name != title else []
+    return figure(title, drawn, ". ".join([*notes, last, *names]))
 
 
 def _names(readings, field):
@@ -156,5 +157,6 @@ def _table(readings):
             line = drawing.sparkline(steps, values)
             cells.append(f"{line} {format_number(values[-1])}")
         rows.append([f"<td>{cell}</td>" for cell in cells])
-    table = tables.cells_as_html(["variable", *names], rows)
+    heads = [_HEADS.get(name, name.replace("_", " ")) for name in names]
+    table = tables.cells_as_html(["variable", *heads], rows)
     return f"<h2>By variable</h2>{table}"

@@ -224,7 +224,7 @@ def pair_weights(members):
 def unit_average(values, units):
     """Return the mean over the units of a scalar (T, R), without NaN."""
     start, centred = _center(values)
-    return start + _mean(_unit_means(centred, units))
+    return start + _mean(unit_means(centred, units))
 
 
 def unit_deviation(values, units):
@@ -232,8 +232,8 @@ def unit_deviation(values, units):
     # Its square is ½ the mean squared difference of two units' runs, as for
     # the variance of the gradient.
     _, centred = _center(values)
-    means = _unit_means(centred, units)
-    squares = _unit_means(centred**2, units)
+    means = unit_means(centred, units)
+    squares = unit_means(centred**2, units)
     count = (~np.isnan(means)).sum(1)
     cross_products = np.nansum(means, 1) ** 2 - np.nansum(means**2, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -250,7 +250,7 @@ def _center(values):
     return start[:, 0], values - start
 
 
-def _unit_means(values, units):
+def unit_means(values, units):
     """Return the mean over each unit's runs, (T, U); NaN of none."""
     return np.stack(
         [_mean(values[:, units == unit]) for unit in np.unique(units)], 1

@@ -12,7 +12,10 @@ SAMPLES = 32
 
 
 def write(log_dir, name, gradients, *, steps=None, variance=None, **info):
-    """Writes one run with a gradient (SIZE,) a record."""
+    """Writes one run with a gradient (SIZE,) a record.
+
+    `variance`: of all records, or a list with one of each.
+    """
     variables = [{"path": p, "shape": list(s)} for p, s in SHAPES.items()]
     info = {
         "architecture": "a1",
@@ -26,13 +29,14 @@ def write(log_dir, name, gradients, *, steps=None, variance=None, **info):
     sketch = GradientSketch(info["sketch_size"])
     ends = np.cumsum([np.prod(s) for s in SHAPES.values()])
     steps = range(len(gradients)) if steps is None else steps
+    variances = np.broadcast_to(np.float64(variance), len(gradients))
     with Recorder.start(log_dir, RunInfo(name, **info)) as recorder:
-        for step, gradient in zip(steps, gradients):
+        for step, gradient, trace in zip(steps, gradients, variances):
             parts = np.split(gradient, ends[:-1])
             whole, each = sketch(parts)
             figures = {"gradient_norm": float(np.linalg.norm(gradient))}
             if variance is not None:
-                figures["gradient_variance"] = variance
+                figures["gradient_variance"] = float(trace)
             norms = [np.linalg.norm(part) for part in parts]
             reading = Reading(
                 step=int(step),

@@ -84,7 +84,7 @@ def test_lines_are_named_and_have_their_values():
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
     assert np.isnan(ax.lines[1].get_ydata()).tolist() == [0, 0, 1, 0, 1]
     assert len(ax.collections) == 1  # the band
-    assert ax.get_xlabel() == "updates"
+    assert ax.get_xlabel() == "optimizer step"
 
 
 def test_long_runs_are_drawn_without_dots():

@@ -5,12 +5,14 @@ import math
 import pathlib
 import re
 import sys
+from html import escape
 
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.__main__ import main
+from keras_pergrad.runs.figures import FIGURES
 from keras_pergrad.runs.recorder import Recorder
 from tests.runs.html_reader import read
 from tests.runs.records import write
@@ -53,7 +55,7 @@ def test_it_shows_all_figures_variables_and_layers(tmp_path):
         "Last: 12",
         "infinite at step 10",
         "dead: dense",
-        "norm_test",
+        '<th scope="col">norm test</th>',
         *PATHS,
     ):
         assert words in shown, words
@@ -73,8 +75,9 @@ def test_the_loss_is_first_and_charts_have_captions(tmp_path):
     one = dataclasses.replace(reading(3, **figures), loss=0.25)
     shown = page_of(tmp_path, one)
     titles = re.findall("<figcaption>(.*?)</figcaption>", shown)
-    assert titles[:2] == ["loss", "gradient_norm"]
-    assert "The compiled loss of the measured batch" in shown
+    assert titles[0] == "Compiled loss of the measured batch"
+    assert titles[1] == "Norm of the mean gradient"
+    assert "one&#x27;s own" in titles
     assert "Last: 0.25" in shown
     assert "Unit: loss per unit of weight" in shown
     assert "bitwise_equal_variables" not in shown
@@ -98,7 +101,9 @@ def test_a_fit_and_the_command(tmp_path, capsys):
     read(shown)
     for name in watch.readings[-1].figures:
         if name != "bitwise_equal_variables":
-            assert f"<figcaption>{name}</figcaption>" in shown
+            title = FIGURES[name].caption.rstrip(".").partition(":")[0]
+            assert f"<figcaption>{escape(title)}</figcaption>" in shown
+            assert f"In the logs: {name}<" in shown
     assert "head/kernel" in shown
     assert "<h2>Advice</h2>" in shown
     assert all(f"<p>{one.name}: " in shown for one in watch.advice)
