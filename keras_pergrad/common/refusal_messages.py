@@ -16,7 +16,8 @@ def no_loss(model):
         f"Model {model.name!r} has no loss. Expected a `loss` argument in "
         "`compile()`, as in model.compile('adam', loss='mse'), or a layer that "
         "calls add_loss(). Received: neither. In a train_step of your own, "
-        "PerGradModel.compute_gradients(loss_fn, x, y) needs no compiled loss."
+        "PerGradModel.compute_gradients(loss_fn, x, y) needs no compiled loss; "
+        "per_sample_gradients and functions like it take a `loss`."
     )
 
 

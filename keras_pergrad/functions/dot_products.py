@@ -15,7 +15,8 @@ from keras_pergrad.functions.data_passes import (
     pass_size,
     run_passes,
 )
-from keras_pergrad.modes.inspection import require_compiled, require_finite
+from keras_pergrad.functions.given_loss import given_loss
+from keras_pergrad.modes.inspection import require_finite
 
 
 @named_arguments
@@ -26,6 +27,7 @@ def per_sample_dots(
     sample_weight: Any = None,
     *,
     direction: Any,
+    loss: Any = None,
     method: Method = "vectorized",
     training: bool = True,
     batch_size: int | None = None,
@@ -42,8 +44,9 @@ def per_sample_dots(
     is ‖ḡ‖². The vectorized method need not hold them in memory.
 
     Args:
-        model: a compiled and built `keras.Model`, a PerGradModel or not.
-        x, y, sample_weight, method, training, batch_size, verbose: as for
+        model: a built `keras.Model`, a PerGradModel or not, that is compiled or
+            gets a `loss` here.
+        x, y, sample_weight, loss, method, training, batch_size, verbose: as for
             `per_sample_gradients`.
         direction: an array of the variable's shape (or `tf.IndexedSlices`) for
             each of `model.trainable_variables`, in this order; None for a
@@ -73,14 +76,16 @@ def per_sample_dots(
     >>> kpg.per_sample_dots(model, x, y, direction=mean).shape
     TensorShape([5])
     """
-    require_compiled(model)
-    tensors = _check_direction(model, direction)
-    if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-    data = x, y, sample_weight, batch_size, verbose
-    dots = concatenate_results(
-        list(run_passes(DOT_PRODUCTS, model, data, method, training, tensors))
-    )
+    with given_loss(model, loss):
+        tensors = _check_direction(model, direction)
+        if batch_size is None:
+            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
+        data = x, y, sample_weight, batch_size, verbose
+        dots = concatenate_results(
+            list(
+                run_passes(DOT_PRODUCTS, model, data, method, training, tensors)
+            )
+        )
     dots = [
         None if d is None else products for products, d in zip(dots, direction)
     ]

@@ -17,6 +17,7 @@ from keras_pergrad.functions.data_passes import (
     pass_size,
     run_passes,
 )
+from keras_pergrad.functions.given_loss import given_loss
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.modes.inspection import require_finite
 
@@ -29,6 +30,7 @@ def per_sample_gradients(
     y: Any = None,
     sample_weight: Any = None,
     *,
+    loss: Any = None,
     method: Method = "vectorized",
     training: bool = True,
     batch_size: int | None = None,
@@ -41,13 +43,19 @@ def per_sample_gradients(
     as it is: weights, seeds, moving statistics and counters.
 
     Args:
-        model: a compiled `keras.Model`, a PerGradModel or not.
+        model: a `keras.Model`, a PerGradModel or not, that is compiled or gets
+            a `loss` here.
         x: inputs: an array of shape (n, ...), memory-mapped or not, or the
             list or dict of arrays that the model takes, or a `tf.data.Dataset`
             of batches of (x, y) or (x, y, sample_weight). Do not shuffle it if
             you want to know which sample is which.
         y: the targets; None with a dataset, or for a loss without targets.
         sample_weight: the weights, (n,), or None.
+        loss: None: the compiled loss. Else the loss of this call, of a model
+            that need not be compiled: what `compile` takes, such as "mse", a
+            `keras.losses.Loss`, or a function loss(y_true, y_pred) that gives
+            one value per sample. The compiled loss stays. Each such call traces
+            the model anew: for many calls compile it.
         method: "vectorized" (one pass, fast) or "per_sample" (a loop).
         training: whether layers such as Dropout act as in training. Use False,
             as in `evaluate`, to find unusual samples or wrong labels: dropout
@@ -65,8 +73,9 @@ def per_sample_gradients(
         depend on.
 
     Raises:
-        ValueError: the model is not compiled, the method is unknown, y is
-            missing, a layer couples the samples, or samples have NaN or
+        ValueError: the model is not compiled and no `loss` is given, or has a
+            `compute_loss` of its own and one is given; the method is unknown,
+            y is missing, a layer couples the samples, or samples have NaN or
             infinite gradients (the message names them).
 
     Example:
@@ -78,17 +87,19 @@ def per_sample_gradients(
     >>> x, y = np.ones((5, 4)), np.ones((5, 3))
     >>> [g.shape for g in kpg.per_sample_gradients(model, x, y)]
     [TensorShape([5, 4, 3]), TensorShape([5, 3])]
+    >>> gradients = kpg.per_sample_gradients(model, x, y, loss="mae")
     """
-    if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-    data = x, y, sample_weight, batch_size, verbose
-    gradients = concatenate_results(
-        list(
-            run_passes(
-                "gradients", model, data, method=method, training=training
+    with given_loss(model, loss):
+        if batch_size is None:
+            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
+        data = x, y, sample_weight, batch_size, verbose
+        gradients = concatenate_results(
+            list(
+                run_passes(
+                    "gradients", model, data, method=method, training=training
+                )
             )
         )
-    )
     # The L1 norm of each sample's gradient is finite only if all entries are.
     magnitudes = [
         np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
@@ -108,6 +119,7 @@ def per_sample_norms(
     y: Any = None,
     sample_weight: Any = None,
     *,
+    loss: Any = None,
     method: Method = "vectorized",
     training: bool = True,
     batch_size: int | None = None,
@@ -119,8 +131,8 @@ def per_sample_norms(
     The vectorized method need not hold the per-sample gradients in memory.
 
     Args:
-        model, x, y, sample_weight, method, training, batch_size, verbose: as
-            for `per_sample_gradients`.
+        model, x, y, sample_weight, loss, method, training, batch_size, verbose:
+            as for `per_sample_gradients`.
         per_variable: whether to return the norms variable by variable.
 
     Returns:
@@ -140,12 +152,17 @@ def per_sample_norms(
     >>> kpg.per_sample_norms(model, np.ones((5, 4)), np.ones((5, 3))).shape
     TensorShape([5])
     """
-    if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-    data = x, y, sample_weight, batch_size, verbose
-    norms = concatenate_results(
-        list(run_passes("norms", model, data, method=method, training=training))
-    )
+    with given_loss(model, loss):
+        if batch_size is None:
+            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
+        data = x, y, sample_weight, batch_size, verbose
+        norms = concatenate_results(
+            list(
+                run_passes(
+                    "norms", model, data, method=method, training=training
+                )
+            )
+        )
     total = tf.sqrt(tf.add_n([tf.square(norm) for norm in as_norms(norms)]))
     require_finite(total.numpy())
     return norms if per_variable else total
@@ -159,6 +176,7 @@ def gradient_statistics(
     y: Any = None,
     sample_weight: Any = None,
     *,
+    loss: Any = None,
     method: Method = "vectorized",
     training: bool = True,
     batch_size: int | None = None,
@@ -171,8 +189,8 @@ def gradient_statistics(
     Regularisers, which belong to no sample, are left out.
 
     Args:
-        model, x, y, sample_weight, method, training, batch_size, verbose: as
-            for `per_sample_gradients`. The mean is over all samples.
+        model, x, y, sample_weight, loss, method, training, batch_size, verbose:
+            as for `per_sample_gradients`. The mean is over all samples.
         per_variable: whether to measure each variable separately.
 
     Returns:
@@ -193,12 +211,15 @@ def gradient_statistics(
     >>> kpg.gradient_statistics(model, x, y).variance > 0
     True
     """
-    if batch_size is None:
-        batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-    data = x, y, sample_weight, batch_size, verbose
-    pairs = over_batches(
-        run_passes("statistics", model, data, method=method, training=training)
-    )
+    with given_loss(model, loss):
+        if batch_size is None:
+            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
+        data = x, y, sample_weight, batch_size, verbose
+        pairs = over_batches(
+            run_passes(
+                "statistics", model, data, method=method, training=training
+            )
+        )
     squares, means = (
         tf.add_n(as_norms([pair and pair[k] for pair in pairs])) for k in (0, 1)
     )

@@ -1,5 +1,6 @@
 """`input_gradients`: from arrays of any size to arrays of any size."""
 
+import contextlib
 from typing import Any, Literal
 
 import keras
@@ -10,6 +11,7 @@ from keras_pergrad.common.arguments import positive_integer, require_one_of
 from keras_pergrad.common.batches import batches_of
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.data_passes import require_outside_functions
+from keras_pergrad.functions.given_loss import given_loss
 from keras_pergrad.inputs.arrays import (
     Chunks,
     GatheredRows,
@@ -39,7 +41,6 @@ from keras_pergrad.keras_internals.state.model import (
 )
 from keras_pergrad.modes.inspection import (
     require_any_batch_size,
-    require_compiled,
     require_model,
     require_targets,
 )
@@ -54,6 +55,7 @@ def input_gradients(
     sample_weight: Any = None,
     *,
     outputs: Any = None,
+    loss: Any = None,
     order: Literal[1, 2] = 1,
     reduce: Literal["norm", "sum", "mean", "mean_abs", "mean_square"]
     | None = None,
@@ -70,7 +72,8 @@ def input_gradients(
     `predict` (`training=False`), and each sample is treated separately.
 
     Args:
-        model: a `keras.Model`, compiled or not (for the loss: compiled).
+        model: a `keras.Model`, compiled or not (for the loss: compiled, or with
+            `loss`).
             Outputs of several axes are numbered consecutively, the last axis
             fastest.
         x: inputs as for `predict`: an array (n, ...), memory-mapped or not, a
@@ -88,6 +91,8 @@ def input_gradients(
             for all of them, or a dict from output (its key or name, else its
             position) to one of these. `"loss"`: the compiled loss of each
             sample, as for a batch of it alone, with its sample weight.
+        loss: None: the compiled loss; or one in its place, with y, as for
+            `per_sample_gradients`.
         order: 1; or 2 for the second derivative of each output by each entry
             of x, the diagonal of the Hessian. Its sum over the axes of an
             input is the Laplacian. It takes one backward pass for each entry.
@@ -140,12 +145,13 @@ def input_gradients(
     Adversarial examples, one step of the fast gradient sign method:
 
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    >>> model.compile("sgd", loss)
-    >>> gradients = kpg.input_gradients(model, x, y=labels, verbose=0)
+    >>> gradients = kpg.input_gradients(
+    ...     model, x, y=labels, loss=loss, verbose=0
+    ... )
     >>> adversarial = x + 0.1 * np.sign(gradients)
     """
     _check_arguments(model, reduce, out, order=order)
-    outputs = _chosen_outputs(outputs, y, sample_weight)
+    outputs = _chosen_outputs(outputs, y, sample_weight, loss=loss)
     size = positive_integer("batch_size", batch_size)
     chunks = Chunks(x, y, sample_weight, batch_size=size)
     over_samples = reduce in OVER_SAMPLES
@@ -156,34 +162,36 @@ def input_gradients(
     )
     bar = keras.utils.Progbar(chunks.count, verbose=verbose, unit_name="chunk")
     compute = None
-    try:
-        for number, chunk in enumerate(chunks):
-            # The outputs' shapes are known from the first chunk only.
-            if compute is None:
-                compute = _Computation(
-                    model,
-                    chunk,
-                    outputs=outputs,
-                    reduce=reduce,
-                    order=order,
-                    samples=chunks.samples,
+    of_loss = _is_loss(outputs)
+    with given_loss(model, loss) if of_loss else contextlib.nullcontext():
+        try:
+            for number, chunk in enumerate(chunks):
+                # The outputs' shapes are known from the first chunk only.
+                if compute is None:
+                    compute = _Computation(
+                        model,
+                        chunk,
+                        outputs=outputs,
+                        reduce=reduce,
+                        order=order,
+                        samples=chunks.samples,
+                    )
+                compute(chunk, result)
+                bar.update(number + 1, finalize=number + 1 == chunks.count)
+            if compute is not None:
+                for target in compute.selection.targets:
+                    target.check_end(result.rows)
+        except BaseException as error:
+            if out is not None:
+                error.add_note(
+                    f"input_gradients: the first {result.rows} rows of `out` "
+                    "are written."
                 )
-            compute(chunk, result)
-            bar.update(number + 1, finalize=number + 1 == chunks.count)
-        if compute is not None:
-            for target in compute.selection.targets:
-                target.check_end(result.rows)
-    except BaseException as error:
-        if out is not None:
-            error.add_note(
-                f"input_gradients: the first {result.rows} rows of `out` are "
-                "written."
-            )
-        raise
-    finally:
-        for array in tf.nest.flatten(out):
-            if isinstance(array, np.memmap):
-                array.flush()
+            raise
+        finally:
+            for array in tf.nest.flatten(out):
+                if isinstance(array, np.memmap):
+                    array.flush()
     return result.result()
 
 
@@ -198,7 +206,6 @@ class _Computation:
         require_batch(model, chunk[0])
         require_inputs(model, chunk[0])
         if self._is_of_loss:
-            require_compiled(model)
             require_targets(model, chunk)
             build_symbolically(model, chunk)
             # One number a sample, as of a model with such an output.
@@ -243,13 +250,13 @@ def _first_sample(chunk):
     return tf.nest.map_structure(lambda t: None if t is None else t[:1], chunk)
 
 
-def _chosen_outputs(outputs, y, sample_weight):
-    """Return `outputs`, "loss" if targets are given."""
-    if y is None and sample_weight is None:
+def _chosen_outputs(outputs, y, sample_weight, *, loss):
+    """Return `outputs`, "loss" if targets or a loss are given."""
+    if y is None and sample_weight is None and loss is None:
         return outputs
     if outputs is not None and not _is_loss(outputs):
         raise ValueError(
-            "`y` and `sample_weight` are for the gradient of the loss. "
+            "`y`, `sample_weight` and `loss` are for the gradient of the loss. "
             "Expected outputs=None or 'loss' with them. Received: "
             f"outputs={outputs_text(outputs)}. (For the output of each "
             "sample's class, pass the classes as `outputs` and leave out `y`.)"

@@ -166,7 +166,7 @@ NOISE = (
     Column("second half", lambda s: format_number(s.second_half),
            "The same in the second half."),
     Column("jackknife over", lambda s: s.left_out,
-           "What is left out in turn to find the interval."),
+           "What is left out in turn to find the interval.", wide=True),
 )
 RUNS = (
     Column("run", lambda run: run["label"]),
@@ -245,7 +245,8 @@ def text(comparison):
 def _noise_text(comparison):
     if not comparison.noise_scales:
         return []
-    heads, lines = table(NOISE, comparison.noise_scales)
+    columns = [column for column in NOISE if not column.wide]
+    heads, lines = table(columns, comparison.noise_scales)
     return [
         "",
         "Gradient noise scale, in samples",

@@ -50,6 +50,22 @@ def compile_like(model, other):
         yield
 
 
+@contextlib.contextmanager
+def compiled_with(model, loss):
+    """Give a model, inside, a loss as `compile` takes it, and nothing else."""
+    names = getattr(model, "output_names", None)
+    values = {
+        "_compile_loss": CompileLoss(loss, None, output_names=names),
+        "compiled": True,
+    }
+    if not model.compiled:
+        values["optimizer"] = None  # `compile` creates the attribute
+    with contextlib.ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(patched_attribute(model, name, value))
+        yield
+
+
 def metrics_outside_compile(model):
     """List a model's metrics without those of its own `compile`."""
     compiled = [vars(model).get(name) for name in _COMPILED]

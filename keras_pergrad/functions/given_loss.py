@@ -1,0 +1,35 @@
+"""A loss that is given to one call of a function, in place of the compiled."""
+
+import contextlib
+
+import keras
+
+from keras_pergrad.keras_internals.losses.compiled import compiled_with
+from keras_pergrad.modes.inspection import require_model
+
+
+@contextlib.contextmanager
+def given_loss(model, loss):
+    """Let a model have a loss inside, as if compiled; None: its own.
+
+    Refuse a model that has none either way, or whose own code computes it.
+    """
+    require_model(model)
+    if loss is None:
+        if not model.compiled:
+            raise ValueError(
+                f"Model {model.name!r} is not compiled, so it has no loss. "
+                "Expected a loss here, such as loss='mse', or "
+                "model.compile(loss=...) before. Received: loss=None"
+            )
+        yield
+        return
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        raise ValueError(
+            f"Model {model.name!r} computes its loss in a compute_loss() of "
+            "its own, which a given loss does not replace. Expected loss=None, "
+            "or a model without it, such as keras.Model(inputs, outputs). "
+            f"Received: loss={loss!r}"
+        )
+    with compiled_with(model, loss):
+        yield
