@@ -25,6 +25,7 @@ from keras_pergrad.explanation.explanation import (
     VouchedOp,
 )
 from keras_pergrad.factors import join, widened
+from keras_pergrad.functions.data_passes import require_call
 from keras_pergrad.keras_internals.losses.losses import additional_losses
 from keras_pergrad.keras_internals.models.parts import (
     compiles_by_xla,
@@ -41,6 +42,12 @@ from keras_pergrad.modes.inspection import (
     require_model,
 )
 from keras_pergrad.uses import TracedStep, sum_of_outputs
+
+_EXPLAIN_PARTS = (
+    "Explain its parts, as in explain(model.generator, x). The losses that a "
+    "PerGradModel gives to compute_gradients() in a train_step of its own are "
+    "looked at, and refused where they must be, when training begins."
+)
 
 
 @advising()
@@ -78,7 +85,9 @@ def explain(
 
     Raises:
         TypeError: `model` is no `keras.Model`.
-        ValueError: `batch_size` is not positive, or the inputs are unknown.
+        ValueError: `batch_size` is not positive, the inputs are unknown, or the
+            model has no `call` (a GAN, for example): explain its parts. Its
+            `compute_gradients` looks at the whole step when training begins.
 
     Example:
 
@@ -92,6 +101,7 @@ def explain(
     ('proved', 'proved')
     """
     require_model(model)
+    require_call(model, _EXPLAIN_PARTS)
     if batch_size is None:
         batch_size = fixed_batch_size(model) or 32
     if x is None and not isinstance(batch_size, (int, np.integer)):

@@ -43,6 +43,11 @@ from keras_pergrad.uses import TracedStep, function_cache
 PASS_SIZE = 256
 METHODS = ("vectorized", "per_sample")
 Method = Literal["vectorized", "per_sample"]
+_PER_SAMPLE_IN_STEP = (
+    "For a train_step of your own derive the model from "
+    "keras_pergrad.PerGradModel, whose compute_gradients() gives "
+    "per-sample gradients inside the step; or ask one of its parts."
+)
 
 
 def run_passes(quantity, model, data, method, training, *extra_tensors):
@@ -130,18 +135,21 @@ def run_on_batch(
             raise
 
 
+def require_call(model, ways_out=_PER_SAMPLE_IN_STEP):
+    """Refuse a model that has only a step, which calls its parts."""
+    if type(model).call is keras.Model.call:
+        raise ValueError(
+            f"Model {model.name!r} has no call(), so that its loss is not "
+            "known here. Expected a model with call(). "
+            f"{ways_out}"
+        )
+
+
 @advising()
 def build_for_gradients(model, batch, build=build_symbolically):
     """Build a model and its loss; refuse it if it has nothing to train."""
     require_inputs(model, batch[0])
-    if type(model).call is keras.Model.call:
-        raise ValueError(
-            f"Model {model.name!r} has no call(), so that its loss is not "
-            "known here. Expected a model with call() and a compiled loss. "
-            "For a train_step of your own derive the model from "
-            "keras_pergrad.PerGradModel, whose compute_gradients() gives "
-            "per-sample gradients inside the step; or ask one of its parts."
-        )
+    require_call(model)
     if not model.built or not model.trainable_variables:
         needs_numbers = False
         try:

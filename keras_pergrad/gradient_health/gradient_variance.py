@@ -133,9 +133,10 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
 
     Raises:
         ValueError: an argument is out of range, or (in `fit`) the probe is not
-            a batch of this model, the model has no compiled loss, a metric
-            has the name of a figure in the logs, or the run to resume does
-            not match.
+            a batch of this model, the model has no compiled loss or no
+            `call` (`compute_gradients` logs the same of each loss of a GAN,
+            with `Vectorized(statistics=True)`), a metric has the name of a
+            figure in the logs, or the run to resume does not match.
         FileExistsError: (in `fit`) the run exists already.
         OSError: (in `fit`) `log_dir` cannot be written.
 
@@ -219,6 +220,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         # An interrupted `fit` may have left its contexts open.
         self._fit_stack.close()
         self._fit_stack = contextlib.ExitStack()
+        probes.require_one_loss(self.model)
         callbacks = running_fit(self.model).callback_list
         at_end_of_fit(self.model, callbacks, self._fit_stack.close)
         callback_list.go_before_readers(self, callbacks)

@@ -7,11 +7,25 @@ import keras
 from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.common.refusal_messages import without_batch_mode
 from keras_pergrad.functions.batch_loss import MissingLoss
+from keras_pergrad.functions.data_passes import require_call
 from keras_pergrad.functions.given_batch import describe_batch
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.fit.train_function import look_ahead
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.state.model import preserve_random_state
+
+_STATISTICS_IN_STEP = (
+    "GradientVariance measures the gradient of that loss. For a train_step of "
+    "your own derive the model from keras_pergrad.PerGradModel and compile it "
+    "with gradient_mode=keras_pergrad.Vectorized(statistics=True): then each "
+    'compute_gradients(loss_fn, x, name="d") logs d_gradient_norm, '
+    "d_gradient_variance and d_gradient_noise_scale of its own loss."
+)
+
+
+def require_one_loss(model):
+    """Refuse a model without a call, whose own step computes its losses."""
+    require_call(model, _STATISTICS_IN_STEP)
 
 
 def build(model, batch):
@@ -32,7 +46,9 @@ def _explaining(model, batch):
     try:
         yield
     except MissingLoss as error:
-        raise MissingLoss(f"GradientVariance: {error}.") from None
+        raise MissingLoss(
+            f"GradientVariance: {error}. {_STATISTICS_IN_STEP}"
+        ) from None
     except Exception as error:  # whatever a model may say to a wrong input
         raise ValueError(
             "`probe` expected a batch like those that model "

@@ -58,7 +58,7 @@ def predict_placement(
         model: a compiled `keras.Model` or `PerGradModel`; it is
             left as it is.
         x: one batch of inputs.
-        y: its targets.
+        y: its targets; None: the step gets none, as that of a GAN.
         platform: `"metal"` for Apple's tensorflow-metal 1.2.0,
             `"metal-community"` for tensorflow-metal-plugin 0.4.1.
         kernels_table: op → list of type names, for another release of the
@@ -88,8 +88,9 @@ def predict_placement(
     require_one_of("platform", platform, metal.PLUGINS)
     require_compiled(model)
     require_one_batch(model, x, y)
-    batch = as_in_fit((x, y))
-    make_ready(model, as_tensors((*batch, None)))
+    batch = as_in_fit((x,) if y is None else (x, y))
+    make_ready(model, as_tensors((*batch, None, None)[:3]))
+    batch = keras.utils.pack_x_y_sample_weight(*batch)
     plugin = metal.PLUGINS[platform]
     table = kernels.table_of(plugin, kernels_table)
     nodes = optimised_nodes(model, batch)
