@@ -19,14 +19,10 @@ NOT_YET = {
     "keras_pergrad/common/refusal_messages.py",
     "keras_pergrad/explanation/explanation.py",
     "keras_pergrad/gradient_health/advice.py",
-    "keras_pergrad/gradient_health/measuring_times.py",
     "keras_pergrad/keras_internals/replicas/advice.py",
     "keras_pergrad/keras_internals/tensorflow/onednn.py",
     "keras_pergrad/proof/messages.py",
     "keras_pergrad/proof/shape_rules.py",
-    "keras_pergrad/runs/findings.py",
-    "keras_pergrad/runs/report.py",
-    "keras_pergrad/runs/step_statistics.py",
     "keras_pergrad/stalls/profile.py",
 }
 #: What a program prints or another test writes: code, comments, the refusals

@@ -55,7 +55,9 @@ def training_instruments(names, requested, *, probe, repeats, log_dir, by_task):
     elif repeats != 1:
         received = f"repeats={repeats}, but a step runs once"
     elif by_task:
-        received = "by_task=True, which takes a probe apart by its losses"
+        received = (
+            "by_task=True, which measures the losses of a probe separately"
+        )
     elif log_dir is not None:
         received = (
             f"log_dir={log_dir!r}, whose runs are compared on one probe; "

@@ -30,13 +30,13 @@ class RunComparison:
     """The comparison of several runs. Print it, `plot` it, write it `to_html`.
 
     Attributes:
-        runs: one dict a run: its name, a label of what tells it apart, seed,
+        runs: one dict a run: its name, a label of what distinguishes it, seed,
             device, mode, group, tags, how many records, the last step and the
             first one at which its gradient is not finite, or None.
         data: figure → array, one entry a step, NaN where undefined; `meanings`
             explains each figure. Means and spreads count each seed once,
             however many repeats it has.
-        apart: squared distances between the runs, relative to the
+        squared_distances: of each two runs, relative to the
             gradient's norm and averaged over the steps, (R, R).
         divergences: where runs diverge: repeats, then all runs of a seed, then
             all together.
@@ -54,7 +54,7 @@ class RunComparison:
 
     runs: list[dict[str, Any]]
     data: dict[str, np.ndarray]
-    apart: np.ndarray
+    squared_distances: np.ndarray
     divergences: list[divergence.Divergence]
     groups: list[effects.Effect]
     noise_scales: list[noise_scale.NoiseScale]
@@ -146,7 +146,7 @@ def compare_runs(
     - *sampling share*: the variance that runs of equal weights would have if
       each had drawn its own probe batch (the trace of the per-sample
       covariance over the number of samples), over that between runs, at most
-      1. A yardstick and not a cause: the probe is the same in every run.
+      1. A reference and not a cause: the probe is the same in every run.
     - *divergence*: the first step at which a variable's gradient differs
       between runs by more than `tolerance`; no step is left out.
     - *noise scale* of a group of runs, in samples: the mean of tr Σ over the
@@ -207,7 +207,7 @@ def compare_runs(
     return RunComparison(
         runs=_run_summaries(aligned, grouping),
         data=data,
-        apart=distances,
+        squared_distances=distances,
         divergences=divergences,
         groups=effects.compute_effects(distances, grouping, by) if by else [],
         noise_scales=noise_scale.compute_noise_scales(aligned, grouping),

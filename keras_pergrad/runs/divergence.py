@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 # Below this share of the whole gradient's norm a variable's own norm is no
-# yardstick: a bias whose gradient is only rounding would always differ.
+# reference: a bias whose gradient is only rounding would always differ.
 _MIN_NORM_SHARE = 1e-3
 _NUMBERS_AT_ONCE = 2**23
 _MAX_NAMED = 5
@@ -28,7 +28,7 @@ class Divergence:
         variables: (path, difference) of each variable that exceeds the
             tolerance at `step`, the largest first; relative to the gradient's
             norm.
-        odd: the name of the run that is apart from the others, or None.
+        outlier: the name of the run that is far from the others, or None.
         largest: the largest difference seen up to `step`.
         ends: (name, last step) of the runs that end before the others and
             before `step`; after that, the remaining runs are compared.
@@ -41,7 +41,7 @@ class Divergence:
     differ_step: int | None
     step: int | None
     variables: list[tuple[str, float]]
-    odd: str | None
+    outlier: str | None
     largest: float
     ends: list[tuple[str, int]]
 
@@ -53,7 +53,7 @@ def find_divergence(aligned, indices, tolerance, *, common=None, repeats=False):
     info = runs[0].info
     row_numbers = len(info["variables"]) * info["variable_sketch_size"]
     block_steps = max(1, _NUMBERS_AT_ONCE // (row_numbers * (len(runs) + 2)))
-    first_unequal, largest, parting_index = None, 0.0, None
+    first_unequal, largest, diverging_index = None, 0.0, None
     for start in range(0, len(steps), block_steps):
         block = slice(start, start + block_steps)
         differences = _present_differences(runs, rows[block])
@@ -64,17 +64,17 @@ def find_divergence(aligned, indices, tolerance, *, common=None, repeats=False):
         last = exceeding[0] + 1 if len(exceeding) else len(worst_differences)
         largest = max(largest, float(worst_differences[:last].max(initial=0.0)))
         if len(exceeding):
-            parting_index = start + int(exceeding[0])
+            diverging_index = start + int(exceeding[0])
             break
     names = [aligned.names[r] for r in indices]
-    step, variables, odd = None, [], None
-    if parting_index is not None:
-        step = int(steps[parting_index])
+    step, variables, outlier = None, [], None
+    if diverging_index is not None:
+        step = int(steps[diverging_index])
         gaps = differences[exceeding[0]].tolist()
         pairs = zip(aligned.variables, gaps)
         pairs = [(path, gap) for path, gap in pairs if gap > tolerance]
         variables = sorted(pairs, key=lambda p: -p[1])[:_MAX_NAMED]
-        odd = _find_outlier(runs, rows[parting_index], names)
+        outlier = _find_outlier(runs, rows[diverging_index], names)
     first = int(steps[0]) if len(steps) else None
     ends = _early_ends(names, runs, step)
     return Divergence(
@@ -85,7 +85,7 @@ def find_divergence(aligned, indices, tolerance, *, common=None, repeats=False):
         differ_step=first_unequal,
         step=step,
         variables=variables,
-        odd=odd,
+        outlier=outlier,
         largest=largest,
         ends=ends,
     )
@@ -123,10 +123,10 @@ def find_divergences(aligned, grouping, tolerance):
         )
         if len(indices) > 1
     ]
-    # Next to repeats, any other seed looks odd.
+    # Next to repeats, any other seed looks like an outlier.
     has_both = grouping.independent.any() and grouping.repeats.any()
     return [
-        dataclasses.replace(d, odd=None) if has_both and not d.common else d
+        dataclasses.replace(d, outlier=None) if has_both and not d.common else d
         for d in compared
     ]
 

@@ -3,7 +3,7 @@
 `distances` are squared distances between runs, relative to the gradient's norm
 and averaged over the steps. Two groups are judged by the pairs that differ
 only in the group: pairs of equal seeds if there are any, else all pairs. The
-yardstick is the distance between repeats or, without repeats, between seeds.
+reference is the distance between repeats or, without repeats, between seeds.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Effect:
         counts: how many runs each has.
         distance: between runs of the two groups, relative to the norm; NaN
             where no two share a step with finite gradients.
-        yardstick: `"repeats"`, `"seeds"` or `"runs"` (seeds unknown): the
+        reference: `"repeats"`, `"seeds"` or `"runs"` (seeds unknown): the
             pairs whose distance is `floor`; None if there is no such pair.
         floor: the distance inside the groups.
         ratio: `distance` over `floor`, the effect size; 1 is no effect.
@@ -39,36 +39,36 @@ class Effect:
             undefined, or `untested`.
         untested: the test of so few runs needs SciPy, which is not installed.
         paired: whether runs of equal seeds were compared.
-        confounded: no pair of runs of different groups has a yardstick, since
+        confounded: no pair of runs of different groups has a reference, since
             the groups also differ in their seeds.
-        besides: what else all runs of the two groups differ in.
+        confounders: what else all runs of the two groups differ in.
     """
 
     first: str
     second: str
     counts: tuple[int, int]
     distance: float = math.nan
-    yardstick: str | None = None
+    reference: str | None = None
     floor: float = math.nan
     ratio: float = math.nan
     probability: float | None = None
     untested: bool = False
     paired: bool = False
     confounded: bool = False
-    besides: list[str] = dataclasses.field(default_factory=list)
+    confounders: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def compared(self) -> bool:
         """Whether the runs that share a step tell chance from an effect."""
-        if math.isnan(self.distance) or self.yardstick is None:
+        if math.isnan(self.distance) or self.reference is None:
             return not math.isnan(self.distance)
         is_tested = self.probability is not None
         return self.floor == 0 or is_tested or self.untested
 
     @property
     def real(self) -> bool:
-        """Whether the groups differ beyond the yardstick."""
-        if self.yardstick is None or self.confounded or not self.ratio > 1:
+        """Whether the groups differ beyond the reference."""
+        if self.reference is None or self.confounded or not self.ratio > 1:
             return False
         if self.probability is None:
             return math.isinf(self.ratio)
@@ -87,7 +87,7 @@ def compute_effects(distances, grouping, by):
             _has_distance(distances[np.ix_(members, members)]).any(1)
         ]
         pairs = np.ix_(members, members)
-        besides = grouping.always_differ(first, second)
+        confounders = grouping.always_differ(first, second)
         statistics = _pair_statistics(
             distances[pairs],
             groups[members] == b,
@@ -98,9 +98,15 @@ def compute_effects(distances, grouping, by):
             by_seed=by == "seed",
         )
         counts = len(first), len(second)
-        besides = [name for name in besides if name != by]
+        confounders = [name for name in confounders if name != by]
         results.append(
-            Effect(names[a], names[b], counts, besides=besides, **statistics)
+            Effect(
+                names[a],
+                names[b],
+                counts,
+                confounders=confounders,
+                **statistics,
+            )
         )
     return sorted(
         results, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
@@ -126,25 +132,25 @@ def _pair_statistics(distances, side, seeds, *, repeats, known_seeds, by_seed):
     # The test deals the runs of a stratum anew: those of a seed, or all.
     if by_seed or (paired and has_repeats):
         floor = _rms(distances, repeats)
-        yardstick = REPEATS if has_repeats else None
+        reference = REPEATS if has_repeats else None
     else:
         floor = _rms(distances, within & ~same_seed)
         # Repeats say nothing about the distance of two seeds. Without pairing,
         # only what exceeds the noise of the seeds shows.
         distances, side = _average_repeats(distances, side, seeds)
         strata = np.zeros(len(side), int)
-        yardstick = (SEEDS if known_seeds else RUNS) if has_seed_pairs else None
+        reference = (SEEDS if known_seeds else RUNS) if has_seed_pairs else None
         if not paired:
             cross, within = _pair_masks(side)
             distance, floor = _rms(distances, cross), _rms(distances, within)
             confounded = not has_seed_pairs
     ratio = _ratio(distance, floor)
-    is_testable = yardstick and np.isfinite(ratio)
+    is_testable = reference and np.isfinite(ratio)
     probability = _p_value(distances, side, strata) if is_testable else None
     has_scipy = import_if_there("scipy.special") is not None
     return {
         "distance": distance,
-        "yardstick": yardstick,
+        "reference": reference,
         "floor": floor,
         "ratio": ratio,
         "probability": probability,

@@ -23,33 +23,33 @@ TEXTS = {
     # Two groups.
     "groups_confounded": "{who} differ by {distance:share} of the gradient's "
     "norm, but so do their seeds: train one seed in both, twice in one.",
-    "groups_without_yardstick": "{who} differ by {distance:share} of the "
+    "groups_without_reference": "{who} differ by {distance:share} of the "
     "gradient's norm{pairing}. Train a seed twice in one of them.",
     "groups_equal": "{who} have the same gradients{pairing}, in every bit "
     "recorded.",
     "groups_differ_from_equal": "{who} differ by {distance:share} of the "
-    "gradient's norm{pairing}; {yardstick} are equal in every bit recorded.",
-    "groups_differ": "{who} differ by {ratio:.2g} times what {yardstick} "
+    "gradient's norm{pairing}; {reference} are equal in every bit recorded.",
+    "groups_differ": "{who} differ by {ratio:.2g} times what {reference} "
     "differ by{pairing} (p {probability:p}).",
     "groups_alike": "{who} show no difference beyond {noise}: {ratio:.2g} "
-    "times what {yardstick} differ by{pairing} (p {probability:p}).",
-    "groups_untested": "{who} differ by {ratio:.2g} times what {yardstick} "
+    "times what {reference} differ by{pairing} (p {probability:p}).",
+    "groups_untested": "{who} differ by {ratio:.2g} times what {reference} "
     "differ by{pairing}; whether by chance is not tested, since SciPy is not "
     "installed.",
-    "besides": "They also differ in {besides:list}.",
+    "confounders": "They also differ in {confounders:list}.",
     # All runs.
     "all_equal": "All {count} runs have the same gradients at {steps}, in "
     "every bit recorded.",
     "equal_where_compared": "Where they were compared, {who} have the same "
     "gradients in every bit recorded, with the exceptions below.",
-    "repeats_apart": "The {count} runs repeat one seed, and yet differ by "
+    "repeats_differ": "The {count} runs repeat one seed, and yet differ by "
     "{distance:share} of the gradient's norm: nondeterminism or a fault.",
     "one_seed": "{count} runs of one seed differ by {distance:share} of the "
     "gradient's norm.",
     "seeds": "{who} differ by {distance:share} of the gradient's norm.",
     # Repeats, next to seeds.
-    "no_repeats": "No run repeats another: train one seed twice to tell its "
-    "part from that of nondeterminism.",
+    "no_repeats": "No run repeats another: train one seed twice to "
+    "separate seeds from nondeterminism.",
     "repeats_equal": "Repeats of a seed are equal in every bit recorded: the "
     "seeds explain all of it, nondeterminism none.",
     "repeats_not_repeated": "Repeats of a seed differ by {repeats:share} from "
@@ -60,16 +60,16 @@ TEXTS = {
     # Batches.
     "sampling": "Two batches of {samples} samples at equal weights would "
     "differ by {distance:share} ({ratio:share} of the runs' variance, median): "
-    "a yardstick, not a cause.",
+    "a reference, not a cause.",
     # Divergence.
     "equal": "{who} are equal at {steps}, in every bit recorded.",
     "within": "{who} stay within {tolerance:g} of each other at {steps} (at "
     "most {largest:.0e}; they differ in some bit from step {differ_step} on).",
-    "apart_from_start": "{who} differ from their first common step ({step}) "
+    "differ_from_start": "{who} differ from their first common step ({step}) "
     "on, most in {variable}, by {size:share} of its norm.",
-    "part": "{who} part at step {step}, first in {variable}, by {size:share} "
-    "of its norm; before, they are {before}.",
-    "odd": "{odd} is the odd one.",
+    "diverge": "{who} diverge at step {step}, first in {variable}, by "
+    "{size:share} of its norm; before, they are {before}.",
+    "outlier": "{outlier} is the outlier.",
     "ends": "{ends:list}.",
     "more": "{count} more {what}: see `comparison.{what}`.",
 }
@@ -173,8 +173,8 @@ def _group_finding(e):
         kind = "not_compared"
     elif e.confounded:
         kind = "groups_confounded"
-    elif e.yardstick is None:
-        kind = "groups_without_yardstick"
+    elif e.reference is None:
+        kind = "groups_without_reference"
     elif e.floor == 0:
         same = e.distance == 0
         kind = "groups_equal" if same else "groups_differ_from_equal"
@@ -184,16 +184,16 @@ def _group_finding(e):
         kind = "groups_differ" if e.real else "groups_alike"
     who = f"{e.first} and {e.second}"
     return _finding(
-        *([kind, "besides"] if e.besides else [kind]),
+        *([kind, "confounders"] if e.confounders else [kind]),
         **vars(e),
         who=who if e.compared else f"Some runs of {who}",
         pairing=" at equal seeds" if e.paired else "",
-        noise="nondeterminism" if e.yardstick == REPEATS else "seed noise",
+        noise="nondeterminism" if e.reference == REPEATS else "seed noise",
     )
 
 
 def _run_findings(c):
-    distances = c.apart[np.triu_indices(len(c.runs), 1)]
+    distances = c.squared_distances[np.triu_indices(len(c.runs), 1)]
     count, distance = len(c.runs), _rms(c.data["distance"])
     (overall,) = [d for d in c.divergences if len(d.runs) == count]
     if np.isnan(distances).all():
@@ -207,7 +207,7 @@ def _run_findings(c):
             _finding("all_equal", count=count, steps=_describe_steps(overall))
         ]
     if c.seeds == 1:
-        kind = "repeats_apart" if c.repeated == count else "one_seed"
+        kind = "repeats_differ" if c.repeated == count else "one_seed"
         return [_finding(kind, count=count, distance=distance)]
     known = all(run["seed"] is not None for run in c.runs)
     who = f"Runs of {'different' if known else 'different or unknown'} seeds"
@@ -262,7 +262,7 @@ def _exception_findings(c, sets):
 def _has_unknown_distance(c, names):
     """Return whether any two of these runs have no distance."""
     indices = [i for i, run in enumerate(c.runs) if run["name"] in names]
-    distances = c.apart[np.ix_(indices, indices)]
+    distances = c.squared_distances[np.ix_(indices, indices)]
     return np.isnan(distances[~np.eye(len(indices), dtype=bool)]).any()
 
 
@@ -297,7 +297,7 @@ def _set_findings(c):
         for d in c.divergences
         if d.common or c.seeds == 1 or d.step != d.first_step
     ]
-    # Small sets (repeats) come first; of equal sizes, the first to part.
+    # Small sets (repeats) come first; of equal sizes, the first to diverge.
     divergences.sort(
         key=lambda d: (len(d.runs), np.inf if d.step is None else d.step)
     )
@@ -305,7 +305,7 @@ def _set_findings(c):
 
 
 def _set_finding(d, tolerance):
-    extra = [kind for kind in ("odd", "ends") if getattr(d, kind)]
+    extra = [kind for kind in ("outlier", "ends") if getattr(d, kind)]
     if d.first_step is None:
         kind, extra = "not_compared", []
     elif d.differ_step is None:
@@ -313,7 +313,7 @@ def _set_finding(d, tolerance):
     elif d.step is None:
         kind = "within"
     else:
-        kind = "apart_from_start" if d.step == d.first_step else "part"
+        kind = "differ_from_start" if d.step == d.first_step else "diverge"
     variable, size = d.variables[0] if d.variables else (None, None)
     equal = d.differ_step == d.step
     runs = f"{len(d.runs)} runs"
@@ -374,12 +374,12 @@ def _abnormal_reasons(c, kinds):
         pairs = [f"{e.first} differs from {e.second}" for e in real]
         yield join_words(pairs, 3)
     if "repeats_not_repeated" in kinds:
-        yield "repeats of a seed are as far apart as seeds from the start"
-    odd = {
-        d.odd for d in c.divergences if d.repeats and d.odd
+        yield "repeats of a seed are as different as seeds from the start"
+    outliers = {
+        d.outlier for d in c.divergences if d.repeats and d.outlier
     } or _outlier_names(c)
-    if odd:
-        yield f"{join_words(sorted(odd))} stands out from the others"
+    if outliers:
+        yield f"{join_words(sorted(outliers))} stands out from the others"
 
 
 def _unknown_reasons(c, kinds):
@@ -388,7 +388,7 @@ def _unknown_reasons(c, kinds):
         yield "too few runs share a step"
     if any(e.untested for e in c.groups):
         yield "groups are tested with SciPy, which is not installed"
-    if not all(e.compared and e.yardstick for e in c.groups):
+    if not all(e.compared and e.reference for e in c.groups):
         yield "not all groups could be judged"
     if "one_seed" in kinds:
         yield (
@@ -402,11 +402,11 @@ def _unknown_reasons(c, kinds):
         elif d.step == d.differ_step != d.first_step:
             yield (
                 f"the {len(d.runs)} runs of {d.common} are equal until they "
-                f"part at step {d.step}, while nondeterminism begins with "
+                f"diverge at step {d.step}, while nondeterminism begins with "
                 "rounding"
             )
     if c.seeds == 2 and not c.repeated and not c.groups:
-        yield "two runs have no yardstick; train more seeds, or one twice"
+        yield "two runs have no reference; train more seeds, or one twice"
 
 
 def _normal_reason(c, kinds):
@@ -423,7 +423,7 @@ def _outlier_names(c):
     """Return the run whose seed is far from the others, in a set."""
     seeds = [run["seed"] for run in c.runs]
     first = [r for r, s in enumerate(seeds) if s is None or seeds.index(s) == r]
-    distances = np.sqrt(c.apart[np.ix_(first, first)])
+    distances = np.sqrt(c.squared_distances[np.ix_(first, first)])
     if len(first) < 3 or np.isnan(distances).any():
         return set()
     outlier = outlier_index(distances)

@@ -100,7 +100,7 @@ def _format_norm(row):
 _INTERVAL = " In brackets: its 95 % interval, as if normally distributed."
 _SAMPLING = (
     "Variance of one batch's gradient at equal weights, over that between "
-    "runs: a yardstick and not a cause. Near 100 %, runs differ no more than "
+    "runs: a reference and not a cause. Near 100 %, runs differ no more than "
     "batches do; near 0, their weights have gone to other places."
 )
 # fmt: off
@@ -124,13 +124,13 @@ COLUMNS = (
 GROUPS = (
     Column("groups", lambda e: f"{e.first} – {e.second}"),
     Column("runs of each", lambda e: f"{e.counts[0]}, {e.counts[1]}"),
-    Column("apart", lambda e: format_share(e.distance),
+    Column("between", lambda e: format_share(e.distance),
            "Distance between runs of the two groups, over the norm."),
-    Column("inside",
-           lambda e: f"{format_share(e.floor)} ({e.yardstick or 'none'})",
-           "The yardstick: the distance of repeats or, without any, of seeds."),
+    Column("within",
+           lambda e: f"{format_share(e.floor)} ({e.reference or 'none'})",
+           "The reference: the distance of repeats or, without any, of seeds."),
     Column("ratio", lambda e: format_number(e.ratio),
-           "The distance apart over that inside; 1 is no effect."),
+           "The distance between over that within; 1 is no effect."),
     Column("p", lambda e: format_number(np.nan if e.probability is None
                                         else e.probability),
            "How likely chance makes such a ratio; below 0.05 groups differ."),
@@ -142,11 +142,11 @@ SETS = (
     Column("count", lambda d: str(len(d.runs)), "How many runs it has."),
     Column("first bit", lambda d: _format_step(d, d.differ_step),
            "The first step at which gradients of the set differ in any bit."),
-    Column("parted", lambda d: _format_step(d, d.step),
+    Column("diverged", lambda d: _format_step(d, d.step),
            "The first step at which a variable differs beyond the tolerance."),
     Column("variables, largest first", lambda d: _format_variables(d.variables),
            "Those that differ at that step, and by how much of their norm."),
-    Column("odd run", lambda d: d.odd or "–",
+    Column("outlier", lambda d: d.outlier or "–",
            "A run far from the others then, which are near each other."),
 )
 NOISE = (
@@ -235,7 +235,7 @@ def text(comparison):
             "distance, repeats: of two runs, over the gradient's norm",
             "sampling: variance between batches at equal weights over that "
             "between",
-            "runs, at most 100 %: a yardstick and not a cause",
+            "runs, at most 100 %: a reference and not a cause",
             *_noise_text(c),
             *tables.bullets(c.notes, "*"),
         ]
@@ -367,7 +367,7 @@ def content(comparison):
         bullet_list(noise_notes(c)),
         f"<h2>Groups by {escape(c.by)}</h2>" if group_columns else "",
         _table(group_columns, c.groups) if group_columns else "",
-        f"<h2>Where runs part by more than {c.tolerance:g}</h2>",
+        f"<h2>Where runs diverge by more than {c.tolerance:g}</h2>",
         _table(SETS, c.divergences),
         "<h2>Step by step</h2>",
         _table(COLUMNS, step_rows(c, _MAX_PAGE_ROWS)),
@@ -401,7 +401,7 @@ def _distance_map(c):
         range(len(c.runs)),
         key=lambda r: (str(c.runs[r]["group"]), str(c.runs[r]["seed"]), r),
     )
-    distances = np.sqrt(np.maximum(c.apart, 0))
+    distances = np.sqrt(np.maximum(c.squared_distances, 0))
     np.fill_diagonal(distances, 0)
     title = "Run against run"
     return figure(

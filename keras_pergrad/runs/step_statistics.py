@@ -40,7 +40,7 @@ MEANINGS = {
     "trace of the per-sample covariance over the size of the probe.",
     "sampling_ratio": "That over the variance between runs. The probe is the "
     "same in every run, and sampling enters by the path of the weights: this "
-    "is a yardstick and not a cause. Near 1, runs differ no more than batches "
+    "is a reference and not a cause. Near 1, runs differ no more than batches "
     "do; near 0, their weights have gone to other places.",
     "sampling_share": "The same, at most 1.",
     "cosine": "Mean cosine over pairs of runs of different seeds.",
@@ -61,7 +61,7 @@ def compute_figures(aligned, grouping):
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = sampling / figures["variance"]
         ratio = np.where(figures["variance"] > 0, ratio, np.nan)
-        # Two draws of variance v are √(2v) apart.
+        # Two draws of variance v have the distance √(2v).
         for name, variance in (
             ("distance", figures["variance"]),
             ("repeat_distance", figures["repeat_variance"]),

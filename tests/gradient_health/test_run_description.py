@@ -30,7 +30,7 @@ def recorded(log_dir, precision=None, data=None, **options):
     return read_run(watch.run_directory).info
 
 
-# What `besides` says of it, and what makes it.
+# What `confounders` says of it, and what makes it.
 DIFFERENCES = {
     "precision": {"precision": "mixed_bfloat16"},
     "jit_compile": {"jit_compile": True},

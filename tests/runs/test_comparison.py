@@ -84,12 +84,12 @@ def test_repeats_alone(tmp_path, nondeterminism):
         noise = made_up.around(0, nondeterminism, 4, seed=k + 1)
         made_up.write(tmp_path, f"{k}", path + noise, seed=3, variance=9.0)
     comparison = kpg.diagnose.compare_runs(tmp_path)
-    last = {0.0: "equal", 1e-6: "within", 0.5: "apart_from_start"}
+    last = {0.0: "equal", 1e-6: "within", 0.5: "differ_from_start"}
     kinds = [finding.kind for finding in comparison.findings]
     if nondeterminism == 0:
         assert kinds == ["all_equal", "equal"]
     else:
-        assert kinds[0] == "repeats_apart"
+        assert kinds[0] == "repeats_differ"
     assert kinds[-1] == last[nondeterminism]
 
 
@@ -114,13 +114,13 @@ def test_groups_and_a_fault_are_found(tmp_path):
     (effect,) = comparison.groups
     assert effect.real
     first, *_ = comparison.findings
-    assert first.kinds == ("groups_differ", "besides")
-    assert first.values["besides"] == ["machine"]
-    (found,) = [f for f in comparison.findings if f.kind == "part"]
+    assert first.kinds == ("groups_differ", "confounders")
+    assert first.values["confounders"] == ["machine"]
+    (found,) = [f for f in comparison.findings if f.kind == "diverge"]
     assert found.values["who"] == "The 3 runs of seed 1, CPU"
     assert found.values["step"] == 7
     assert found.values["variable"] == "last/kernel"
-    assert "CPU 1 2 is the odd one" in str(found)
+    assert "CPU 1 2 is the outlier" in str(found)
     html = comparison._repr_html_()
     assert "Groups by device" in html
     assert "CPU – METAL" in html

@@ -24,17 +24,17 @@ def _diverge(log_dir, runs, steps=None, *, tolerance=1e-3):
     return find_divergence(aligned, np.arange(len(runs)), tolerance)
 
 
-@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("faulty", [0, 1, 2])
 @pytest.mark.parametrize(
     ("where", "path"),
     [(FIRST, "first/kernel"), (BIAS, "first/bias"), (LAST, "last/kernel")],
 )
-def test_a_fault_is_found(tmp_path, runs, where, *, path, odd):
+def test_a_fault_is_found(tmp_path, runs, where, *, path, faulty):
     """At its step, in its variable, in its run; also when it lasts."""
-    runs[odd][17:, where] *= 1.5
-    runs[odd][20:] *= 3.0
+    runs[faulty][17:, where] *= 1.5
+    runs[faulty][20:] *= 3.0
     found = _diverge(tmp_path, runs, steps=range(0, 300, 10))
-    assert (found.step, found.odd) == (170, "abc"[odd])
+    assert (found.step, found.outlier) == (170, "abc"[faulty])
     assert [v for v, _ in found.variables] == [path]
     assert found.variables[0][1] == pytest.approx(0.5, rel=0.5)
     assert found.first_step == found.differ_step == 0
@@ -47,7 +47,7 @@ def test_a_gradient_that_vanishes_or_explodes_is_found(tmp_path, runs, factor):
     found = _diverge(tmp_path, runs)
     assert found.step == 9
     assert found.variables[0][0] == "last/kernel"
-    assert found.odd == "b"
+    assert found.outlier == "b"
 
 
 def test_bitwise_equal_runs_never_part(tmp_path, runs):
@@ -68,16 +68,16 @@ def test_rounding_is_no_divergence_even_where_the_gradient_is_zero(
     assert found.differ_step == 4
     assert found.step is None
     assert 0 < found.largest < 1e-3
-    assert found.odd is None
+    assert found.outlier is None
 
 
 def test_two_runs_and_all_apart_have_no_odd_one(tmp_path, runs):
     runs[1][4:, FIRST] *= 2
     found = _diverge(tmp_path / "two", runs[:2])
-    assert (found.step, found.odd) == (4, None)
+    assert (found.step, found.outlier) == (4, None)
     runs = [made_up.around(1.0, 9.0, 3, seed=k) for k in range(4)]
     found = _diverge(tmp_path / "apart", runs)
-    assert (found.step, found.odd) == (0, None)
+    assert (found.step, found.outlier) == (0, None)
     assert len(found.variables) == 3
 
 
@@ -89,7 +89,7 @@ def test_between_thinned_steps_and_blocks(tmp_path, runs, monkeypatch):
         made_up.write(tmp_path, name, gradients, seed=0)
     aligned = align(tmp_path, 3)
     found = find_divergence(aligned, [0, 1, 2], 1e-3, common="seed 0")
-    assert (found.step, found.odd, found.common) == (11, "c", "seed 0")
+    assert (found.step, found.outlier, found.common) == (11, "c", "seed 0")
 
 
 def test_runs_without_a_common_step(tmp_path, runs):
@@ -107,7 +107,7 @@ def test_a_run_that_ends_early_hides_nothing(tmp_path, runs, short):
     runs[1][17, LAST] *= 1.5
     runs[short] = runs[short][:3]
     found = _diverge(tmp_path, runs)
-    assert (found.step, found.odd) == (17, "b")
+    assert (found.step, found.outlier) == (17, "b")
     assert [v for v, _ in found.variables] == ["last/kernel"]
     assert found.ends == [("abc"[short], 2)]
 
@@ -127,4 +127,4 @@ def test_runs_that_were_measured_at_different_steps(tmp_path, runs):
         steps = np.arange(STEPS)[chosen]
         made_up.write(tmp_path, name, run[chosen], steps=steps, seed=0)
     found = find_divergence(align(tmp_path, 99), [0, 1, 2], 1e-3)
-    assert (found.first_step, found.step, found.odd) == (0, 6, "c")
+    assert (found.first_step, found.step, found.outlier) == (0, 6, "c")

@@ -41,7 +41,7 @@ FOUR = {"shift": 0.1 * np.sqrt(2 * 15)}
 EQUAL = {"repeats": 0.0}
 SMALL = EQUAL | {"shift": 0.3}
 OTHERS = _apart(range(4), range(9, 13))
-# Runs, how they differ, the yardstick, the ratio and its error, the answer.
+# Runs, how they differ, the reference, the ratio and its error, the answer.
 EFFECTS = [
     (_each((1, 2, 3), 2), FOUR, "repeats", 4, 0.15, True),
     (_each((1, 2, 3), 4), FOUR, "repeats", 4, 0.15, True),
@@ -62,19 +62,19 @@ EFFECTS = [
 
 
 @pytest.mark.parametrize(
-    ("runs", "options", "yardstick", "ratio", "error", "real"), EFFECTS
+    ("runs", "options", "reference", "ratio", "error", "real"), EFFECTS
 )
-def test_an_effect_is_judged_by_its_yardstick(
-    runs, options, yardstick, *, ratio, error, real
+def test_an_effect_is_judged_by_its_reference(
+    runs, options, reference, *, ratio, error, real
 ):
     (found,) = _effects(runs, **options)
-    assert found.yardstick == yardstick
+    assert found.reference == reference
     assert found.ratio == pytest.approx(ratio, rel=error)
     assert found.real == real
     sides = [[s for d, s in runs if d == device] for device in BOTH]
     assert found.counts == tuple(map(len, sides))
     assert found.paired == (sides[0] == sides[1] and sides[0][0] is not None)
-    if yardstick == "seeds" and not found.paired:
+    if reference == "seeds" and not found.paired:
         assert found.floor == pytest.approx(np.sqrt(2), rel=0.3)
 
 
@@ -86,9 +86,9 @@ def test_group_and_seed_are_not_confused():
     assert found.distance == pytest.approx(np.sqrt(2), rel=0.3)
 
 
-def test_without_a_second_run_there_is_no_yardstick():
+def test_without_a_second_run_there_is_no_reference():
     (found,) = _effects([("CPU", 1), ("METAL", 1)], shift=1.0)
-    assert found.yardstick is None
+    assert found.reference is None
     assert np.isnan(found.ratio)
     assert not found.confounded
     assert not found.real
@@ -98,7 +98,7 @@ def test_seeds_against_repeats():
     runs = [("CPU", s) for s in (1, 1, 1, 2, 2, 2, 3, 3, 3)]
     found = _effects(runs, by="seed")
     assert len(found) == 3
-    assert all(e.yardstick == "repeats" and e.real for e in found)
+    assert all(e.reference == "repeats" and e.real for e in found)
     ratios = [e.ratio for e in found]
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[0] == pytest.approx(10, rel=0.3)
@@ -139,19 +139,19 @@ def test_a_run_without_a_distance_is_left_out():
     infos = [{"device": BOTH[k // 4], "seed": 1} for k in range(8)]
     found = _effect_of(_all_but(8, [2, 5]), infos)
     assert found.counts == (4, 4)
-    assert found.yardstick == "repeats"
+    assert found.reference == "repeats"
     assert found.probability is not None
     found = _effect_of(_all_but(8, [4, 5, 6, 7]), infos)
     assert np.isnan(found.distance)
     assert not found.real
 
 
-def test_repeats_without_a_distance_are_no_yardstick():
+def test_repeats_without_a_distance_are_no_reference():
     """Seeds are, where there are some."""
     infos = [{"device": d, "seed": s} for d in BOTH for s in (0, 1, 2)]
     infos.append({"device": "METAL", "seed": 2})
     found = _effect_of(_all_but(7, 6), infos)
-    assert found.yardstick == "seeds"
+    assert found.reference == "seeds"
     assert np.isfinite(found.ratio)
 
 
@@ -172,6 +172,6 @@ def test_what_else_differs_is_said():
     cpu = {"device": "CPU", "machine": "linux", "seed": 1, "optimizer": 0.1}
     metal = {**cpu, "device": "METAL", "machine": "mac", "optimizer": 0.2}
     infos = [cpu, cpu | {"optimizer": 0.2}, metal, metal]
-    assert _effect_of(apart, infos).besides == ["machine"]
+    assert _effect_of(apart, infos).confounders == ["machine"]
     infos[1]["machine"] = "mac"
-    assert _effect_of(apart, infos).besides == []
+    assert _effect_of(apart, infos).confounders == []

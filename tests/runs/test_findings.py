@@ -98,7 +98,7 @@ def test_groups_are_judged_by_their_repeats(tmp_path):
 
 @pytest.mark.parametrize(
     ("seeds", "kind"),
-    [((1, 1), "groups_without_yardstick"), ((1, 2), "groups_confounded")],
+    [((1, 1), "groups_without_reference"), ((1, 2), "groups_confounded")],
 )
 def test_groups_of_one_run_say_what_to_train(tmp_path, seeds, kind):
     runs = {
@@ -135,7 +135,7 @@ def test_equal_but_for_a_step_that_is_not_shown(tmp_path):
     other[3, :200] *= 1 + 1e-5
     runs = {"a": (0, _gradients()), "b": (0, other)}
     comparison = _compare(tmp_path, runs, max_steps=2)
-    assert comparison.apart[0, 1] == 0
+    assert comparison.squared_distances[0, 1] == 0
     assert _kinds(comparison)[:2] == ["equal_where_compared", "within"]
     assert comparison.findings[1].values["differ_step"] == 3
 
@@ -234,7 +234,7 @@ ANSWERS = [
     (_changed(0, 1, 2, 3, 4, plus=40.0), FAR),
     (_changed(0, 0, 0, first=3, plus=40.0), FAR),
     # What cannot be known.
-    (_seeds(0, 1), f"{UNKNOWN}.*two runs have no yardstick"),
+    (_seeds(0, 1), f"{UNKNOWN}.*two runs have no reference"),
     (
         {k: (0, np.zeros((STEPS, made_up.SIZE))) for k in "ab"},
         f"{UNKNOWN}.*too few runs share",
@@ -242,7 +242,7 @@ ANSWERS = [
     (_seeds(0, 0, noise=1.0), f"{UNKNOWN}.*no other seed shows how far"),
     (
         _changed(0, 0, first=3, times=1.5, noise=0.0),
-        ".*part at step 3, while nondeterminism begins with",
+        ".*diverge at step 3, while nondeterminism begins with",
     ),
 ]
 

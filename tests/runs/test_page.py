@@ -58,7 +58,12 @@ def test_the_page_stands_alone_for_light_and_dark(html_page):
 def test_the_page_has_all_figures_names_and_terms(html_page):
     """Names from outside are only text."""
     text = read(html_page).text
-    for words in ("Gradient norm", "Step by step", "Where runs part", "95 %"):
+    for words in (
+        "Gradient norm",
+        "Step by step",
+        "Where runs diverge",
+        "95 %",
+    ):
         assert words in text
     for words in (
         f"{NASTY}={NASTY}1",

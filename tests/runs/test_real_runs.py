@@ -118,7 +118,7 @@ def test_nondeterminism_is_told_from_seeds(log_dir, tmp_path):
     share = np.median(data["repeat_variance"] / data["variance"])
     assert 0 < share < 1e-4
     assert "repeats" in [finding.kind for finding in comparison.findings]
-    assert all(e.real for e in comparison.groups if e.yardstick)
+    assert all(e.real for e in comparison.groups if e.reference)
 
 
 @pytest.mark.parametrize("lasting", [True, False])
@@ -133,10 +133,10 @@ def test_a_faulty_op_is_found(log_dir, tmp_path, lasting):
     (found,) = [d for d in comparison.divergences if d.common == "seed 0"]
     assert len(found.runs) == 4
     assert (found.differ_step, found.step) == (FAULTY_STEP, FAULTY_STEP)
-    assert found.odd == "faulty"
+    assert found.outlier == "faulty"
     if lasting:
         path, size = found.variables[0]
         assert path.endswith("middle/kernel")
         assert size == pytest.approx(0.5, rel=0.5)
-    (part,) = [f for f in comparison.findings if f.kind == "part"]
+    (part,) = [f for f in comparison.findings if f.kind == "diverge"]
     assert part.values["step"] == FAULTY_STEP
