@@ -37,7 +37,7 @@ WORDS = {
     ],
     "last_layer_laplace": ["digits: sure by", "noise: sure by"],
     "data_stall": ["with prefetch", "before", "parallel map"],
-    "normalize_in_pipeline": ["pipeline", "model", "step"],
+    "profile_pipeline": ["pipeline alone", "model alone", "Verdict"],
     "multi_worker": ["weights agree: True", "from one process"],
     "data_service": ["fed by the service", "weights: 0.0e+00"],
     "private_training": ["corrected Adam", "no privacy", "are (8", ".png"],

@@ -89,7 +89,8 @@ def test_the_step_is_placed_and_timed():
     _fit(_gan(), placement)
     assert placement.report.operations
     report = kpg.diagnose.predict_placement(_gan(), X[:8])
-    assert report.prediction and report.operations
+    assert report.prediction
+    assert report.operations
     dataset = tf.data.Dataset.from_tensor_slices(X).batch(8).repeat(20)
     model = _gan()
     before = model.get_weights()
