@@ -24,7 +24,7 @@ def no_loss(model):
 def sparse_batch(part):
     """Say that a batch to be split holds sparse or ragged tensors."""
     return (
-        f"gradient_mode='accumulated' takes a batch apart into microbatches, "
+        f"gradient_mode='accumulated' splits a batch into microbatches, "
         f"which is done with dense tensors only. Received: a "
         f"{type(part).__name__} in the batch. Densify it in the data set "
         "(tf.sparse.to_dense, RaggedTensor.to_tensor), or use "

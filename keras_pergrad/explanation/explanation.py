@@ -164,11 +164,13 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """One line on whether the samples are kept apart."""
+        """One line on whether the samples are kept separate."""
         if self.refused:
             rows = zip(self.rows, _unique_labels(self.rows))
             labels = [own for row, own in rows if row.served_by == "refused"]
-            return f"Samples are not kept apart: {first_few(labels)} refused."
+            return (
+                f"Samples are not kept separate: {first_few(labels)} refused."
+            )
         proved = f"all {self.ops} ops"
         if self.vouched:
             op_types = ", ".join(sorted({one.op for one in self.vouched}))
@@ -177,7 +179,7 @@ class Explanation:
                 f"for by you: {len(self.vouched)} ({op_types})"
             )
         return (
-            f"Samples are kept apart: proved for {proved}; the loss is "
+            f"Samples are kept separate: proved for {proved}; the loss is "
             "looked at when training begins."
         )
 

@@ -65,7 +65,7 @@ def summed_loss(readings, fit):
             f"The loss of the probe, {loss:.3g}, is the sum of those of its "
             f"halves, {halves[0]:.3g} and {halves[1]:.3g}: gradients grow "
             "with the batch, and so do steps of SGD. Use the mean "
-            '(reduction="sum_over_batch_size"); in a loss of your own, '
+            '(reduction="sum_over_batch_size"); in a custom loss, '
             "ops.mean for ops.sum over the samples.",
             {"loss": loss, "sum_of_halves": total},
         )

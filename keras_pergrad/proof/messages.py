@@ -7,8 +7,8 @@ import keras
 from keras_pergrad.proof.layer_methods import pads_to_longest
 
 COMPOSITE = (
-    "The batch has a sparse or ragged tensor, whose samples cannot be told "
-    "apart. Densify it in the data set, or use gradient_mode='batch'."
+    "The batch has a sparse or ragged tensor, whose samples cannot be "
+    "distinguished. Densify it in the data set, or use gradient_mode='batch'."
 )
 #: Keras layers that mix images for some random draws, or some values.
 MIX_BY_CHANCE = tuple(
@@ -113,7 +113,7 @@ def untyped_op(model, layer, mixed):
         )
     return (
         f"{where} has the op {mixed.op_type} ({mixed.op_name}), of which it "
-        "is not known whether it keeps the samples apart: "
+        "is not known whether it keeps the samples separate: "
         f"{mixed.why}. Tell it by a rule: "
         f"keras_pergrad.extending.register_type_rule({mixed.op_type!r}); "
         "or, if you know that it treats each sample by itself and leaves the "
@@ -123,10 +123,10 @@ def untyped_op(model, layer, mixed):
 
 
 def behind_vouched(layer, op_type, op_name):
-    """Hint at a vouched layer as a reason why samples are not apart."""
+    """Hint at a vouched layer as a reason why samples are not separate."""
     return (
         f"Or the reason is {_layer_label(layer)}, which is vouched for: "
-        f"behind its op {op_type} ({op_name}) samples are known to be apart "
+        f"behind its op {op_type} ({op_name}) samples are known to be separate "
         "only on an axis as long as the batch. Write it with tensors of the "
         "shape (batch, ...) and a mask."
     )
@@ -162,7 +162,7 @@ def output_elsewhere(model, number, output):
         "on the first axis, one entry each, by which one sample is taken from "
         "a batch. Expected shape (samples, ...). Received: "
         f"{tuple(output.shape)}. Stack tensors with keras.ops.stack(tensors, "
-        "axis=1), and take them apart in the loss likewise; or use "
+        "axis=1), and split them in the loss likewise; or use "
         "gradient_mode='vectorized' (in functions method='vectorized'), which "
         "needs no such axis."
     )
@@ -297,8 +297,8 @@ def overridden_gradient(op):
         f"The op {op.type} ({op.name}) was made under "
         "tf.Graph.gradient_override_map. A tape, such as keras.Model's, heeds "
         "that in functions that the step calls and nowhere else, and under "
-        "XLA these are not apart here. Compile with jit_compile=False, or "
-        "write the gradient with tf.custom_gradient."
+        "XLA these cannot be distinguished here. Compile with "
+        "jit_compile=False, or write the gradient with tf.custom_gradient."
     )
 
 
@@ -316,9 +316,9 @@ def no_samples(candidate, uses, variables):
     return (
         f"The loss depends on {paths} in the op {candidate.op.type} "
         f"({candidate.op.name}), "
-        "where the samples are no longer apart: no sample's part in the "
-        "gradient is known. Use the weight on each sample's own values, put "
-        "a penalty on weights into a `kernel_regularizer` (or "
+        "where the samples are no longer separate: no sample's term of "
+        "the gradient is known. Use the weight on each sample's own values, "
+        "put a penalty on weights into a `kernel_regularizer` (or "
         "`add_weight(regularizer=...)`), or compile with "
         "gradient_mode='batch'."
     )

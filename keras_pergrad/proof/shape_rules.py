@@ -85,7 +85,7 @@ def reshaped_type(input_type, input_sizes, output_sizes, *, n):
         if rows * product(output_sizes[axis + 1 :]) != entries:
             break
         return At(axis, rows, lead, flags=input_type.flags)
-    raise Mixes("takes the samples' axis apart")
+    raise Mixes("splits the samples' axis")
 
 
 @type_rule("ExpandDims", inputs=0)
@@ -200,7 +200,7 @@ def unpack(op, types):
         return input_type
     axis = op.attribute("axis") % op.rank()
     if axis == input_type.axis:
-        raise Mixes("takes the samples apart")
+        raise Mixes("splits the samples' axis")
     return input_type.on(input_type.axis - (axis < input_type.axis))
 
 
@@ -219,7 +219,7 @@ def split(op, types):
     for k in range(len(op.outputs)):
         length = op.shape_out(k)[axis]
         if length is None or length % (op.n * input_type.rows):
-            raise Mixes("takes the samples apart")
+            raise Mixes("splits the samples' axis")
         lead = length // (op.n * input_type.rows)
         output_types.append(
             At(axis, input_type.rows, lead, flags=input_type.flags)

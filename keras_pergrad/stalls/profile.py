@@ -349,7 +349,7 @@ def _measure(data, batches, *, step=FETCH_CALL, stopwatch=None):
     if measurement.report.not_recorded:
         raise RuntimeError(
             f"{measurement.report.not_recorded} fetches of batches were not "
-            "recorded, so nothing can be told of this model: "
+            "recorded, so nothing can be said about this model: "
             f"{TOO_MANY_FETCHES}"
         )
     if measurement.report.batches_per_s is None:

@@ -333,7 +333,7 @@ def test_says_what_is_refused_and_the_ways_out():
     ):
         assert words in row.reason
     assert {r.verdict for r in found if r is not row} <= {"open"}
-    assert "not kept apart: own refused." in str(found)
+    assert "not kept separate: own refused." in str(found)
     assert "All gradients written out" not in str(found)
 
 

@@ -278,19 +278,19 @@ REFUSED = {
         lambda: _after_dense(OwnPenalty()),
         "mse",
         TWICE,
-        "depends on 'own_penalty.* samples are no longer apart",
+        "depends on 'own_penalty.* samples are no longer separate",
     ),
     "beside": (
         _decayed,
         "mse",
         ["vectorized"],
-        "'decayed.*kernel' .* the samples are no longer apart",
+        "'decayed.*kernel' .* the samples are no longer separate",
     ),
     "beside, sample by sample": (
         _decayed,
         "mse",
         ["per_sample"],
-        "outside the forward pass|samples are no longer apart",
+        "outside the forward pass|samples are no longer separate",
     ),
     "no weight": (
         _net,

@@ -169,7 +169,7 @@ IN_TWOS = {"output_sequence_length": 2}
     ],
 )
 def test_a_changed_layer_of_keras_is_refused(layer, x):
-    refused = "mixes the samples|whether it keeps the samples apart"
+    refused = "mixes the samples|whether it keeps the samples separate"
     assert re.search(refused, _error(layer(), x))
 
 

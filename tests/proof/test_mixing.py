@@ -16,7 +16,7 @@ from tests.proof.mixing_cases import MIXING, SOUND, product, stacked
 pytestmark = pytest.mark.usefixtures("float64")
 REFUSED = (
     "mixes the samples|compares the samples|depend on the whole batch|"
-    "no longer apart|mixes the images"
+    "no longer separate|mixes the images"
 )
 MODES = ["vectorized", "per_sample", "accumulated"]
 #: One of each kind, for what is asked of every mode: the types that decide

@@ -17,7 +17,7 @@ _ERRORS = (
     tf.errors.UnimplementedError,
 )
 _NO_XLA = (
-    "Keras compiles a step by XLA on a GPU unless it is told not to: "
+    "Keras compiles a step by XLA on a GPU by default: "
     "compile(..., jit_compile=False) runs the step without it."
 )
 #: What TensorFlow and Keras say of texts where they expect numbers.

@@ -27,9 +27,9 @@ def defect(graph):
                 return (
                     f"a product of shapes [{b}, 1, {t}, {k}] and [{k}, {n}] "
                     f"({op.name}) {error}: a defect of oneDNN in TensorFlow. "
-                    "It was tried apart and is not run here. Set "
-                    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, "
-                    "or leave out the axis of size 1"
+                    "It was tried in another process and is not run here. "
+                    "Set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is "
+                    "imported, or leave out the axis of size 1"
                 )
     return None
 
