@@ -50,7 +50,7 @@ _PER_SAMPLE_IN_STEP = (
 )
 
 
-def run_passes(quantity, model, data, method, training, *extra_tensors):
+def run_passes(quantity, model, data, *extra_tensors, method, training):
     """Yield the gradients, norms or statistics of each batch.
 
     `quantity`: one of these names, or an object as `DOT_PRODUCTS`, which makes

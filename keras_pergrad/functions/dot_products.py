@@ -83,7 +83,14 @@ def per_sample_dots(
         data = x, y, sample_weight, batch_size, verbose
         dots = concatenate_results(
             list(
-                run_passes(DOT_PRODUCTS, model, data, method, training, tensors)
+                run_passes(
+                    DOT_PRODUCTS,
+                    model,
+                    data,
+                    tensors,
+                    method=method,
+                    training=training,
+                )
             )
         )
     dots = [

@@ -149,7 +149,7 @@ class FisherStatistic:
         return tf.nest.flatten(y)
 
 
-def compute_sums(statistic, model, batch, seed, *more):
+def compute_sums(statistic, model, batch, *more, seed):
     """Return the sums of a batch; the function is traced once."""
     build = build_symbolically if statistic.likelihoods is None else _build
     try:

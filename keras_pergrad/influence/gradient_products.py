@@ -44,7 +44,12 @@ def dots(model, batches, directions, *, verbose=0):
     ):
         data = (*batch, None, 0)
         (parts,) = run_passes(
-            _DOT_PRODUCTS, model, data, "vectorized", False, used_directions
+            _DOT_PRODUCTS,
+            model,
+            data,
+            used_directions,
+            method="vectorized",
+            training=False,
         )
         products = [p.numpy() for p in parts if p is not None]
         total = np.sum([p.astype("float64") for p in products], 0)

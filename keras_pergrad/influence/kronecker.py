@@ -142,7 +142,7 @@ class KroneckerCurvature:
     def _sums_by_batch(self, name, statistic_class, *more):
         """Yield the number of samples and the sums of each batch."""
         statistic = statistic_class(
-            "kfac", self._likelihoods, True, False, True
+            "kfac", self._likelihoods, True, training=False, as_loss=True
         )
         first_row = 0
         for number, batch in enumerate(
@@ -153,7 +153,9 @@ class KroneckerCurvature:
             key = tf.constant([self._seed, number], tf.int64)
             try:
                 data = x, None, weight
-                sums = compute_sums(statistic, self._model, data, key, *more)
+                sums = compute_sums(
+                    statistic, self._model, data, *more, seed=key
+                )
             except NoLikelihood as error:
                 raise _no_likelihood_error(self._model, error) from None
             n = int(first_tensor(x).shape[0])

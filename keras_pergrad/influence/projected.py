@@ -97,9 +97,9 @@ class ProjectedInfluence:
             self._projection,
             self._model,
             data,
-            "vectorized",
-            False,
             tf.zeros([]),
+            method="vectorized",
+            training=False,
         )
         rows = [p.numpy().astype("float32") for p in parts if p is not None]
         return require_finite_rows(np.concatenate(rows, 1), first_row)

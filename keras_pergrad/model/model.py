@@ -416,6 +416,7 @@ class PerGradModel(FitHooks, keras.Model):
         x,
         y=None,
         sample_weight=None,
+        *,
         variables=None,
         optimizer=None,
         name=None,

@@ -61,7 +61,7 @@ class DeepReport:
         ]
 
 
-def replay(model, data, spec=None, steps=5):
+def replay(model, data, spec=None, *, steps=5):
     """Run a copy of a step on a batch of arrays; raises `NotCopyable`."""
     concrete, values = trace_step(model.train_step, data, spec)
     metadata = tf.compat.v1.RunMetadata()
