@@ -128,8 +128,8 @@ def test_it_prints_a_table():
         ([], "`batch_sizes` must be a list"),
         ("64", "`batch_sizes` must be a list"),
         ([[10]], "`batch_sizes` must be a list"),
-        ([10, 0], "`batch_size` must be a positive integer"),
-        ([10.0], "`batch_size` must be a positive integer"),
+        ([10, 0], "`batch_size` expected a positive integer"),
+        ([10.0], "`batch_size` expected a positive integer"),
         ([10, N + 1], "at most the number of examples"),
     ],
 )
