@@ -247,38 +247,38 @@ $(DOCS_VENV)/.ready: docs/requirements.txt constraints/newest.txt
 	touch $@
 
 # Side-by-side timings: an hour and more on two quiet cores. With BENCH only what
-# `benchmarks.per_sample` measures, or a part of it:
+# `benchmarks.steps.per_sample` measures, or a part of it:
 # make bench BENCH="--models mnist --rivals ours,plain --rounds 4"
 bench: $(READY) $(if $(findstring real_models,$(BENCH)),,bench-venvs)
 ifeq ($(strip $(BENCH)),)
-	$(BIN)/python -m benchmarks.data_stall_overhead
-	$(BIN)/python -m benchmarks.gradient_variance_overhead
-	$(BIN)/python -m benchmarks.input_gradients
-	$(BIN)/python -m benchmarks.private_batches
-	$(BIN)/python -m benchmarks.cockpit
-	$(BIN)/python -m benchmarks.accumulation_memory
+	$(BIN)/python -m benchmarks.callbacks.data_stall_overhead
+	$(BIN)/python -m benchmarks.callbacks.gradient_variance_overhead
+	$(BIN)/python -m benchmarks.extras.input_gradients
+	$(BIN)/python -m benchmarks.extras.private_batches
+	$(BIN)/python -m benchmarks.callbacks.cockpit
+	$(BIN)/python -m benchmarks.steps.accumulation_memory
 endif
-	$(BIN)/python -m benchmarks.per_sample $(BENCH)
+	$(BIN)/python -m benchmarks.steps.per_sample $(BENCH)
 
 # On a machine with an NVIDIA GPU: rates of methods, and the table of steps, of
 # some models with BENCH="--models bert,vit". Peers that the environment itself
 # has need none of their own.
 bench-gpu: $(READY)
-	$(BIN)/python -m benchmarks.rates
-	$(BIN)/python -m benchmarks.rates --xla
-	$(BIN)/python -m benchmarks.around_a_step
-	$(BIN)/python -m benchmarks.gpu $(BENCH)
+	$(BIN)/python -m benchmarks.steps.rates
+	$(BIN)/python -m benchmarks.steps.rates --xla
+	$(BIN)/python -m benchmarks.steps.around_a_step
+	$(BIN)/python -m benchmarks.steps.gpu $(BENCH)
 
 # The peers live in environments of their own; one that does not install is
 # left out of the comparison.
 PEERS := torch jax jax_privacy tf_privacy cockpit
 bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
 
-.bench-venvs/%/.ready: benchmarks/requirements-%.txt
+.bench-venvs/%/.ready: benchmarks/peers/requirements-%.txt
 	test -x .bench-venvs/$*/bin/python || $(PYTHON) -m venv .bench-venvs/$*
 	.bench-venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check -r $< \
-	  && { test ! -f benchmarks/requirements-$*-no-deps.txt \
-	       || .bench-venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-$*-no-deps.txt; } \
+	  && { test ! -f benchmarks/peers/requirements-$*-no-deps.txt \
+	       || .bench-venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements-$*-no-deps.txt; } \
 	  && touch $@ || rm -rf .bench-venvs/$*
 
 # What must hold before anybody uploads: both archives, built twice to the same

@@ -6,7 +6,7 @@
 A figure stands between `<!-- figure NAME -->` and `<!-- end -->`. Or all the
 numbers of a paragraph are figures: a line before it names them in their order,
 `<!-- figures: NAME; NAME -->`. NAME is a key of `computed()`, or the path of a
-number in a file of benchmarks/ and its format:
+number in a file of benchmarks/results/ and its format:
 `results/clipped/embed/ours@64/ratio/0 .2f`. Benchmarks write these files, but
 for `figures.json`, which has what was measured elsewhere.
 """
@@ -32,8 +32,9 @@ NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)?(?![\w-])")
 
 @functools.cache
 def measured(name):
-    """Return what a file of benchmarks/ holds."""
-    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text("utf-8"))
+    """Return what a file of benchmarks/results/ holds."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    return json.loads(path.read_text("utf-8"))
 
 
 @functools.cache
@@ -174,7 +175,7 @@ def _fill_paragraph(match):
 def pages():
     """Return the pages that quote figures."""
     files = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-    files += sorted(ROOT.glob("benchmarks/*.md"))
+    files += sorted(ROOT.glob("benchmarks/**/*.md"))
     return [f for f in files if "<!-- figure" in f.read_text("utf-8")]
 
 

@@ -25,9 +25,11 @@ ELSEWHERE = {
     "CODE_OF_CONDUCT.md": "code_of_conduct.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
-    "benchmarks/results.png": "pictures/results.png",
-    "benchmarks/results_growth.png": "pictures/results_growth.png",
-    "benchmarks/accumulation_memory.png": "pictures/accumulation_memory.png",
+    **{
+        f"benchmarks/results/{path.name}": f"benchmarks/{path.name}"
+        for pattern in ("*.md", "*.png")
+        for path in sorted((ROOT / "benchmarks" / "results").glob(pattern))
+    },
 }
 #: Names of the package that are modules.
 NAMESPACES = (

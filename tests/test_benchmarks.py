@@ -1,21 +1,17 @@
 """What the benchmarks state, as far as no measurement is needed."""
 
+import re
+
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from benchmarks import (
-    gpu,
-    large_models,
-    rates,
-    real_models,
-    report,
-    results,
-    targets,
-)
-from benchmarks.interleaved import Entry
-from benchmarks.models import STANDARD, make_batch, make_weights
-from benchmarks.per_sample import main
+from benchmarks.harness import large_models, results, tables
+from benchmarks.harness.interleaved import Entry
+from benchmarks.harness.models import STANDARD, make_batch, make_weights
+from benchmarks.harness.process import ROOT
+from benchmarks.steps import gpu, rates, real_models, report, targets
+from benchmarks.steps.per_sample import main
 from keras_pergrad.factors import convolution_costs
 from keras_pergrad.factors import rates as factor_rates
 from tests.real_models import MODELS
@@ -33,7 +29,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", STANDARD)
 def test_models_are_those_of_the_table(name):
-    from benchmarks.workers.keras_models import build_model
+    from benchmarks.harness.keras_models import build_model
 
     assert STANDARD[name].parameters == PARAMETERS[name]
     model = build_model(name)
@@ -102,13 +98,25 @@ def test_targets_say_what_is_reached():
     assert lines[-1].endswith("| 1 | 1.1 | **not reached** |")
 
 
-def test_tables_go_between_the_marks():
-    page = "a\n<!-- results -->\nold\n<!-- end of results -->\nz\n"
-    new = report.insert(page, "# Results\n\n## Times\n\nnew\n")
-    assert new.startswith("a\n<!-- results -->\n")
-    assert "### Times" in new
-    assert "old" not in new
-    assert new.endswith("<!-- end of results -->\nz\n")
+def test_tables_go_between_the_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- times -->\nold\n<!-- end of times -->\nz\n")
+    tables.write("page.md#times", "new", "newer", folder=tmp_path)
+    new = "<!-- times -->\n\nnew\n\nnewer\n\n<!-- end of times -->"
+    assert page.read_text() == f"a\n{new}\nz\n"
+    with pytest.raises(ValueError, match="has no marks <!-- rows -->"):
+        tables.write("page.md#rows", "new", folder=tmp_path)
+
+
+def test_pages_have_the_places_that_benchmarks_write():
+    found = [
+        place
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        for place in re.findall(r'^PLACE = "(.+)"$', path.read_text(), re.M)
+    ]
+    assert len(found) > 5
+    for place in found:
+        assert tables.read(place).startswith("|"), place
 
 
 def test_unknown_rival_is_refused(capsys):
@@ -258,7 +266,7 @@ def test_the_table_of_a_gpu_has_ratios_and_gaps():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*large_models.MODELS])
 def test_large_models_take_a_clipped_step(name, monkeypatch):
-    from benchmarks.workers import keras_large
+    from benchmarks.harness import keras_large
 
     tiny = large_models.tiny(large_models.MODELS[name])
     monkeypatch.setitem(large_models.MODELS, name, tiny)

@@ -38,7 +38,10 @@ def test_the_citation_has_a_place_for_the_doi():
 
 
 def test_the_papers_figures_are_those_of_the_benchmarks():
-    paper, results = text("paper/paper.md"), text("benchmarks/results.md")
+    paper, results = (
+        text("paper/paper.md"),
+        text("benchmarks/results/results.md"),
+    )
     _, _, clipped = results.partition("## Clipped step: milliseconds")
     clipped = clipped.partition("\n## ")[0].splitlines()
     rows = [line for line in paper.splitlines() if line.startswith("|")]

@@ -1,7 +1,7 @@
 """The rates of devices, by which factors choose between their methods.
 
 Every method is exact; the rates tell which one is fast. They were measured by
-`python -m benchmarks.rates`, which prints the row of a device.
+`python -m benchmarks.steps.rates`, which prints the row of a device.
 """
 
 from typing import NamedTuple

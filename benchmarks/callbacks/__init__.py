@@ -1,0 +1,1 @@
+"""What callbacks and their instruments cost."""

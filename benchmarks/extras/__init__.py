@@ -1,0 +1,1 @@
+"""Influence, information about samples, private training."""

@@ -1,0 +1,1 @@
+"""What measures, remembers and draws, for all benchmarks."""

@@ -1,0 +1,1 @@
+"""Workers: `build(rival, model, task, batch)` of a framework returns a Job."""

@@ -1,1 +1,0 @@
-"""One module a framework: `build(rival, model, task, batch)` gives a Job."""
