@@ -32,7 +32,7 @@ SIZES = (4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
 TARGETS = {"mlp": 0.4, "cnn": 0.25, "transformer": 0.5}
 LOOKS, MOST_EPOCHS = 8, 40
-PLACE = "../README.md#batch advice"
+PLACE = "callbacks.md#batch advice"
 
 
 def advised(task):

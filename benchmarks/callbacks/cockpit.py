@@ -56,7 +56,7 @@ INSTRUMENTS = (
     "distance",
     "alpha",
 )
-PLACE = "../README.md#cockpit"
+PLACE = "callbacks.md#cockpit"
 
 
 def whole(norms):

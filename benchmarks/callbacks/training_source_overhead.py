@@ -25,7 +25,7 @@ from benchmarks.harness.keras_models import build_model, make_loss
 from benchmarks.harness.models import make_batch
 from keras_pergrad.callbacks import GradientVariance
 
-PLACE = "../README.md#training source"
+PLACE = "callbacks.md#training source"
 #: What the samples' gradients are gone through for, and who asks for it.
 PARTS = {
     "the mean gradient: norm, variance, noise scale": (),

@@ -41,7 +41,7 @@ WAYS = {
     "order 2": {"order": 2},
     "every 10": {"every": 10},
 }
-PLACE = "../README.md#sample values"
+PLACE = "influence.md#sample values"
 
 
 def _mlp():

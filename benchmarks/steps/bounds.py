@@ -44,7 +44,7 @@ REAL = ("bert", "t5", "vit", "convnext", "densenet121_frozen_norms")
 LEARNING_RATE = 1e-6
 CLIP_NORM = 0.05
 STORE = RESULTS / "bounds.json"
-PLACE = "../README.md#bounds"
+PLACE = "bounds.md#bounds"
 #: Rows of the second table for each model.
 ROWS = 4
 

@@ -131,7 +131,7 @@ HEADER = (
     "| trunk | tasks | plain, ms | ByTask, ms | of plain | TorchJD, ms "
     "| ByTask of TorchJD |\n|---|---|---|---|---|---|---|"
 )
-PLACE = "../README.md#tasks"
+PLACE = "multitask.md#tasks"
 
 
 def main():

@@ -34,7 +34,7 @@ OURS = (
 )
 THEIRS = OURS[:-1]
 BATCH = 64
-PLACE = "../README.md#gramian"
+PLACE = "multitask.md#gramian"
 #: A request may take as long, in seconds: a Jacobian of an LSTM is slow.
 LIMIT = 300
 
