@@ -320,7 +320,7 @@ def _rule_row(op_type):
     """Return the line of an op: its types, wherever the samples may be."""
     from tests.proof import test_rule_inputs as trials
 
-    lines, inputs = [], trials._given(op_type)
+    lines, inputs = [], trials.inputs_of(op_type)
     for followed in (1, 2):
         for places in itertools.combinations(range(len(inputs)), followed):
             kinds = [list(trials._places(inputs[k])) for k in places]
