@@ -94,7 +94,7 @@ def step_of(name, way, stack):
     if way != "plain":
         given = {"order": 1, "every": 1, "projection": None, "seed": 0}
         state = model.value_state
-        state.begin(len(y), "float32", goes_on=False)
+        state.begin(len(y), "float32", resumes=False)
         validation = (*_quarter(x, y), None)
         reader = ValueReader(state, validation, **{**given, **WAYS[way]})
         stack.enter_context(model.read_steps(reader))
