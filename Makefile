@@ -1,32 +1,42 @@
 # `make demo` and `make test` do their own set-up; a second run reuses it.
 PYTHON ?= python3
-VENV ?= .venv
-CONSTRAINTS ?= constraints/newest.txt
+# ENV=oldest: the versions of constraints/oldest.txt, in .venv-oldest.
+ENV ?=
+VENV ?= $(if $(ENV),.venv-$(ENV),.venv)
+CONSTRAINTS ?= constraints/$(or $(ENV),newest).txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
-# make test ROOM=stalls: a feature's tests, and those of what imports it.
-TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
+# make test ROOM=stalls: a feature's tests, and those of what imports it. With
+# ENV the witness against plain Keras and the oracle, or all with TESTS=tests.
+WITNESSES := tests/modes/test_witness.py tests/modes/test_corners.py \
+	tests/functions/test_functional.py tests/model/test_model.py \
+	tests/aggregations/test_clipping.py tests/modes/test_matmul_defect.py \
+	tests/test_architecture.py \
+	tests/gradient_health/test_model_description.py \
+	tests/model/test_custom_step.py tests/privacy/test_training.py
+TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),$(if $(ENV),$(WITNESSES),tests))
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help setup demo test test-rest test-slow test-all coverage prices test-exhaustive test-timing test-gpu test-oldest test-keras313 test-cpu-wheel \
-	test-nightly hunt hunt-proof mutants lint format docs versions notebooks figures outputs bench bench-gpu bench-venvs clean
+.PHONY: help setup demo test test-exhaustive test-timing test-gpu test-nightly test-cpu-wheel coverage prices hunt hunt-proof mutants \
+	lint format browser docs versions notebooks figures outputs bench bench-gpu bench-venvs release-check audit clean
 
 .DEFAULT_GOAL := help
 ## make demo         the main job on real data; sets itself up, downloads no data
 ## make test         the tests of each change (ROOM=stalls: of one feature)
+##   TIER=rest, weekly, all     further tests; CI runs `rest`, too
+##   ENV=oldest, keras313       the witnesses with other versions
 ## make lint         ruff and pyright; `make format` mends what ruff can
 ## make docs         the site, into build/site, and its tests
 ##
-## make test-rest, test-slow, test-exhaustive, test-timing   further tests
-## make test-oldest, test-keras313, test-nightly             other versions
-## make test-cpu-wheel, test-gpu                             other devices
-## make hunt, hunt-proof, mutants, coverage, prices          tests of the tests
-## make notebooks, figures, outputs, versions                parts of the site
-## make bench, bench-gpu                                     side-by-side timings
-## make release-check, audit, clean                          before a release
+## make test-exhaustive, test-timing                        wide sweeps; times
+## make test-nightly, test-cpu-wheel, test-gpu              other wheels, devices
+## make hunt, hunt-proof, mutants, coverage, prices         tests of the tests
+## make notebooks, figures, outputs, versions, browser      parts of the site
+## make bench, bench-gpu                                    side-by-side timings
+## make release-check, audit, clean                         before a release
 ##
 ## The comments in the Makefile say what each does and takes.
 help:
@@ -53,25 +63,18 @@ demo: $(DEMO_READY)
 	$(BIN)/python examples/quickstart.py
 
 # The tests that fit into a few minutes, chosen by their prices (see
-# tests/tiers.py); all tests of some files with TESTS. A file's tests stay
-# together: many share what a fixture has started.
+# tests/tiers.py); all tests of some files with TESTS. TIER=rest has the next ones
+# by price, which CI runs, too; TIER=weekly what both leave out, for each week,
+# before a release, and after a change of the engine, of the types or of real
+# models' parts. A file's tests stay together: many share what a fixture has
+# started.
 TIER ?= $(if $(filter tests,$(TESTS)),quick,all)
-MARKS ?= not slow and not exhaustive and not timing
+# Slow tests run only where the command line asks for a tier that has them.
+ASKED := $(if $(filter command,$(origin TIER)),$(filter weekly all,$(TIER)))
+MARKS ?= $(if $(ASKED),,not slow and )not exhaustive and not timing
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 test: $(READY)
 	$(PYTEST) --tier $(TIER) -m "$(MARKS)" $(TESTS)
-
-# The next ones by price. CI runs both.
-test-rest:
-	$(MAKE) test TIER=rest
-
-# What both leave out: each week, before a release, and after a change of the
-# engine, of the types or of real models' parts.
-test-slow:
-	$(MAKE) test TIER=weekly MARKS="not exhaustive and not timing"
-
-test-all:
-	$(MAKE) test TIER=all MARKS="not exhaustive and not timing"
 
 # Which lines of the package the tests run, in one process; TIER and TESTS as
 # for `make test`.
@@ -108,23 +111,6 @@ test-gpu: $(READY)
 		-n $(GPU_WORKERS) --dist loadfile \
 		-m "not cpu_only and not slow and not exhaustive and not timing" \
 		$(TESTS)
-
-# The oldest supported pair, in an environment of its own: the witness against
-# plain Keras and the oracle. `make test-oldest OLDEST_TESTS=tests` runs all.
-OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
-	tests/functions/test_functional.py tests/model/test_model.py tests/aggregations/test_clipping.py \
-	tests/modes/test_matmul_defect.py tests/test_architecture.py \
-	tests/gradient_health/test_model_description.py \
-	tests/model/test_custom_step.py tests/privacy/test_training.py
-test-oldest:
-	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
-		TESTS="$(OLDEST_TESTS)"
-
-# Keras 3.13 with TensorFlow 2.20, between the oldest pair and the newest: the
-# same witness.
-test-keras313:
-	$(MAKE) test VENV=.venv-keras313 CONSTRAINTS=constraints/keras313.txt \
-		TESTS="$(OLDEST_TESTS)"
 
 # The next Keras and TensorFlow, in an environment of its own: exactly what
 # constraints/next.txt lists. Nothing is resolved: keras-nightly stands where
@@ -179,8 +165,7 @@ $(CPU_VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 # Random models against single samples and plain Keras; on the oldest pair with
-# VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt. A failure's script is
-# printed at the end.
+# ENV=oldest. A failure's script is printed at the end.
 N ?= 5000
 SEED ?= 0
 hunt: $(READY)
@@ -206,6 +191,17 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The browser in which the site is tested: Debian's Chromium where there is none
+# and this may install it. Without one `make docs` tests what the pages hold.
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
+browser:
+	@test -n "$${BROWSER_PATH:-}" \
+	  || for name in $(BROWSERS); do command -v $$name; done | grep -q . \
+	  || { test "$$(id -u)" = 0 && export DEBIAN_FRONTEND=noninteractive \
+	       && apt-get -qq update >/dev/null \
+	       && apt-get -qq -y install --no-install-recommends chromium >/dev/null; } \
+	  || echo "No browser, and apt-get installs none: the site is tested without."
 
 # The site, into build/site, in an environment of its own without TensorFlow.
 # A warning is an error: a link that leads nowhere, a public name without

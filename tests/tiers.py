@@ -62,7 +62,7 @@ class Tier:
             count, seconds = self.left
             terminalreporter.write_line(
                 f"{count} tests of about {seconds / 60:.0f} processor minutes "
-                "are left to `make test-rest` and `make test-slow`."
+                "are left to `make test TIER=rest` and `TIER=weekly`."
             )
 
 
