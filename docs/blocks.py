@@ -56,6 +56,8 @@ def run(page, before=""):
 
     Yields:
         Each Python `Block`, and what it has printed.
+
+    `shown_after` returns what the page shows of that.
     """
     page = pathlib.Path(page)
     text = page.read_text(encoding="utf-8")
@@ -72,8 +74,16 @@ def run(page, before=""):
         yield block, as_shown(printed.getvalue())
 
 
+def shown_after(text, block):
+    """Return the output that a page shows right after a block; None without."""
+    match = FENCE.search(text, block.end)
+    if not match or match["language"] != "text":
+        return None
+    return None if text[block.end : match.start()].strip() else match["code"]
+
+
 def as_shown(printed):
-    """Return what a terminal shows in the end of what was printed."""
+    """Return what a terminal shows in the end, but for progress bars."""
     printed = CONTROL.sub("", printed)
     lines = [line.rpartition("\r")[2].rstrip() for line in printed.split("\n")]
-    return "\n".join(lines).strip("\n")
+    return "\n".join(line for line in lines if "━━" not in line).strip("\n")

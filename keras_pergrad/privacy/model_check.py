@@ -155,9 +155,9 @@ def _adapted_problems(model, public):
     for layer, state in adapted_layers(model, public):
         yield (
             f"layer {layer.name!r} ({type(layer).__name__}) was adapted to "
-            f"data. If these are to be protected, its {state} reveals them "
-            "without noise: give it constants instead, as arguments when it is "
-            "made. If they are public, say so with "
+            "data. If these are to be protected, they can be inferred from its "
+            f"{state}, without noise: give it constants instead, as arguments "
+            "when it is made. If they are public, say so with "
             f"PrivateTraining(public_layers=[{layer.name!r}])."
         )
 

@@ -75,8 +75,8 @@ def test_adapted(name):
     net, training, data = adapted(name)
     layer = net.layers[1]
     match = (
-        rf"layer '{layer.name}' \({name}\) was adapted.* its "
-        rf"{LAYERS[name][3]} tells.*public_layers=\['{layer.name}'\]"
+        rf"layer '{layer.name}' \({name}\) was adapted.* from its "
+        rf"{LAYERS[name][3]}, .*public_layers=\['{layer.name}'\]"
     )
     with refused(net, match):
         fit(net, training, data=data)
