@@ -1,4 +1,4 @@
-"""Pages and messages have no word that the glossary of CONTRIBUTING.md bans."""
+"""No text has a word that the glossary of CONTRIBUTING.md bans."""
 
 import ast
 import functools
@@ -11,8 +11,13 @@ from docs import blocks
 
 ROOT = pathlib.Path(__file__).parents[1]
 GLOSSARY = ROOT / "CONTRIBUTING.md"
-PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
-PAGES += sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))
+PAGES = [
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"),
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")),
+    *sorted(
+        str(p.relative_to(ROOT)) for p in ROOT.glob("benchmarks/results/*.md")
+    ),
+]
 FILES = {str(p.relative_to(ROOT)) for p in ROOT.glob("keras_pergrad/**/*.py")}
 #: What a program prints or another test writes: code, comments, the refusals
 #: of Keras's layers; and the glossary itself.
@@ -20,6 +25,9 @@ OTHERS = re.compile(
     r"`[^`]*`|<!--.*?-->|^### Words$.*?^### |^## Refused$.*?^## ",
     re.DOTALL | re.MULTILINE,
 )
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+#: Code in a docstring: between backticks, or a line of a doctest.
+CODE = re.compile(r"`[^`]*`|^\s*(?:>>>|\.\.\.) .*$", re.MULTILINE)
 
 
 @functools.cache
@@ -62,6 +70,23 @@ def messages(source):
             yield re.sub(r"\{.*?\}", "", text) if " " in text else ""
 
 
+def docstrings(source):
+    """Yield the docstrings of a program, without the code in them."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED):
+            yield CODE.sub("", ast.get_docstring(node) or "")
+
+
+def wrong_words(texts_of):
+    """Return the hits in what a function finds in each file, by file."""
+    wrong = {}
+    for file in sorted(FILES):
+        for text in texts_of((ROOT / file).read_text(encoding="utf-8")):
+            if hits(text):
+                wrong.setdefault(file, []).extend(hits(text))
+    return wrong
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_have_the_words_of_the_field(page):
     text = blocks.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
@@ -69,12 +94,11 @@ def test_pages_have_the_words_of_the_field(page):
 
 
 def test_messages_have_the_words_of_the_field():
-    wrong = {}
-    for file in sorted(FILES):
-        for text in messages((ROOT / file).read_text(encoding="utf-8")):
-            if hits(text):
-                wrong.setdefault(file, []).extend(hits(text))
-    assert wrong == {}
+    assert wrong_words(messages) == {}
+
+
+def test_docstrings_have_the_words_of_the_field():
+    assert wrong_words(docstrings) == {}
 
 
 @pytest.mark.parametrize(
@@ -95,3 +119,18 @@ def test_banned_words_are_found(text, expected):
 def test_messages_are_found():
     source = '"""told"""\nx = f"told {apart} so"\ny = "a {told} b", "told"\n'
     assert [m for m in messages(source) if m] == ["told  so", "a  b"]
+
+
+def test_docstrings_are_found():
+    source = '''"""told"""
+class A:
+    """It is told `apart`.
+
+    >>> apart
+    """
+    def f():
+        """Told."""
+        return "told so"
+'''
+    assert [bool(hits(text)) for text in docstrings(source)] == [True] * 3
+    assert "apart" not in "".join(docstrings(source))

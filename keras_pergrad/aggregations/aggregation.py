@@ -127,8 +127,8 @@ class Aggregation(Configured, PreparesFit):
     def tell_noise(self, optimizer: Any, n: Any, state: Any = None) -> None:
         """Tell an optimizer how much noise the next `finish` adds.
 
-        It is asked at each step if `adds_noise`. Optimizers of
-        `privacy.corrected` take the `noise_variance`; others are told nothing.
+        It is called at each step if `adds_noise`. Optimizers of
+        `privacy.corrected` get the `noise_variance`; others get nothing.
 
         Args:
             optimizer: the one that applies the gradients.

@@ -30,8 +30,8 @@ class VariableRow:
         norms: the method for the norms.
         sum: the method for the weighted sum.
         materialized_bytes: what all n gradients would take, written out.
-        held_bytes: what the norms hold at their peak besides the layer's input
-            and output gradient; None if the shapes do not tell.
+        held_bytes: what the norms hold at their peak, in addition to the
+            layer's input and output gradient; None if a shape is not known.
         shared: whether it is used several times; the uses are then joined.
         ops: for each use the type of the op in which it meets the data, or
             the class of the layer whose rule serves it.

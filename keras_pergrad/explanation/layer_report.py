@@ -60,11 +60,12 @@ def explain(
     y: Any = None,
     jit_compile: bool | None = None,
 ) -> Explanation:
-    """Say before training how each layer's gradients will be found.
+    """Show before training how each layer's gradients will be computed.
 
-    The model is traced on inputs of this batch size and not run. The types of
-    its ops prove that it keeps the samples apart; what mixes them, or is not
-    known, is refused by op and layer, with the reason and what to do.
+    The model is traced on inputs of this batch size, but not run. The types of
+    its ops prove that it keeps the samples separate. An op that mixes them, or
+    is not known, is refused: by its name and layer, with the reason and what
+    to do.
 
     Args:
         model: a `keras.Model`, compiled or not.
@@ -73,8 +74,8 @@ def explain(
             model's inputs name, else 32.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
-        y: its targets, for `memory` alone; needed where they cannot be told
-            from the loss and the outputs.
+        y: its targets, for `memory` alone; needed if the loss and the outputs
+            do not determine them.
         jit_compile: whether the step is compiled by XLA; default: what the
             model was compiled with.
 
@@ -154,7 +155,7 @@ def explain(
 
 
 def _batch_split(model, batch_size):
-    """Say how `Accumulated` takes a batch apart; None: another mode."""
+    """Say how `Accumulated` splits a batch; None: another mode."""
     mode = getattr(model, "_gradient_mode", None)
     if not isinstance(mode, Accumulated):
         return None

@@ -96,8 +96,8 @@ def what_fits(
             compiled, it is trained by SGD on the mean squared error.
         x: a batch, or one sample, whose rows are repeated; needed where the
             model does not know its inputs. Default: zeros.
-        y: the targets of these rows; needed where they cannot be told from
-            the loss and the outputs. Default: zeros.
+        y: the targets of these rows; needed if the loss and the outputs do
+            not determine them. Default: zeros.
         memory: what the process may take, or on a GPU all that it holds
             there: "8GB", "8GiB", "500MB" or bytes. More than is free on this
             machine is not tried, and `limit` says so.

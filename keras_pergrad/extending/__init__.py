@@ -1,6 +1,6 @@
-"""Rules of one's own: their registration, and types and factors for them.
+"""Custom rules: their registration, and types and factors for them.
 
-Modes of one's own are told in `kpg.modes`, aggregations in
+Custom modes are described in `kpg.modes`, aggregations in
 `kpg.aggregations`.
 """
 

@@ -274,7 +274,7 @@ class SampleGradients(Sampled, abc.ABC):
         return "held"
 
     def norm_bytes(self, n: int) -> int | None:
-        """Return the bytes that norms of n samples hold besides given tensors.
+        """Return the bytes that norms of n samples hold beyond given tensors.
 
         None if the shapes are not known.
         """

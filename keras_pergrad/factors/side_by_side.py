@@ -33,22 +33,22 @@ def together(factors):
     """Put small factors side by side; None stays None.
 
     Args:
-        factors: one `SampleGradients` (or None) a variable, as `held` gives
-            it: the small ones are `Full`.
+        factors: for each variable a `SampleGradients`, as `held` returns it
+            (the small ones are `Full`), or None.
 
     Returns:
-        (factors, apart): fewer of them, and a function that takes one tensor
-        for each of these, and returns one a variable.
+        (factors, split_sums): fewer of them, and a function that takes one
+        tensor for each of these, and returns one for each variable.
 
     Example:
 
     >>> import tensorflow as tf
     >>> from keras_pergrad import factors
     >>> biases = [factors.Full(tf.ones((2, k))) for k in (3, 4)]
-    >>> joined, apart = factors.together(biases)
+    >>> joined, split_sums = factors.together(biases)
     >>> len(joined), joined[0].squared_norms().numpy()
     (1, array([7., 7.], dtype=float32))
-    >>> [t.shape[0] for t in apart([joined[0].weighted_sum(None)])]
+    >>> [t.shape[0] for t in split_sums([joined[0].weighted_sum(None)])]
     [3, 4]
     """
     groups = {}
@@ -62,13 +62,13 @@ def together(factors):
     joined_indices = {k for indices in groups for k in indices}
     others = [k for k in range(len(factors)) if k not in joined_indices]
 
-    def apart(tensors):
+    def split_sums(tensors):
         by_variable = dict(zip(others, tensors[len(joined) :]))
         for factor, indices, tensor in zip(joined, groups, tensors):
             by_variable.update(zip(indices, factor.split(tensor)))
         return [by_variable[k] for k in range(len(factors))]
 
-    return [*joined, *(factors[k] for k in others)], apart
+    return [*joined, *(factors[k] for k in others)], split_sums
 
 
 def _is_small(factor):

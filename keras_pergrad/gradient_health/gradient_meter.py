@@ -240,7 +240,7 @@ class GradientMeter:
         loss, target, factors, losses = self._trace_samples(
             trace, (x, y, sample_weight), batch_tape
         )
-        # The samples' tape keeps the gradients of regularisers apart.
+        # The samples' tape keeps the gradients of regularisers separate.
         gradients = self._without_penalties(
             batch_tape.gradient(target, self._values)
         )
@@ -292,7 +292,7 @@ class GradientMeter:
             )
             trace.has_losses = losses is not None
         # If it calls a layer in its own way, or vectorises it, the norms are
-        # measured apart: repetitions must use the layer's ordinary call.
+        # measured separately: repetitions must use the layer's ordinary call.
         trace.is_joint = all(call.rule.forward is None for call in tape.calls)
         return loss, target, factors, losses
 

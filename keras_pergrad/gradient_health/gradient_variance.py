@@ -457,7 +457,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
 
 
 def _rename_training_figures(logs):
-    """Set the training batches' figures in the logs apart from the probe's."""
+    """Give the training batches' figures in the logs their own names."""
     for figure in TRAINING:
         if logs and figure.name in logs:
             logs[f"train_{figure.name}"] = logs.pop(figure.name)

@@ -102,10 +102,10 @@ def input_gradients(
         out: arrays to write to, in the structure of the result, memory-mapped
             or not, of its shape and dtype; not with a reduction over the
             samples.
-        batch_size: how many samples a chunk has; one if a sample's own loss
-            cannot be told from that of several (masks, weights in the mean,
-            `add_loss`, an own `compute_loss`). While a chunk is computed, it
-            takes about four times the memory of its gradients.
+        batch_size: how many samples a chunk has; one if the loss of several
+            does not show that of each (masks, weights in the mean,
+            `add_loss`, a custom `compute_loss`). While a chunk is computed,
+            it takes about four times the memory of its gradients.
         verbose: whether to show a progress bar.
 
     Returns:

@@ -20,7 +20,7 @@ def prefixed(loss, values):
 
 
 class Logs:
-    """The running values of a mode's statistics, apart from the metrics."""
+    """The running values of a mode's statistics, separate from the metrics."""
 
     def __init__(self, metrics):
         self._metric_classes = metrics

@@ -171,7 +171,7 @@ TAILS = ("apply", "keep", "drop")
 
 
 class Accumulated(GradientMode):
-    """The gradient of a big batch, from microbatches: exact, in less memory.
+    """The gradient of a large batch, from microbatches: exact, in less memory.
 
     Every microbatch gives the numerators and denominators of the losses and
     the gradients of the numerators. They are summed, then divided once. The
@@ -296,7 +296,7 @@ class Accumulated(GradientMode):
 
 
 class Microbatches(Parting):
-    """How `Accumulated` takes a batch apart."""
+    """How `Accumulated` splits a batch."""
 
     def __init__(self, accumulated):
         super().__init__(accumulated.inner, accumulated.microbatch_size)

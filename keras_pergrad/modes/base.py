@@ -41,8 +41,8 @@ class PartialSums:
         squared_sums: the squared norms of `plain`, instead of it, where the
             part is the whole batch.
         readings: what each reader in the part's `options` has read, or None.
-        statistics: scalars to log by name, besides those of the aggregation,
-            where the part is the whole batch.
+        statistics: scalars to log by name, in addition to those of the
+            aggregation, where the part is the whole batch.
 
     Example, of a mode whose sums serve replicas and `Accumulated`, too:
 
@@ -176,7 +176,7 @@ class GradientMode(Configured):
         """Refuse a model that the mode cannot train."""
 
     def parting(self, model: Any) -> microbatches.Parting | None:
-        """Return how a batch is taken apart; None: it stays whole."""
+        """Return how a batch is split; None: it stays whole."""
         del model
         return (
             microbatches.Parting(self)

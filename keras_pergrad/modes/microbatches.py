@@ -41,7 +41,7 @@ MAX_BATCH = 2**24
 
 
 class Parting:
-    """How a batch is taken apart: here, by the replicas alone.
+    """How a batch is split: here, by the replicas alone.
 
     Attributes:
         mode: whose `partial_sums` are taken.
@@ -345,7 +345,7 @@ def is_outside_xla():
 
 
 def pad_parts(parting, mode):
-    """Return how a batch is taken apart, into padded parts."""
+    """Return how a batch is split into padded parts."""
     if parting is None:
         parting = Parting(mode)
         parting.size = None

@@ -198,7 +198,7 @@ def current_aggregation(mode, model):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepBatch:
-    """The samples that make one gradient: what must be known besides its sums.
+    """The samples of one gradient: what must be known in addition to its sums.
 
     Attributes:
         model: the compiled model.

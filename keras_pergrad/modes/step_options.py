@@ -6,11 +6,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepOptions:
-    """What is wanted of a step besides its gradients, which stay the same.
+    """What a step must compute in addition to its gradients.
 
-    Several models may have been given one mode, which never changes; so each
-    model keeps its own options, as `step_options`. `GradientMode.step` takes
-    them from there, and `partial_sums` finds them in its part of a batch.
+    The gradients stay the same. Several models may share one mode, which never
+    changes; so each model keeps its own options, as `step_options`.
+    `GradientMode.step` reads them there, and `partial_sums` finds them in its
+    part of a batch.
 
     Attributes:
         is_watched: whether a callback wants the statistics of the samples'

@@ -72,8 +72,8 @@ def lengths_and_cosines(gramian):
 class Spectrum:
     """Powers of a Gramian, without the directions that are rounding alone.
 
-    Which they are is told by the cosines of the rows: a short gradient beside
-    a long one is no rounding. As in NumPy's and PyTorch's `pinv`, eigenvalues
+    The cosines of the rows show which they are: a short gradient next to a
+    long one is no rounding. As in NumPy's and PyTorch's `pinv`, eigenvalues
     of the cosines up to m · ε times the largest are taken as zero, ε that of
     the Gramian's type. All is computed in float64, the Gramian's eigenvalues
     as squares of the singular values of its root, which is more exact.
@@ -81,7 +81,7 @@ class Spectrum:
     Attributes:
         values: eigenvalues of the Gramian, (m,), ascending.
         nonzero: (m,) booleans: which are not zero.
-        resolved: whether float64 tells those apart from zero.
+        resolved: whether float64 distinguishes those from zero.
     """
 
     def __init__(self, gramian):

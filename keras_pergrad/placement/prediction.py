@@ -28,7 +28,7 @@ from keras_pergrad.placement.report import PlacementReport
 # so the graph to judge is the one without them. (2 is RewriterConfig.OFF.)
 _REWRITES = {"remapping": 2, "layout_optimizer": 2}
 # On x86, oneDNN rewrites a CPU graph last and merges pairs of ops that stay
-# apart on an accelerator.
+# separate on an accelerator.
 _ONEDNN_MERGED = {
     "Conv2DWithBias": ("Conv2D", "BiasAdd"),
     "Conv2DBackpropFilterWithBias": ("Conv2DBackpropFilter", "BiasAddGrad"),

@@ -34,7 +34,8 @@ class Ledger(AggregationState):
         outside: whether the model was trained without privacy in between.
         has_seed: whether draws follow from a seed that the user gave, or that
             an earlier version took from Keras.
-        proof: how far it is proved that examples are apart, a `ProofRecord`.
+        proof: a `ProofRecord`: how far it is proved that examples stay
+            separate.
         checksum: of the weights that this ledger stands for, or None.
         epoch_start: how many updates of this phase there were when the
             running epoch began.
@@ -113,7 +114,7 @@ class Ledger(AggregationState):
 
         Args:
             variables: the weights that get the noise.
-            facts: what a `Phase` has besides; what is left out is as before.
+            facts: what else a `Phase` has; what is left out is as before.
         """
         shapes = [(tuple(v.shape), str(v.dtype)) for v in variables]
         before = self.phase

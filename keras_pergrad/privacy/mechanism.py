@@ -118,7 +118,7 @@ def _json(config):
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """One phase of private training, apart from how long it goes on.
+    """One phase of private training, without the number of its steps.
 
     Attributes:
         sampling: one of `SELECTIONS`.

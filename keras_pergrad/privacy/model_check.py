@@ -54,7 +54,7 @@ def find_problems(model, batches, public_layers=()):
 
 
 def proof_record(model, batches):
-    """Return how far it is proved that examples are apart."""
+    """Return how far it is proved that examples stay separate."""
     vouched, ops = vouched_ops(_traced_step(model, batches), **_EXAMPLE_OPTIONS)
     names = model.vouched if vouched else ()
     op_types = sorted({op_type for op_type, _ in vouched})

@@ -9,7 +9,7 @@ CLAIM = "each example's clipped gradient depends on that example alone"
 
 @dataclasses.dataclass(frozen=True)
 class ProofRecord:
-    """How far it is proved that examples are apart, in all `fit`s so far.
+    """How far it is proved that examples stay separate, in all `fit`s so far.
 
     Attributes:
         ops: the numbers of ops of the steps that were proved.

@@ -19,7 +19,7 @@ from keras_pergrad.privacy.accounting import (
     loss_distribution,
 )
 
-#: The probability apart from which the Gaussian parameter holds.
+#: The probability with which the Gaussian parameter need not hold.
 MU_DELTA = 1e-10
 _DELTAS = tuple(float(f"1e-{k}") for k in range(2, 11))
 _FALSE_POSITIVE_RATES = (1e-2, 1e-3, 1e-4, 1e-5)

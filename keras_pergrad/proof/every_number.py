@@ -167,9 +167,9 @@ class EveryNumber:
 
 
 def has_other_axis(tensor, tensor_type, n):
-    """Whether a tensor has an axis as long as the batch besides the samples'.
+    """Whether an axis other than the samples' is as long as the batch.
 
-    What is added up there follows the number of samples.
+    What is added up there depends on the number of samples.
     """
     if not isinstance(tensor_type, (At, Total)):
         return False
@@ -213,7 +213,7 @@ def _is_regular_maximum(x, y, n):
 
 
 def _counts_several(x, y, n):
-    """Whether a comparison tells several samples from one, or from none.
+    """Whether a comparison distinguishes several samples from one or none.
 
     The answer is the same for all numbers but one, and a single sample cannot
     mix with others.

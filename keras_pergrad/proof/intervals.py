@@ -334,7 +334,7 @@ def _reaches_owners(op, ids, owners, *, run_length, samples):
             offsets = offsets + np.asarray(number, np.int64)
     shape = ids.shape.as_list()
     offsets = np.broadcast_to(offsets, shape).ravel()
-    # How many indices share a block is not told: what fits the shape is tried.
+    # How many indices share a block is not known: what fits the shape is tried.
     for run in [int(np.prod(shape[axes:])) for axes in range(1, 6)] + [
         run_length
     ]:

@@ -174,8 +174,8 @@ class OpenLengths:
         """Whether the product of sizes is a multiple of that of others.
 
         This must hold for all lengths, so the known parts of the products and
-        the open ones are compared apart. `are_same`: the divisors are products
-        of the very sizes among the dividends.
+        the open ones are compared separately. `are_same`: the divisors are
+        products of the very sizes among the dividends.
         """
         if not self.units:
             return True

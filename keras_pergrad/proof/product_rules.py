@@ -49,7 +49,7 @@ def contraction(op, types):
         if isinstance(labelling, str):
             raise Untyped(labelling)
         labels, target = labelling
-    # Samples stay apart if all inputs have them under one label.
+    # Samples stay separate if all inputs have them under one label.
     sample_labels, layouts, flags = set(), set(), 0
     for term, input_type in zip(labels, types):
         flags |= input_type.flags

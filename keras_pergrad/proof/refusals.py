@@ -68,7 +68,7 @@ class StepRefusals:
                 yield layer, ValueError(messages.mixes_by_chance(layer))
 
     def _use_refusals(self, candidate, use_types):
-        """Refuse a use whose samples are mixed, or no longer apart."""
+        """Refuse a use whose samples are mixed, or no longer separate."""
         pairs = [
             (output, cotangent)
             for output, cotangent in zip(
@@ -136,7 +136,7 @@ class StepRefusals:
                     yield layer, proof.origin.error(text, op.name)
 
     def _misplaced_refusals(self, candidate, pairs):
-        """Refuse a use where the samples are no longer apart."""
+        """Refuse a use where the samples are no longer separate."""
         # A single sample has no other.
         misplaced = next((pair for pair in pairs if _is_misplaced(*pair)), None)
         if misplaced is None or self._proof.types.number in (0, 1):

@@ -24,7 +24,7 @@ def has_no_axis(input_type):
 
 @type_rule("Reshape", inputs=0)
 def reshape(op, types):
-    """Keep the samples apart, if no axis has parts of several."""
+    """Keep the samples separate, if no axis has parts of several."""
     input_type = types[0]
     if has_no_axis(input_type):
         return input_type

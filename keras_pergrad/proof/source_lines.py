@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-#: Where code is that no user has written, besides packages that begin so.
+#: Beginnings of the paths of code that no user has written (keras_hub, too).
 _LIBRARIES = (
     os.path.dirname(os.path.abspath(tf.__file__)) + os.sep,
     os.path.dirname(os.path.abspath(keras.__file__)),

@@ -340,7 +340,7 @@ def _follows_sample_count(op, n, rule):
 
     It does if the op joins entries along an axis as long as the samples are
     many: ones have a sum that follows that number, whatever the samples are.
-    Its type rule tells whether the op would keep samples apart there.
+    Its type rule says whether the op would keep samples separate there.
     """
     if any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
         # A list holds what is put into it as it is.

@@ -1,4 +1,4 @@
-"""The proof that a step keeps its samples apart, from the types of its ops."""
+"""The proof, by the types of its ops, that a step keeps samples separate."""
 
 import dataclasses
 import functools
@@ -311,7 +311,7 @@ def _known(tensors):
 
 
 def _rule_inputs(call, graph):
-    """Return what a rule takes besides the tensors that it watches."""
+    """Return what a rule takes in addition to the tensors that it watches."""
     return [
         t
         for t in tf.nest.flatten(call.inputs)

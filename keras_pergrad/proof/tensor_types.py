@@ -21,7 +21,7 @@ from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof.messages import UNEQUAL
 from keras_pergrad.proof.op_facts import FACTS
 
-#: What entries depend on besides their own sample, and how.
+#: What entries depend on in addition to their own sample, and how.
 TRAINED = 1  # on trainable weights
 VALUES = 2  # on values of the batch, not only on masks and sample weights
 DIVIDED = 4  # on sums of the masks or weights of all samples, as factors

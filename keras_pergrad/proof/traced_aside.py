@@ -82,7 +82,7 @@ class StepFindings:
 
 
 def refusals(traced, repeated=None, once=False, *, values=None, alone=False):
-    """Return the errors that tell why samples cannot be told apart.
+    """Return the errors that say why samples cannot be kept separate.
 
     Args:
         traced: the step, in which nothing was traced yet.

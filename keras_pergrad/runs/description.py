@@ -34,7 +34,7 @@ from keras_pergrad.keras_internals.state.saved import (
 )
 from keras_pergrad.runs.run_info import RunInfo
 
-# Entries that only tell layers of equal function apart, say how they were
+# Entries that only distinguish layers of equal function, say how they were
 # initialised, or are described elsewhere.
 _NOT_SETTINGS = {
     "name",
@@ -280,6 +280,6 @@ def _versions():
 
 
 def _machine():
-    """Return a hash that tells machines apart without naming them."""
+    """Return a hash that distinguishes machines without naming them."""
     text = f"{uuid.getnode()} {platform.machine()} {platform.system()}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -59,7 +59,7 @@ class Effect:
 
     @property
     def compared(self) -> bool:
-        """Whether the runs that share a step tell chance from an effect."""
+        """Whether runs that share a step distinguish an effect from chance."""
         if math.isnan(self.distance) or self.reference is None:
             return not math.isnan(self.distance)
         is_tested = self.probability is not None

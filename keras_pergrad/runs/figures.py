@@ -13,7 +13,7 @@ class Figure:
         unit: its unit; empty: it has none.
         instrument: the instrument that reads it; None: every reading has it
             where it is defined.
-        needs: what of a measurement the instrument is made of, besides the
+        needs: what of a measurement the instrument needs in addition to the
             mean gradient: "samples": the norms of the samples' gradients;
             "dots": their products with the mean; "weights": squares by weight;
             "units": squares by unit of a layer; "along": losses and slopes

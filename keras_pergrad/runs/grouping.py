@@ -2,7 +2,7 @@
 
 Two runs are *repeats* if they share the seed, the kind of device and machine,
 the versions, the gradient mode, the optimizer and `_REPEAT_SETTINGS`: only
-nondeterminism can tell them apart. Runs of different seeds, or of unknown ones,
+nondeterminism makes them differ. Runs of different seeds, or of unknown ones,
 are *independent*.
 """
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from keras_pergrad.common.arguments import require_one_of
 
-# What `by` may name besides the runs' own tags.
+# What `by` may name in addition to the runs' own tags.
 FIELDS = ("device", "seed", "machine", "mode")
 NO_VALUE = "(none)"
-# Fields that tell runs apart where seeds and tags do not.
+# Fields that distinguish runs where seeds and tags do not.
 _LABEL_FIELDS = (
     "device",
     "mode",
@@ -96,10 +96,10 @@ def group_labels(infos, by):
 
 
 def short_names(infos):
-    """Name each run by what tells it apart: seed, tags, and what else must."""
+    """Name each run by what distinguishes it: seed, tags, other fields."""
     names: list[tuple[str, ...]] = [()] * len(infos)
     tags = _tag_names(infos)
-    # A field is added where it tells more runs from each other.
+    # A field is added where it distinguishes more runs.
     for field in ("seed", *tags, *_LABEL_FIELDS):
         parts = [_short_label(info, field, field in tags) for info in infos]
         longer: list[tuple[str, ...]] = [

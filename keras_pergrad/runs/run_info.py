@@ -40,7 +40,7 @@ class RunInfo:
         loss: one dict a compiled loss, or None.
         precision: the layers' dtype policy by name, or a list of them.
         jit_compile, run_eagerly: how the training step is run.
-        op_determinism: whether TensorFlow was told to be deterministic.
+        op_determinism: whether TensorFlow was set to be deterministic.
         batch_size, steps_per_epoch: of `fit`; None where it is not known.
         tags: the user's labels for the run, for grouping.
         created: seconds since 1970.

@@ -47,7 +47,7 @@ class Stopwatch:
     """The stopwatch of one model, shared by all callbacks that watch it.
 
     Attributes:
-        listeners: What has a method `call_failed()`, to be told of errors.
+        listeners: Objects whose method `call_failed()` is called on errors.
         iterators: For each of `SLOTS` a function that returns the iterator
             used last, if any.
     """

@@ -92,7 +92,7 @@ def checked(trackers):
 
 
 class GuardedTrackers:
-    """Passes on what trackers are told, and says once why one fails."""
+    """Passes each call on to all trackers, and says once why one fails."""
 
     def __init__(self, trackers, report):
         self._active, self._report = list(trackers), report

@@ -50,7 +50,7 @@ class RuleCall:
         layer: the layer.
         rule: its `Rule`.
         ops: the ops that were created in the call, a tuple.
-        inputs: what the rule needs besides the gradients.
+        inputs: what the rule needs in addition to the gradients.
         watched: the tensors whose gradients it needs.
     """
 
@@ -247,8 +247,8 @@ class TracedStep:
         training: whether its layers are called for training.
         loss: `loss(model, x, y, y_pred, sample_weight, training)`, the loss
             of a trace aside; default: the compiled one.
-        refuse: `refuse(layer or None, error)` is told of each layer without
-            per-sample gradients; default: the error is raised.
+        refuse: `refuse(layer or None, error)` is called for each layer
+            without per-sample gradients; default: the error is raised.
 
     Example:
 

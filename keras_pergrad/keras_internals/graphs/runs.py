@@ -166,7 +166,7 @@ def run_training_step(model, data, spec=None, **settings):
 def executions(trace):
     """Yield (device, op type, statistics) of each time a node of a run ran."""
     # `trace` is the `RunMetadata` of `GraphCopy.run`. Nodes of functions that
-    # are not inlined are told by their labels alone.
+    # are not inlined are known by their labels alone.
     types = {
         node.name: node.op
         for part in trace.partition_graphs

@@ -212,7 +212,7 @@ class _WithoutGradient:
 
 def regularization_gradients(variables, weights=None):
     """Return the regularisers' gradient at each variable, or None."""
-    # A regulariser may read variables besides its own: the tape watches all.
+    # A regulariser may also read other variables: the tape watches all.
     # `weights`: id of a variable → the factor of its penalty, or None to leave
     # it out.
     penalized = [

@@ -37,7 +37,7 @@ def loops_instead(layers):
     """Let layers run their loops where Keras would call cuDNN.
 
     cuDNN's op takes the samples of all steps at once and says nothing of how
-    it keeps them apart.
+    it keeps them separate.
     """
     with contextlib.ExitStack() as stack:
         for layer in filter(_uses_cudnn, layers):
