@@ -145,7 +145,7 @@ class Aggregation(Configured, PreparesFit):
         return {}
 
     def observe(self, norms: tf.Tensor, state: Any) -> None:
-        """Take in the norms of a batch, before its update is finished.
+        """Record the norms of a batch, before its update is finished.
 
         Args:
             norms: of all samples of the batch, as for `weights`.
@@ -155,16 +155,16 @@ class Aggregation(Configured, PreparesFit):
     def require_fit(
         self, model: keras.Model, received: str, is_step: bool = False
     ) -> None:
-        """Refuse training that no `fit` has asked for, if need be.
+        """Refuse training outside of `fit`, if the aggregation needs one.
 
         Args:
             model: the compiled model.
-            received: what asks for it, in words.
-            is_step: whether it is what a running `fit` asks for.
+            received: what starts the training, in words.
+            is_step: whether it is a step, which a running `fit` may take.
         """
 
     def make_state(self, before: Any = None) -> Any:
-        """Make the state that one model keeps from step to step, or None.
+        """Create the state that one model keeps from step to step, or None.
 
         It becomes the `aggregation_state` of a model at compile() and is
         passed to `finish`. The aggregation itself never changes, since several
@@ -185,7 +185,7 @@ class Aggregation(Configured, PreparesFit):
 
 
 class Mean(Aggregation):
-    """The ordinary gradient: every sample counts the same.
+    """The ordinary gradient: every sample has the same weight.
 
     By name `"mean"`. It takes no arguments, computes no norms and logs nothing.
 
@@ -235,7 +235,7 @@ def register_aggregation(name: str) -> Callable[[Class], Class]:
     """Register an `Aggregation` subclass under `name`; a class decorator.
 
     Args:
-        name: what `aggregation=` and saved models call it.
+        name: its name in `aggregation=` and in saved models.
 
     Raises:
         TypeError: the class is no `Aggregation`.
@@ -302,7 +302,7 @@ def spread_statistics(norms, squared_sums, n):
 
 @dataclasses.dataclass(frozen=True)
 class GradientStatistics:
-    """How the gradients of a batch's samples spread around their mean.
+    """How the gradients of a batch's samples vary around their mean.
 
     Attributes:
         samples: how many samples there were, n.
@@ -340,7 +340,7 @@ class GradientStatistics:
     def of(
         cls, squared_norms: tf.Tensor, squared_mean: tf.Tensor
     ) -> "GradientStatistics":
-        """Make the statistics from ‖g_i‖², (n,), and ‖ḡ‖²."""
+        """Compute the statistics from ‖g_i‖², (n,), and ‖ḡ‖²."""
         size: Any = squared_norms.shape[0]
         n = int(size)
         norm = float(tf.sqrt(squared_mean))

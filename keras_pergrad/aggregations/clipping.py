@@ -54,7 +54,7 @@ class ClippedMean(Aggregation):
         seed: an integer makes the noise repeatable: each model starts at its
             beginning. The position in the noise belongs to the compiled model
             and is saved with its weights. After a restart, or another
-            compile(), training goes on with noise not used before.
+            compile(), training continues with noise not used before.
         per: what each norm covers: "model", all trainable variables; "layer",
             those of one layer; "variable", one variable. Each of G groups is
             clipped to clip_norm / √G, so the whole has at most the norm

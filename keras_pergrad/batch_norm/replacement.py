@@ -234,7 +234,7 @@ def _weights_of(model):
 
 
 def _copy_state(layer, copy):
-    """Copy what a layer holds beside its weights."""
+    """Copy what a layer holds in addition to its weights."""
     if hasattr(layer, "save_assets") and not is_only_layers(layer):
         with tempfile.TemporaryDirectory() as folder:
             layer.save_assets(folder)

@@ -30,7 +30,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class CheckRow:
-    """One way to compute the gradient.
+    """One way to compute the gradient, and how it compares.
 
     Attributes:
         mode: the gradient mode.

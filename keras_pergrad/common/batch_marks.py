@@ -8,7 +8,7 @@ _NUMBERS, _X = "keras_pergrad_numbers", "x"
 
 
 def with_numbers(x, numbers):
-    """Return the inputs with the number of each sample beside them."""
+    """Return the inputs together with the number of each sample."""
     return {_NUMBERS: numbers, _X: x}
 
 

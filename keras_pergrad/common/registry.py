@@ -112,7 +112,7 @@ class Configured(NamedArguments):
     always_shown: tuple[str, ...] = ()
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make another one like it."""
+        """Return the arguments that create another object like it."""
         return {}
 
     @classmethod

@@ -22,7 +22,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class VariableRow:
-    """How the per-sample gradients of one variable are found.
+    """How the per-sample gradients of one variable are computed.
 
     Attributes:
         path: the variable's path.
@@ -33,8 +33,8 @@ class VariableRow:
         held_bytes: what the norms hold at their peak, in addition to the
             layer's input and output gradient; None if a shape is not known.
         shared: whether it is used several times; the uses are then joined.
-        ops: for each use the type of the op in which it meets the data, or
-            the class of the layer whose rule serves it.
+        ops: for each use the type of the op that combines it with the data, or
+            the class of the layer whose rule supports it.
     """
 
     path: str
@@ -64,7 +64,7 @@ class VouchedOp:
 
 @dataclasses.dataclass(frozen=True)
 class LayerRow:
-    """How one weight-owning layer is served.
+    """How one layer with weights is supported.
 
     Attributes:
         layer: its name.
@@ -105,12 +105,12 @@ class Explanation:
 
     Attributes:
         model: the model's name.
-        batch_size: the number of samples that it was asked for.
+        batch_size: the number of samples that was given to `explain`.
         jit_compile: whether the step would be compiled by XLA.
-        rows: a `LayerRow` for each weight-owning or refused layer.
+        rows: a `LayerRow` for each layer that has weights or is refused.
         split: what `Accumulated` does with a batch, where the model is
             compiled with it; else None.
-        ops: how many ops of the forward and the backward pass were looked at.
+        ops: how many ops of the forward and the backward pass were examined.
         vouched: a `VouchedOp` for each that the user vouches for.
         products: what is lost of products, where a GPU makes them of fewer
             bits than the model has; else None.
@@ -190,7 +190,7 @@ class Explanation:
 
     @property
     def held_bytes(self) -> int:
-        """What the norms hold in total, where the shapes tell."""
+        """What the norms hold in total, where the shapes are known."""
         return sum(v.held_bytes or 0 for v in self._variables())
 
     def as_dicts(self) -> list[dict[str, Any]]:

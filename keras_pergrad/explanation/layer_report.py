@@ -88,7 +88,7 @@ def explain(
         TypeError: `model` is no `keras.Model`.
         ValueError: `batch_size` is not positive, the inputs are unknown, or the
             model has no `call` (a GAN, for example): explain its parts. Its
-            `compute_gradients` looks at the whole step when training begins.
+            `compute_gradients` examines the whole step when training begins.
 
     Example:
 

@@ -61,7 +61,7 @@ class StepMemory:
         rise: the peak, less what is held before the first step.
         process: what the process that asked has resident, or holds of the
             GPU's memory; None: the system does not say (not Linux).
-        device: the GPU that it was measured on; None: the CPU.
+        device: the GPU on which it was measured; None: the CPU.
     """
 
     batch_size: int

@@ -38,7 +38,7 @@ class MemoryFit:
         memory: the bytes that were given.
         step: the `StepMemory` for that size; where nothing fits, for one
             sample.
-        at_most: the size up to which was looked.
+        at_most: the largest size that was considered.
         limit: what limits the size, such as "the memory of the step".
     """
 
@@ -85,8 +85,8 @@ def what_fits(
 ) -> MemoryFit:
     """Find the largest batch, or microbatch, whose step fits into memory.
 
-    By trying sizes: a copy of the model runs three steps of each, and their
-    peak is measured, as `StepMemory` tells. On a CPU each size takes some
+    It tries sizes: a copy of the model runs three steps of each, and their
+    peak is measured, as in `StepMemory`. On a CPU each size takes some
     seconds, since it runs in a process of its own, which ends when it takes
     more than there is. The peak is that of this process: what it holds now,
     and the rise of such steps. The result is exact to about 6 %.
@@ -105,7 +105,7 @@ def what_fits(
             largest microbatch. Default: what the model was compiled with, or
             `Vectorized(ClippedMean(1.0))` instead of "batch".
         batch_size: the number of samples that microbatches are taken from.
-        at_most: the size beyond which none is tried.
+        at_most: the largest size that is tried.
 
     Returns:
         A `MemoryFit`, which prints as one line. Its `size` is a number of

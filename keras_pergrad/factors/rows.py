@@ -39,7 +39,7 @@ class Rows(SampleGradients):
         shape: the table's shape, (vocabulary, d).
         whole: the variable's shape, where its rows have several axes.
         method: how equal ids are found, one of `METHODS`; default: tables of
-            fewer rows than positions are written out ("whole"), of others a
+            fewer rows than positions are written out ("whole"); for others a
             hash table has the ids ("unique"). XLA has none, and on a CUDA
             card it takes tens of ops, some of which the host waits for:
             there, a small vocabulary has a table of places ("table"), few

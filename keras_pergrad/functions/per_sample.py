@@ -36,7 +36,7 @@ def per_sample_gradients(
     batch_size: int | None = None,
     verbose: int | bool = 1,
 ) -> list[tf.Tensor | None]:
-    """Return the gradient of every sample.
+    """Return the gradient of each sample.
 
     Their mean over a batch is the ordinary gradient of the compiled loss,
     without weight regularisers, which belong to no sample. The model is left
@@ -183,7 +183,7 @@ def gradient_statistics(
     verbose: int | bool = 1,
     per_variable: bool = False,
 ) -> Any:
-    """Measure how the samples' gradients spread around their mean.
+    """Measure how the samples' gradients vary around their mean.
 
     It uses norms alone and need not hold an array of all per-sample gradients.
     Regularisers, which belong to no sample, are left out.

@@ -119,11 +119,11 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
             `gradient_task_conflicts`, the share of pairs of losses whose
             gradients have a negative cosine over the weights that both use, and
             `gradient_task_cosine_a_b` of each pair. `ByTask` trains by them.
-        trackers: `kpg.trackers` that each reading is written to.
+        trackers: the `kpg.trackers` to which each reading is written.
 
     Attributes:
         readings: one `runs.Reading` per measurement of the last `fit`.
-        steps: the number of updates before each of them.
+        steps: the number of updates before each measurement.
         advice: with instruments, what the last `fit` advises: a list of
             `callbacks.HealthAdvice`, faults first.
         conflicts: with `by_task`, one `callbacks.TaskConflicts` per measurement

@@ -11,7 +11,7 @@ class HealthAdvice:
     Attributes:
         name: which one, such as "rate_too_high"; it stays the same.
         text: what was measured, and what to do.
-        figures: the numbers that it rests on.
+        figures: the numbers on which it is based.
         layer: the path of the layer that it is about, or None.
         is_fault: whether something is wrong; else training is sound, and
             could be cheaper.

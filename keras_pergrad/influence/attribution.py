@@ -60,7 +60,7 @@ class Top(NamedTuple):
 
 
 class Influence(NamedArguments):
-    """Which training samples made a prediction, helped or hurt.
+    """Scores of training samples: which of them helped or hurt a prediction.
 
     The score of training sample j for test sample t is
 
@@ -120,9 +120,9 @@ class Influence(NamedArguments):
             of arrays, the own batches of a data set. A loss that divides by
             what a batch holds (its masks) does so in these batches of training
             samples; a test sample then counts as a batch of its own.
-        projection_size: how many numbers a sample's gradient becomes for
-            "projected", at most.
-        seed: of the random signs, and of the projections.
+        projection_size: for "projected", to how many numbers a sample's
+            gradient is projected, at most.
+        seed: the seed of the random signs and of the projections.
         verbose: whether to show progress bars.
 
     Raises:
@@ -214,7 +214,7 @@ class Influence(NamedArguments):
             of: "loss"; or "prediction": of the class that the model (with its
                 weights of now) takes the test sample for, or of the output of
                 a regression. Then `y_test` and `sample_weight` stay None, and
-                those of a data set are not looked at.
+                those of a data set are ignored.
 
         Returns:
             An array (tests, n). Of a loss, in its unit; positive: leaving out
@@ -321,12 +321,12 @@ class Influence(NamedArguments):
         Scores of the same test samples are not computed again.
 
         Args:
-            path: of the file.
+            path: the file to write.
             x_test, y_test: as for `scores`; a handful of samples.
             k: how many helpful, and harmful, training samples of each test.
             class_names: the names of the classes that targets count; None:
                 their numbers.
-            show: `show(x)` makes of one sample what is shown: a text, an
+            show: `show(x)` returns what is shown of one sample: a text, an
                 image (height, width[, 1 or 3]), numbers, or a dict of these.
                 None: the sample itself.
             of: as for `scores`. With "prediction", `y_test` is only shown.
@@ -386,7 +386,7 @@ class Influence(NamedArguments):
         checkpoints).
 
         Args:
-            path: of the store, a directory.
+            path: the directory of the store.
             shard: (i, of): the chunks of shard i of so many, from 0.
 
         Returns:
@@ -438,7 +438,7 @@ class Influence(NamedArguments):
         """Open a store that `save` has built; its rows stay on disk.
 
         Args:
-            path: of the store.
+            path: the directory of the store.
             model: the model, compiled and built, with the same weights.
             damping: as for `Influence`.
             checkpoints: the same files as when it was built.

@@ -75,15 +75,15 @@ def fisher(
         model: a compiled `keras.Model`, a PerGradModel or not.
         x, batch_size, verbose: as for `per_sample_gradients`. Labels that are
             drawn depend on the seed and on the batches.
-        y: the targets; with `labels="sampled"` they are not looked at.
+        y: the targets; with `labels="sampled"` they are ignored.
         sample_weight: (n,), not negative: how often a sample counts; or None.
-        kind: "diagonal", or "kfac": Kronecker products of the weights that
-            meet the data in matrix products and convolutions (`Kronecker`).
-        labels: "sampled", or "data": those of `y`. With it any loss serves: a
-            sample's part of a loss without a known distribution, times n if
-            it is a mean over the samples, is taken as −log p.
+        kind: "diagonal", or "kfac": Kronecker products, of the weights used
+            by matrix products and convolutions (`Kronecker`).
+        labels: "sampled", or "data": those of `y`. With "data" any loss is
+            supported: a sample's term of a loss without a known distribution,
+            times n if it is a mean over the samples, is taken as −log p.
         draws: how many labels are drawn for a sample; each costs a pass.
-        seed: of the draws.
+        seed: the seed of the draws.
         training: whether layers such as Dropout act as in training.
 
     Returns:

@@ -30,7 +30,7 @@ from keras_pergrad.influence.value_reader import (
 
 
 class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
-    """Values each training sample by what it did to the validation loss.
+    """Values each training sample by its effect on the validation loss.
 
     In each step the validation loss falls by about ⟨update, its gradient⟩.
     Each sample of the batch is credited with its part of that, while the
@@ -70,9 +70,9 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
     ```
 
     The values are saved with the weights of the model (its `value_state`). So
-    `BackupAndRestore`, or `load_weights` and `fit(initial_epoch=...)`, goes on
-    where those weights were: nothing is lost or counted twice. Any other
-    `fit` begins with zeros.
+    `BackupAndRestore`, or `load_weights` and `fit(initial_epoch=...)`,
+    continues where those weights were: nothing is lost or counted twice. Any
+    other `fit` begins with zeros.
 
     A sample whose gradient is not finite has no value in that step.
 
@@ -80,24 +80,24 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         validation_data: (x, y) or (x, y, sample_weight), arrays: one batch,
             called in each step with training=False, for the compiled loss
             without weight regularisers.
-        ids: one id a sample, (samples,), of any type, or how many samples
-            there are; None: the row numbers of the arrays given to `fit`.
+        ids: one id for each sample, (samples,), of any type, or the number of
+            samples; None: the row numbers of the arrays given to `fit`.
         order: 1, or 2: with the Hessian, which costs about two further
             backward passes of the validation data.
         every: after how many steps the validation gradient is computed anew;
             between, the last one stands for it. `order=2` needs 1.
-        projection: to how many numbers gradients are projected at random;
-            then the values are unbiased estimates, for less time. Weights for
-            which that saves no time, such as those that meet few positions,
-            keep their exact part. None: all is exact.
-        seed: of the projections.
+        projection: the number of entries to which gradients are projected at
+            random; the values are then unbiased estimates, and take less time.
+            Weights for which that saves no time, such as those used at few
+            positions, keep their exact part. None: all is exact.
+        seed: the seed of the projections.
 
     Attributes:
         ids: the samples' ids, (samples,).
 
     Raises:
         ValueError: an argument is out of range, or (in `fit`) the model, its
-            mode or its optimizer is not served, the ids do not fit to the
+            mode or its optimizer is not supported, the ids do not fit the
             data, or data sets have no numbers.
         tf.errors.InvalidArgumentError: a number is that of no id; no weight
             has changed by that batch.
@@ -152,7 +152,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
 
     @staticmethod
     def with_numbers(x: Any, numbers: Any) -> dict[str, Any]:
-        """Return the inputs with the number of each sample beside them.
+        """Return the inputs together with the number of each sample.
 
         A data set gives it in place of x; the model does not see the numbers.
 

@@ -66,9 +66,9 @@ def input_gradients(
     """Compute gradients of outputs, or of the loss, with respect to inputs.
 
     For saliency maps, Jacobians, adversarial examples, second derivatives.
-    They are those of `tf.GradientTape.batch_jacobian`, but inputs and results
-    need not fit in memory. One function, traced once per call, computes them
-    chunk by chunk, while the next chunk is read. The model is called as in
+    The results equal those of `tf.GradientTape.batch_jacobian`, but inputs and
+    results need not fit in memory. One function, traced once per call, computes
+    them chunk by chunk, while the next chunk is read. The model is called as in
     `predict` (`training=False`), and each sample is treated separately.
 
     Args:

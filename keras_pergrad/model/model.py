@@ -134,7 +134,7 @@ def _require_subclass(model_class, arguments):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class PerGradModel(FitHooks, keras.Model):
-    """A `keras.Model` whose train step can look at every sample's gradient.
+    """A `keras.Model` whose train step can use every sample's gradient.
 
     Use it like `keras.Model`: with inputs and outputs, or subclassed. It adds
     `compile(gradient_mode=...)`:

@@ -180,26 +180,26 @@ class Accumulated(GradientMode):
     optimizer is called once per update: its `iterations`, schedules, moving
     averages, weight decay, constraints, clipping and loss scale count updates.
 
-    Metrics are updated microbatch by microbatch; a `compute_metrics` of one's
-    own gets the joined outputs of the batch, if each sample has a row. Random
+    Metrics are updated microbatch by microbatch; a custom `compute_metrics`
+    gets the joined outputs of the batch, if each sample has a row. Random
     layers draw new numbers for each, and BatchNormalization uses the
     statistics of each.
 
     Args:
-        steps: after how many batches the optimizer is called; with `steps=3`,
-            batches of 4, 4 and 2 train like one batch of 10.
+        steps: the number of batches for each call of the optimizer; with
+            `steps=3`, batches of 4, 4 and 2 train like one batch of 10.
         microbatch_size: how many samples of a batch go through the model at a
             time; it sets the memory of a step. None: the batch stays whole,
             so BatchNormalization sees all of it; with `steps=1` this is what
             `inner` does by itself, in the same memory.
-        inner: how a microbatch's gradient is found: "batch", or a mode with
+        inner: how a microbatch's gradient is computed: "batch", or a mode with
             an aggregation, "vectorized", "per_sample" or "by_task" (name,
             object or config dict). With `ClippedMean` the whole is a virtual
             batch: clipped per sample, summed, noise added once per update.
             "by_task" sums each task's gradient, and aggregates once per update.
         tail: what happens to batches that wait for an update when an epoch of
-            `fit` ends: "apply" updates with these alone, "keep" goes on in the
-            next epoch or `fit`, "drop" discards them. Where a `fit` was
+            `fit` ends: "apply" updates with these alone, "keep" holds them for
+            the next epoch or `fit`, "drop" discards them. Where a `fit` was
             interrupted, or `train_on_batch` was called before, batches wait
             when the next `fit` begins: only "keep" uses them, else they are
             discarded.

@@ -27,7 +27,7 @@ from keras_pergrad.uses import function_cache
 
 @dataclasses.dataclass
 class PartialSums:
-    """What a mode supplies for a part of a batch.
+    """What a mode returns for a part of a batch.
 
     Attributes:
         y_pred: the model's outputs for the part.
@@ -35,7 +35,7 @@ class PartialSums:
             gradient of the whole batch, unscaled, one per trainable variable
             (None: no gradient).
         norms: of the part's per-sample gradients, (n,) or (n, groups); None
-            where they are not looked at.
+            where they are not needed.
         plain: the sums of the finite contributions before they are weighted,
             where the statistics need them and `gradients` are others.
         squared_sums: the squared norms of `plain`, instead of it, where the
@@ -127,7 +127,7 @@ class GradientMode(Configured):
     microbatch_size: int | None = None
 
     def partial_sums(self, model: Any, part: Any) -> PartialSums:
-        """Return the sums of a part of a batch; `step` does all else.
+        """Return the sums of a part of a batch; `step` does everything else.
 
         A sample's contribution is the gradient of `part.target` through its
         rows. Contributions add up to the gradient of the batch; times `part.n`
@@ -143,7 +143,7 @@ class GradientMode(Configured):
         )
 
     def step(self, model: Any, x: Any, y: Any, sample_weight: Any) -> Step:
-        """Find the gradients of one batch.
+        """Compute the gradients of one batch.
 
         Args:
             model: the compiled `PerGradModel`.
@@ -268,7 +268,7 @@ def register_gradient_mode(name: str) -> Callable[[Class], Class]:
     """Register a `GradientMode` subclass under `name`; a class decorator.
 
     Args:
-        name: what `gradient_mode=` and saved models call it.
+        name: its name in `gradient_mode=` and in saved models.
 
     Raises:
         TypeError: the class is no `GradientMode`.

@@ -41,7 +41,7 @@ from keras_pergrad.modes.sums import plus, times
 
 @dataclasses.dataclass
 class Step:
-    """What a mode gives for one batch.
+    """What a mode returns for one batch.
 
     Attributes:
         loss: the scalar loss of the batch, unscaled, regularisers included;

@@ -25,7 +25,7 @@ from keras_pergrad.modes.step_options import StepOptions
 
 @dataclasses.dataclass
 class StepSamples:
-    """The samples of a batch that is trained on, before its update.
+    """The samples of a training batch, before its update.
 
     n samples. They exist in the graph of the step only.
 

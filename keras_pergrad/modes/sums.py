@@ -301,7 +301,7 @@ def plus(first, second):
 
 @dataclasses.dataclass
 class PartOfBatch:
-    """What a mode must know of a batch when it sees only a part.
+    """What a mode must know about a batch when it sees only a part of it.
 
     Attributes:
         model: the compiled model.

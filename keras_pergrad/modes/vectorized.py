@@ -181,7 +181,7 @@ def sample_gradients(
 ) -> tuple[Any, list[SampleGradients | None]]:
     """Return the outputs for a part of a batch, and its samples' gradients.
 
-    For a mode of your own that does with the gradients of samples what no
+    For a custom mode that does with the gradients of samples what no
     `Aggregation` can; it sets `needs_graph = True`. Its gradients have no
     weight regularisers and no loss scale, which are added afterwards.
 

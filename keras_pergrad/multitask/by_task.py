@@ -67,10 +67,10 @@ class ByTask(GradientMode):
         aggregation: a `GramianAggregation`, "mean" (plain training, with the
             logs below), a name or a config dict. None: `UPGrad()`.
         losses: which losses are the tasks. None: every compiled loss. A list
-            of names, or a dict of the name of a task to a name or to a list of
-            names, whose losses are added up. A compiled loss is named as in the
-            logs of `fit`, without "_loss": by its output. "add_loss/encoder" is
-            what the layer "encoder" gives to `add_loss`.
+            of names, or a dict from the name of a task to a name or to a list
+            of names, whose losses are added up. A compiled loss has its name in
+            the logs of `fit`, without "_loss": that of its output.
+            "add_loss/encoder" is what the layer "encoder" passes to `add_loss`.
 
     | in the logs | is |
     |---|---|

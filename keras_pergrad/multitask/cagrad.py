@@ -27,7 +27,7 @@ TOLERANCE, FINAL_TOLERANCE = 1e-12, 1e-6
 
 
 class CAGrad(GramianAggregation):
-    """Within a ball around the mean, the best for the loss that gains least.
+    """The gradient near the mean that most helps the loss that gains least.
 
     ```
     g = argmax_d min_i ⟨g_i, d⟩,   ‖d - ḡ‖ ≤ c ‖ḡ‖
@@ -41,9 +41,9 @@ class CAGrad(GramianAggregation):
 
     Args:
         c: the radius of the ball, in lengths of the mean.
-        norm_eps: for c ≥ 1, where nothing improves every loss all weights are
-            0. That is so where the convex combination that the dual of the
-            program finds is shorter than this share of its parts' lengths.
+        norm_eps: for c ≥ 1, if nothing improves every loss, all weights are
+            0. That is so if the convex combination that solves the dual of the
+            program is shorter than this share of its terms' lengths.
 
     The dual, min_w ⟨ḡ, g_w⟩ + c ‖ḡ‖ ‖g_w‖ over convex combinations g_w, is
     solved to rounding, in the graph: for each value of the multiplier of Σ w =

@@ -15,7 +15,7 @@ MIN_CHANGE = 1e-10
 
 
 class GeometricMedian(GramianAggregation):
-    """The point with the least sum of distances to all gradients.
+    """The point with the smallest sum of distances to all gradients.
 
     ```
     g ← Σ w_i g_i,   w_i ∝ 1 / max(‖g - g_i‖, smoothing · median of ‖g_j‖)
@@ -30,7 +30,7 @@ class GeometricMedian(GramianAggregation):
     Args:
         smoothing: distances count as at least this share of the median of all
             norms, which a few long gradients do not move. A Gramian in float32
-            tells no distance below about 3e-4 of the norms.
+            shows no distance below about 3e-4 of the norms.
         max_iterations: how many steps are taken at most. They end where no
             weight changes by more than 1e-10.
 

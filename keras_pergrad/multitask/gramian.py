@@ -27,7 +27,7 @@ class GramianAggregation(Aggregation):
     name gives it for J. (`PCGrad` alone adds gradients up, so that the
     aggregated gradient is Jᵀ w / m: see `adds_up`.)
 
-    A part c_i = g_i / m of the ordinary gradient, such as the contribution of
+    A term c_i = g_i / m of the ordinary gradient, such as the contribution of
     a sample to it or the gradient of a task's loss in a sum of losses, gets the
     factor m w_i, which `mean_weights` gives: 1 for each row, and the ordinary
     gradient, wherever an aggregation has nothing to change.
@@ -68,7 +68,7 @@ class GramianAggregation(Aggregation):
 
         Args:
             gramian: (m, m), symmetric, with the inner products of all rows. Its
-                type, float32 or float64, tells how exact they are; shipped
+                type, float32 or float64, shows how exact they are; shipped
                 aggregations compute in float64.
             present: (m,) booleans; where false, the row and column of the
                 Gramian are zero and the weight must be 0, and the others must

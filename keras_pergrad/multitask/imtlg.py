@@ -13,7 +13,7 @@ from keras_pergrad.multitask.spectrum import (
 
 
 class IMTLG(GramianAggregation):
-    """The combination that all gradients have the same part in.
+    """The combination in which all gradients have an equal share.
 
     ```
     v = G⁺ (‖g_1‖, …, ‖g_m‖)      G⁺ the pseudoinverse of the Gramian

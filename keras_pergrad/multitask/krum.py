@@ -12,7 +12,7 @@ from keras_pergrad.multitask.gramian import GramianAggregation
 
 
 class Krum(GramianAggregation):
-    """The mean of those gradients whose nearest neighbours are nearest.
+    """The mean of the gradients that are closest to their nearest neighbours.
 
     ```
     s_i = Σ of ‖g_i - g_j‖ over the m - n_byzantine - 2 nearest j ≠ i
@@ -27,7 +27,7 @@ class Krum(GramianAggregation):
 
     Args:
         n_byzantine: how many gradients may be anything.
-        n_selected: of how many gradients the mean is taken.
+        n_selected: how many gradients are averaged.
 
     Raises:
         ValueError: an argument is out of range.
@@ -56,7 +56,7 @@ class Krum(GramianAggregation):
 
     @property
     def fewest(self) -> int:
-        """How many gradients there must be."""
+        """The smallest number of gradients that it accepts."""
         return max(self.n_byzantine + 3, self.n_selected)
 
     def gramian_weights(

@@ -40,8 +40,9 @@ class MGDA(GramianAggregation):
             of the cosines below 1e-9 of their sum (1.2e-7 in float32) count
             as that, so that one solution is chosen where gradients depend on
             each other.
-        epsilon: the steps end with one shorter than it, as a share of the way.
-        max_iterations: how many steps are taken at most.
+        epsilon: the steps end with the first that is shorter than this share
+            of the way.
+        max_iterations: the maximum number of steps.
 
     The last two have no meaning with `exact=True`.
 

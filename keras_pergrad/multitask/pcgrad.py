@@ -14,7 +14,7 @@ STEP_COUNT = "steps"
 
 
 class PCGrad(GramianAggregation):
-    """Each gradient is projected on the normal planes of the others.
+    """Each gradient is projected onto the normal planes of the others.
 
     ```
     for each i:   d = g_i
@@ -28,13 +28,13 @@ class PCGrad(GramianAggregation):
     algorithm 1. A later projection may bring back a conflict with an earlier
     gradient. The weights are those of TorchJD: they add up the projections, so
     that they are 1 each without conflicts. In a gradient mode the rows are
-    therefore the parts of the ordinary gradient (`adds_up`), and the result is
+    therefore the terms of the ordinary gradient (`adds_up`), and the result is
     the mean of the projected gradients of the samples.
 
     The order is drawn anew for each i and each update, from the seed and the
-    number of the update alone, so a run can be repeated, and goes on after a
+    number of the update alone, so a run can be repeated, and continues after a
     restart as it would have. `gramian_weights` by itself takes the first
-    update's; `order(m)` tells it.
+    update's; `order(m)` returns it.
 
     By name `"pcgrad"`.
 

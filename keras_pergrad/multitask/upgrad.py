@@ -39,14 +39,14 @@ class UPGrad(GramianAggregation):
     Args:
         preference: m numbers p, the weights of the rows in the mean; None:
             1/m each. For tasks, whose number is known.
-        norm_eps: where the trace of the Gramian (the sum of the squared norms
-            of all rows) is below, nothing is projected.
-        reg_eps: added to the diagonal of the Gramian with the trace 1; it
-            makes the program have one solution where gradients depend on each
-            other, and lets small conflicts of about this share pass: among
-            them those with a gradient 100 times shorter than the longest. Give
-            1e-12, or scale the losses by `loss_weights`, where such a one
-            must not get worse.
+        norm_eps: if the trace of the Gramian (the sum of the squared norms of
+            all rows) is smaller, nothing is projected.
+        reg_eps: added to the diagonal of the Gramian with the trace 1, so that
+            the program has one solution even if gradients depend on each
+            other. Small conflicts of about this share are let pass, among them
+            those with a gradient 100 times shorter than the longest. If such a
+            loss must not get worse, pass 1e-12, or scale the losses by
+            `loss_weights`.
 
     `reg_eps` is that of TorchJD, whose `norm_eps` of 1e-4 makes the plain mean
     of small gradients, such as those of a loss in other units.

@@ -81,7 +81,7 @@ class AutomaticClippedMean(ClippedMean):
 
 
 class AdaptiveClippedMean(ClippedMean):
-    """The mean of clipped per-sample gradients; the clip follows a quantile.
+    """The mean of per-sample gradients, clipped at a quantile of their norms.
 
     ```
     b   ← ½ + (Σ_i (1[‖g_i‖ ≤ C] − ½) + N(0, count_noise²)) / n

@@ -105,7 +105,7 @@ _REFUSED = (
 def corrected(
     optimizer: keras.optimizers.Optimizer | str, *, gamma: float | None = None
 ) -> Any:
-    """Return an Adam that divides by the gradients' size, less the noise.
+    """Return an Adam whose second moment is corrected for the noise.
 
     ```
     v ← β₂ · v + (1 − β₂) · g²                     as in Adam
@@ -117,7 +117,7 @@ def corrected(
     the same for all weights: private Adam takes nearly the steps of SGD with
     momentum. The variance of the noise is known, so that it is subtracted
     (DP-AdamBC: Tang et al., arXiv 2312.14334). Each step of a `PerGradModel`
-    tells it, by clip norm, noise multiplier and batch size as they are at that
+    passes it, from the clip norm, noise multiplier and batch size of that
     step. With constant noise Φ̂ = (noise_multiplier · clip_norm / batch_size)².
     The variance is public: epsilon stays as it is.
 

@@ -51,7 +51,7 @@ class SearchResult:
         model: the trained model. Its ledger counts the whole search.
         private: the `PrivateTraining` that it was trained with.
         point: the hyper-parameters of the trial, name → value.
-        score: of the trial; with a private score, the one with noise.
+        score: the score of the trial; if it is private, the one with noise.
         plan: what the search spends, as it was printed before the training.
     """
 
@@ -124,7 +124,7 @@ def search(
         x, y, sample_weight: the protected examples, as for
             `PrivateTraining.batches`.
         folder: where trials are recorded. Called again after it was
-            interrupted, the search goes on with the same trials, draws and
+            interrupted, the search continues with the same trials, draws and
             noise, and has the same result; other arguments or other examples
             are refused. The folder must stay secret.
         epochs: how many epochs each trial trains for.
@@ -138,7 +138,7 @@ def search(
             Gaussian noise that is accounted for in each trial.
         score_noise: with `private_score`, the standard deviation of that
             noise, a number of examples.
-        distribution: of the number of trials.
+        distribution: the distribution of the number of trials.
         seed: an integer makes the search repeatable; keep it secret, or omit
             it.
         verbose: 1 prints what the search spends before anything is trained.

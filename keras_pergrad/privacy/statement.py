@@ -51,7 +51,7 @@ _NOT_COVERED = (
 
 
 class Statement(dict[str, Any]):
-    """The guarantee: to whom, on what assumptions, and what it leaves out.
+    """The guarantee: for whom, on what assumptions, and what it leaves out.
 
     As a dict it has the entries of `of`, for machines: the `clipping` of each
     of its `phases` is JSON. Printed, it is text, and so is
@@ -158,7 +158,7 @@ class Statement(dict[str, Any]):
         extra `keras-pergrad[plot]`; without it the page says so.
 
         Args:
-            path: of a file to write; None: nothing is written.
+            path: the file to write; None: nothing is written.
 
         Returns:
             The HTML; with a path, the path.

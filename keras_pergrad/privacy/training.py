@@ -34,7 +34,7 @@ from keras_pergrad.privacy.statement_words import describe_plan
 
 
 class PrivateTraining(NamedArguments):
-    """Training whose result tells little of any one example (DP-SGD).
+    """Training whose result reveals little about any one example (DP-SGD).
 
     One object gives the gradient mode, the batches and the callback, so that
     clipping, noise, sampling and accounting cannot disagree. It never changes,
@@ -62,8 +62,8 @@ class PrivateTraining(NamedArguments):
     Args:
         delta: the probability with which epsilon need not hold; less than
             1 / samples.
-        samples: how many samples there are; this number counts as public.
-        batch_size: how many of them a batch is expected to have.
+        samples: the number of samples in the data; it counts as public.
+        batch_size: the expected number of samples in a batch.
         target_epsilon: the budget. The noise is calibrated to it, unless
             `noise_multiplier` is given, and training stops before it is
             exceeded. None: epsilon follows from `noise_multiplier`.
@@ -104,9 +104,9 @@ class PrivateTraining(NamedArguments):
             have; from a user with more, that many are chosen at random.
         public_layers: names of layers, such as Normalization, that were
             adapted to public data.
-        continue_from: a privately trained model, whose training goes on here,
-            in this model or another one that begins with its weights. The noise
-            is calibrated so that both together stay within the budget.
+        continue_from: a privately trained model, whose training continues
+            here, in it or in a model that begins with its weights. The noise is
+            calibrated so that both together stay within the budget.
         augmentations: how many augmented views each example has in a step,
             together with `augment`. The example's loss, and so its gradient,
             is the mean over its views, and is clipped once (De et al., arXiv
@@ -118,9 +118,9 @@ class PrivateTraining(NamedArguments):
             time, while data are prepared; `evaluate` and `predict` do not
             call it. The seed, the number of the step and that of the example
             determine what it draws.
-        vouched: the name of the class of `clipping`, where it is one of your
-            own, of which nothing proves that it keeps each sample's gradient
-            within `clip_norm`. The statement says that you vouch for it.
+        vouched: the name of the class of `clipping`, if it is a custom class:
+            nothing proves that it keeps each sample's gradient within
+            `clip_norm`. The statement says that you vouch for it.
 
     Raises:
         ValueError: an argument is out of range.

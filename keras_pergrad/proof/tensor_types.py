@@ -104,7 +104,7 @@ class At:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """A sum over the samples, linear in each one's part.
+    """A sum over the samples, linear in each sample's term.
 
     The loss is one.
 
@@ -129,7 +129,7 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Divisor:
-    """A number that follows sums of masks and sample weights.
+    """A number that depends on sums of masks and sample weights.
 
     A loss may be divided by it.
 
@@ -325,14 +325,14 @@ def type_rule(*names, inputs):
     A rule is `rule(op, types)`: it takes a `TypedOp` and the types of its
     inputs, of which at least one is not `Free`, and returns one type for all
     outputs or a list of them. It raises `Mixes` with a reason, or `Untyped`.
-    It is asked only if all inputs that it does not look at are `Free`.
+    It is called only if all inputs that it does not examine are `Free`.
 
     Args:
         *names: the types of ops, each of one or several.
-        inputs: the inputs that it looks at: the place of an argument in
-            TensorFlow's definition of the op, a tuple of places, "all", or a
+        inputs: the inputs that it examines: the index of an argument in
+            TensorFlow's definition of the op, a tuple of indices, "all", or a
             dict of these by type of op. An op is refused if any other input
-            follows the samples.
+            depends on the samples.
     """
 
     def register(function):
@@ -508,15 +508,15 @@ def register_type_rule(
 
     A type says where a tensor has its samples, and that none are mixed: see
     `kpg.extending.At` and its siblings. An op without a rule is refused by
-    the per-sample modes. The rule is a promise that nothing checks: wrong, it
-    makes gradients wrong.
+    the per-sample modes. The rule is a promise that nothing checks: if it is
+    wrong, so are the gradients.
 
     Args:
         *op_types: types of ops, as in `tensor.op.type`.
         replace: whether an existing rule may be replaced.
-        inputs: the inputs that the rule looks at: the place of an argument of
-            the op, or a tuple of places; "all" by default. The op is refused
-            if any other input follows the samples, and the rule not asked.
+        inputs: the inputs that the rule examines: the index of an argument of
+            the op, or a tuple of indices; "all" by default. If any other input
+            depends on the samples, the op is refused before the rule is called.
 
     The function is `rule(op, types)`. `types` has a type for each input, at
     least one of which is not `Free`; `op` has `inputs`, `outputs`, `type`,
@@ -526,7 +526,7 @@ def register_type_rule(
     `kpg.extending.Mixes(reason)`.
 
     Raises:
-        TypeError: a type of op is no string, or an input no place.
+        TypeError: a type of op is no string, or an input no index.
         ValueError: it has a rule already and `replace` is false.
 
     Example:

@@ -111,7 +111,7 @@ class RunComparison:
         """Write one page that needs no other file and no network.
 
         Args:
-            path: of the file to write.
+            path: the file to write.
 
         Returns:
             The path.

@@ -90,7 +90,7 @@ class Finding:
     """One thing that a comparison found; `str` gives its sentences.
 
     Attributes:
-        kinds: keys of `TEXTS`, one a sentence; the first tells what it is.
+        kinds: keys of `TEXTS`, one for each sentence; the first is its kind.
         values: what the sentences say, by name.
     """
 

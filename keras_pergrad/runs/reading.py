@@ -18,8 +18,8 @@ class Histogram:
     Attributes:
         counts: how many values are in each bin; those that are not finite
             are in none.
-        edges: the bins' borders, one more than bins, increasing; a bin has
-            its left border, the last one both.
+        edges: the bins' borders, increasing, one more than there are bins; a
+            bin includes its left border, the last one both.
     """
 
     counts: tuple[int, ...]

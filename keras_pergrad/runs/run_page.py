@@ -28,7 +28,7 @@ _FACTS = "seed", "device", "batch_size", "steps_per_epoch", "probe_samples"
 def page(
     path: str | os.PathLike[str], *, to: str | os.PathLike[str] | None = None
 ) -> str:
-    """Write a page that shows a recorded run, also one that is going on.
+    """Write a page that shows a recorded run, even one still in progress.
 
     It has the loss and all figures over the updates, the advice, and the
     numbers of each variable. It is for light and dark, and needs no other

@@ -53,7 +53,7 @@ class StallReport:
             elapsed time. In a long epoch it is the mean of a sample of the
             batches.
         ready_ms: Mean time per batch that these threads were ready to compute
-            while others had the cores; None where the system does not tell.
+            while others had the cores; None where the system does not say.
         stall_load_fraction: The part of `data_stall_fraction` that reading and
             generating data took; None if unknown.
         stall_transform_fraction: The part that the other stages took.
@@ -116,7 +116,7 @@ class StallReport:
 
     @property
     def fraction_without_longest(self) -> float:
-        """`data_stall_fraction` but for the longest wait, or 0."""
+        """`data_stall_fraction` without the longest wait, or 0."""
         stall, share = self.data_stall_s or 0.0, self.data_stall_fraction
         longest = 1e-3 * (self.wait_longest_ms or 0.0)
         total = stall / share - longest if share else 0.0

@@ -11,8 +11,8 @@ class Advice:
         name: What it is called in tests and documentation.
         cause: One or two sentences.
         code: Lines that run as they stand, given the names in them.
-        gain_ms: The most it can save of a batch's time, where that was
-            measured; None where only trying tells.
+        gain_ms: The most time that it can save per batch, if that was
+            measured; None if only trying it shows.
         is_mistake: Whether training itself differs from what was meant, or one
             line undoes the purpose of another.
     """

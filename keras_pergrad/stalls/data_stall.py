@@ -69,7 +69,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         message: The message that was printed, or None.
         advice: List of `Advice` in the message, the most useful first: each
             has a `name`, a `cause`, the `code` to write and `gain_ms`, the
-            most that it saves where that was measured.
+            most time that it can save, if that was measured.
         stages: List of `StageRow` of the last epoch, the source first; empty
             where TensorFlow does not measure them.
 

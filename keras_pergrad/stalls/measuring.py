@@ -187,7 +187,7 @@ def _is_not_tensorflow(value):
 
 @dataclasses.dataclass
 class WorkerTrial:
-    """One number of workers, tried.
+    """A trial of one number of workers.
 
     Attributes:
         workers: How many.

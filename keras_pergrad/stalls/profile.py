@@ -107,7 +107,7 @@ class PipelineProfile:
 
     @property
     def fraction_without_longest(self) -> float:
-        """The same without the longest wait, which a pause may make."""
+        """The same without the longest wait, which may be a mere pause."""
         return self.together.fraction_without_longest
 
     @property

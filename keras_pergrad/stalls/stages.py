@@ -133,7 +133,7 @@ class StageRow:
         element_ms: Time for one element that it gives; None if unknown.
         parallelism: Parallel calls; None if there is always only one.
         buffer_size: Elements that its buffer may hold, or None.
-        buffered: Elements in its buffer when it was looked at.
+        buffered: Elements in its buffer when it was examined.
         autotuned: Whether TensorFlow chose these numbers.
         is_bottleneck: Whether it does most of the work of a pipeline that is
             the bottleneck.

@@ -39,7 +39,7 @@ class TensorBoard(Tracker):
         log_dir: the directory for the event files, such as
             `"logs/fit1/gradients"` beside those of
             `keras.callbacks.TensorBoard("logs/fit1")`. A `fit` that resumes
-            adds a file and goes on with the steps.
+            adds a file and continues the count of steps.
 
     Example:
 
@@ -99,10 +99,10 @@ class MLflow(Tracker):
     Needs the extra `keras-pergrad[mlflow]`.
 
     Args:
-        experiment: the name of the experiment; it is made if it is missing.
+        experiment: the name of the experiment; created if it is missing.
         run: a run of `mlflow.start_run`, or its id; it is not ended here.
             None: a new one for each `fit`.
-        tracking_uri: of the store, such as `"sqlite:///mlflow.db"`; None:
+        tracking_uri: the store, such as `"sqlite:///mlflow.db"`; None:
             that of `mlflow.get_tracking_uri()`.
 
     Raises:
@@ -194,7 +194,7 @@ class WandB(Tracker):
     the run are its config. Needs the extra `keras-pergrad[wandb]`.
 
     Args:
-        project: of the runs.
+        project: the project of the runs.
         run: a run of `wandb.init`, which is not finished here; None: a new one
             for each `fit`.
         **settings: more arguments of `wandb.init` for these runs, such as

@@ -9,12 +9,12 @@ from keras_pergrad.common.text import reason
 
 
 class Tracker(NamedArguments):
-    """Writes the readings of each `fit` to where you look at them.
+    """Writes the readings of each `fit` to a service or a file of your choice.
 
     Pass trackers to `callbacks.GradientVariance(trackers=...)`, or a run of
     the past to one by `runs.export`. To write your own, override what you need
     of the methods; `numbers` names what a reading has. What a tracker
-    raises is said once: it gets no further readings, and training goes on.
+    raises is reported once: it gets no further readings; training continues.
 
     Example:
 
@@ -37,7 +37,7 @@ class Tracker(NamedArguments):
 
         Args:
             reading: a `runs.Reading`; its `step` counts the
-                optimizer's updates, so a `fit` that resumes goes on with it.
+                optimizer's updates, so a `fit` that resumes continues it.
         """
 
     def advise(self, advice: Any) -> None:

@@ -1,4 +1,4 @@
-"""Per-sample gradients from the ops in which weights meet the data."""
+"""Per-sample gradients from the ops that use the weights."""
 
 from keras_pergrad.proof.traced_aside import (
     added_powers,

@@ -70,9 +70,10 @@ def register_rule(
     The function takes `(layer, inputs, dz)`: the layer, its first input for
     the whole batch, and the gradient of the batch's loss with respect to the
     layer's output before its `activation`, both with the sample as the first
-    axis. It yields (variable, `SampleGradients`) pairs. The rule serves the
-    class, and subclasses that inherit all methods and properties by which it
-    computes: one that redefines `kernel`, say, is left to the fallback.
+    axis. It yields (variable, `SampleGradients`) pairs. The rule is used for
+    the class, and for subclasses that inherit all methods and properties by
+    which it computes: one that redefines `kernel`, say, is left to the
+    fallback.
 
     Args:
         layer_class: a subclass of `keras.layers.Layer`.
@@ -84,7 +85,7 @@ def register_rule(
             `watch` was called several times).
         unsupported: optional `unsupported(layer, *args, **kwargs)` that
             returns why the rule does not cover a call (the generic fallback
-            then serves it), or None.
+            then supports it), or None.
         replace: whether an existing rule of the class may be replaced.
         by_position: whether the rule treats each entry of the second axis
             (a time step) by itself. It may then be called on samples that are
