@@ -1,5 +1,6 @@
 """The README and the guides: their code runs, their commands exist."""
 
+import ast
 import contextlib
 import functools
 import json
@@ -244,6 +245,8 @@ def test_outputs_are_filled_in(page):
     """`make outputs` writes what stands behind a block of Python."""
     for block in _blocks(page):
         assert block.language in LANGUAGES, block
+        if block.language == "python":
+            ast.parse(block.code)
         assert block.code.strip(), f"{page}, line {block.line}: make outputs"
 
 
