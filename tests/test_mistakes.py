@@ -193,6 +193,25 @@ MISTAKES = {
         *(VALUE, "mean 'graph'"),
         lambda: kpg.check_gradients(model(), X, Y, settings=["grph"]),
     ),
+    "no_setting_of_check": (
+        *(VALUE, "at least one mode to check, or None for all.*=\\[\\]"),
+        lambda: kpg.check_gradients(
+            model(), X, Y, gradient_modes=[], verbose=0
+        ),
+    ),
+    **{
+        f"given_loss_{type(loss).__name__}": (
+            *(VALUE, "`loss` expected the name of a Keras loss.*Received: los"),
+            lambda loss=loss: kpg.per_sample_gradients(
+                model(), X, Y, loss=loss, verbose=0
+            ),
+        )
+        for loss in ("msee", 3, Y)
+    },
+    "page_to_a_number": (
+        *(TYPE, "`path` expected the path of a file.*Received: path=True"),
+        lambda: private(noise_multiplier=1.0).statement().to_html(True),
+    ),
     "curvature": (
         *(VALUE, "mean 'kfac'"),
         lambda: kpg.influence.Influence(model(), X, Y, curvature="kfca"),

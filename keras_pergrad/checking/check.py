@@ -240,6 +240,11 @@ def _labelled_modes(requested, model, samples):
             label = _label_of(mode)
             duplicates = sum(name.partition(" #")[0] == label for name in modes)
             modes[f"{label} #{duplicates + 1}" if duplicates else label] = mode
+    if not modes:
+        raise ValueError(
+            "`gradient_modes` expected at least one mode to check, or None for "
+            f"all. Received: gradient_modes={requested!r}"
+        )
     return modes
 
 

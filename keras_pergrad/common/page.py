@@ -1,5 +1,6 @@
 """A page of HTML, alone in its file: for light and dark, and for paper."""
 
+import os
 from html import escape
 
 _STYLE = """
@@ -46,6 +47,18 @@ vertical-align:top;background:none;color:inherit}
 .kpg h2{break-after:avoid;margin-top:1.2rem}.kpg .wide{overflow:visible}
 .kpg th,.kpg td{white-space:normal}.kpg figure{max-width:24rem}}
 """
+
+
+def write(path, document):
+    """Write a page to a file; return its path."""
+    if not isinstance(path, (str, os.PathLike)):  # `open` takes 1 as stdout.
+        raise TypeError(
+            "`path` expected the path of a file to write, such as "
+            f"'page.html'. Received: path={path!r}"
+        )
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(document)
+    return os.fspath(path)
 
 
 def whole(title, content, more=""):

@@ -1,6 +1,7 @@
 """A loss that is given to one call of a function, in place of the compiled."""
 
 import contextlib
+import reprlib
 
 import keras
 
@@ -31,5 +32,20 @@ def given_loss(model, loss):
             "or a model without it, such as keras.Model(inputs, outputs). "
             f"Received: loss={loss!r}"
         )
+    _require_loss(loss)
     with compiled_with(model, loss):
         yield
+
+
+def _require_loss(loss):
+    """Refuse what is no loss; those of a list or dict Keras looks at."""
+    if isinstance(loss, (list, tuple, dict)):
+        return
+    try:
+        keras.losses.get(loss)
+    except ValueError:
+        raise ValueError(
+            "`loss` expected the name of a Keras loss, such as 'mse', a "
+            "keras.losses.Loss, or a function loss(y_true, y_pred) that gives "
+            f"one value per sample. Received: loss={reprlib.repr(loss)}"
+        ) from None

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from keras_pergrad.common import page
 from keras_pergrad.common.machine import library_versions
 from keras_pergrad.privacy import (
     accounting,
@@ -180,9 +181,7 @@ class Statement(dict[str, Any]):
         document = statement_page.document(self)
         if path is None:
             return document
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(document)
-        return os.fspath(path)
+        return page.write(path, document)
 
 
 def _versions():

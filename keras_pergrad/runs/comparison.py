@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_pergrad.common import page
 from keras_pergrad.common.arguments import number_from, positive_integer
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.optional import import_if_there
@@ -117,9 +118,7 @@ class RunComparison:
             The path.
         """
         document = report.document(self)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(document)
-        return os.fspath(path)
+        return page.write(path, document)
 
 
 @named_arguments
