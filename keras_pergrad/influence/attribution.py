@@ -10,6 +10,7 @@ import numpy as np
 from keras_pergrad.common.arguments import positive_integer, require_one_of
 from keras_pergrad.common.batches import batches_of
 from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.common.page import write
 from keras_pergrad.influence.checkpoints import Checkpoints
 from keras_pergrad.influence.fixed_order import (
     FixedOrderBatches,
@@ -369,8 +370,7 @@ class Influence(NamedArguments):
                 self._curvature, len(self._checkpoints), of=of
             ),
         )
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        write(path, text)
 
     def save(
         self, path: str | os.PathLike[str], shard: tuple[int, int] = (0, 1)

@@ -67,11 +67,11 @@ def _trade_off(entries):
     yield as_html(columns, words.attacker_rates(entries))
     _, *others = words.describe_trade_off(entries)
     yield bullet_list(others)
-    yield gallery(_curve(entries) for _ in range(1))
+    yield gallery(_pictures(entries))
 
 
-def _curve(entries):
-    """Return the trade-off curve as a picture."""
+def _pictures(entries):
+    """Yield the trade-off curve."""
     picture, axes = new_figure((5.6, 4.2))
     wrong = np.linspace(0, 1, 201)
     for found, label, color, dashes in (
@@ -85,7 +85,7 @@ def _curve(entries):
     axes.grid(color=GREY, alpha=0.3)
     add_legend(axes, 2)
     note = "The closer the bound is to guessing, the better the protection."
-    return figure(_CURVE, as_image(picture, _CURVE), note)
+    yield figure(_CURVE, as_image(picture, _CURVE), note)
 
 
 def _training(entries):

@@ -7,7 +7,7 @@ from html import escape
 
 from keras_pergrad.common import text as tables
 from keras_pergrad.common.names import named_arguments
-from keras_pergrad.common.page import figure, main, whole
+from keras_pergrad.common.page import figure, main, whole, write
 from keras_pergrad.common.pictures import gallery
 from keras_pergrad.runs import drawing, records
 from keras_pergrad.runs.alignment import even_indices
@@ -64,9 +64,7 @@ def page(
     title = f"Gradients of {run.info['run']}"
     content = _content(title, run.info, readings, advice=read_advice(run.path))
     target = os.path.join(run.path, "index.html") if to is None else to
-    with open(target, "w", encoding="utf-8") as file:
-        file.write(whole(title, content))
-    return os.fspath(target)
+    return write(target, whole(title, content))
 
 
 def _content(title, info, readings, *, advice):
