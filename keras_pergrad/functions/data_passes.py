@@ -85,7 +85,14 @@ def require_outside_functions():
         raise ValueError(_INSIDE_FUNCTION)
 
 
-def pass_size(model, x, y, *, sample_weight):
+def pass_data(model, x, y, sample_weight, *, batch_size, verbose):
+    """Return the data of `run_passes`; a batch size is chosen for None."""
+    if batch_size is None:
+        batch_size = _pass_size(model, x, y, sample_weight)
+    return x, y, sample_weight, batch_size, verbose
+
+
+def _pass_size(model, x, y, sample_weight):
     """Return a batch size that changes no result, or None: all at once."""
     arrays = keras.tree.flatten(x)
     if not arrays or not all(len(getattr(p, "shape", ())) for p in arrays):

@@ -12,7 +12,7 @@ from keras_pergrad.factors.written_out import as_norms
 from keras_pergrad.functions.data_passes import (
     Method,
     concatenate_results,
-    pass_size,
+    pass_data,
     run_passes,
 )
 from keras_pergrad.functions.given_loss import given_loss
@@ -78,9 +78,9 @@ def per_sample_dots(
     """
     with given_loss(model, loss):
         tensors = _check_direction(model, direction)
-        if batch_size is None:
-            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-        data = x, y, sample_weight, batch_size, verbose
+        data = pass_data(
+            model, x, y, sample_weight, batch_size=batch_size, verbose=verbose
+        )
         dots = concatenate_results(
             list(
                 run_passes(

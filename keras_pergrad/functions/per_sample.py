@@ -14,7 +14,7 @@ from keras_pergrad.functions.data_passes import (
     Method,
     concatenate_results,
     over_batches,
-    pass_size,
+    pass_data,
     run_passes,
 )
 from keras_pergrad.functions.given_loss import given_loss
@@ -90,9 +90,9 @@ def per_sample_gradients(
     >>> gradients = kpg.per_sample_gradients(model, x, y, loss="mae")
     """
     with given_loss(model, loss):
-        if batch_size is None:
-            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-        data = x, y, sample_weight, batch_size, verbose
+        data = pass_data(
+            model, x, y, sample_weight, batch_size=batch_size, verbose=verbose
+        )
         gradients = concatenate_results(
             list(
                 run_passes(
@@ -153,9 +153,9 @@ def per_sample_norms(
     TensorShape([5])
     """
     with given_loss(model, loss):
-        if batch_size is None:
-            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-        data = x, y, sample_weight, batch_size, verbose
+        data = pass_data(
+            model, x, y, sample_weight, batch_size=batch_size, verbose=verbose
+        )
         norms = concatenate_results(
             list(
                 run_passes(
@@ -212,9 +212,9 @@ def gradient_statistics(
     True
     """
     with given_loss(model, loss):
-        if batch_size is None:
-            batch_size = pass_size(model, x, y, sample_weight=sample_weight)
-        data = x, y, sample_weight, batch_size, verbose
+        data = pass_data(
+            model, x, y, sample_weight, batch_size=batch_size, verbose=verbose
+        )
         pairs = over_batches(
             run_passes(
                 "statistics", model, data, method=method, training=training
