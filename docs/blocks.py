@@ -75,11 +75,11 @@ def run(page, before=""):
 
 
 def shown_after(text, block):
-    """Return the output that a page shows right after a block; None without."""
-    match = FENCE.search(text, block.end)
-    if not match or match["language"] != "text":
+    """Return the block of output right after a block of code, or None."""
+    after = next((b for b in blocks(text) if b.start >= block.end), None)
+    if after is None or after.language != "text":
         return None
-    return None if text[block.end : match.start()].strip() else match["code"]
+    return None if text[block.end : after.start].strip() else after
 
 
 def as_shown(printed):

@@ -11,7 +11,6 @@ its output is run all the same.
 import contextlib
 import os
 import pathlib
-import re
 import sys
 import tempfile
 
@@ -24,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 from docs import blocks  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-OUTPUT = re.compile(r"\n*```text\n.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def fill(page):
@@ -37,10 +35,10 @@ def fill(page):
         for block, printed in found:
             changed.append(text[done : block.end])
             done = block.end
-            shown = OUTPUT.match(text, block.end)
+            shown = blocks.shown_after(text, block)
             if shown:
                 changed.append(f"\n\n```text\n{printed}\n```")
-                done = shown.end()
+                done = shown.end
             elif printed:
                 print(f"{page.name}, line {block.line}, not shown:\n{printed}")
         for picture in pathlib.Path(folder).glob("*.png"):

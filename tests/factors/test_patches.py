@@ -141,52 +141,23 @@ def _chosen(sizes, channels, filters, kernel, stride, padding, groups=1):
 
 
 def test_the_choice_follows_the_shapes():
-    assert (
-        _chosen((28, 28), 1, 16, kernel=8, stride=2, padding="same")
-        == "identity"
-    )
-    assert (
-        _chosen((13, 13), 16, 32, kernel=4, stride=2, padding="valid")
-        == "patch_gram"
-    )
-    assert (
-        _chosen((16, 16), 64, 64, kernel=3, stride=1, padding="same")
-        == "patches"
-    )
-    assert (
-        _chosen((32, 32), 32, 32, kernel=3, stride=1, padding="same") == "taps"
-    )
-    assert (
-        _chosen((8, 8), 128, 128, kernel=3, stride=1, padding="same")
-        == "pixel_gram"
-    )
-    assert (
-        _chosen((32, 32), 3, 768, kernel=16, stride=16, padding="valid")
-        == "patch_gram"
-    )
-    # A slice with a stride is slow, as in the shortcuts of ResNet.
-    assert (
-        _chosen((56, 56), 64, 64, kernel=1, stride=1, padding="same") == "taps"
-    )
-    assert (
-        _chosen((56, 56), 64, 64, kernel=1, stride=2, padding="same")
-        == "patches"
-    )
-    # So is TensorFlow's depthwise op, as in ConvNeXt and MobileNet.
-    assert (
-        _chosen((16, 16), 96, 96, kernel=7, stride=1, padding="same", groups=96)
-        == "taps"
-    )
-    assert (
-        _chosen(
-            (2, 2), 768, 768, kernel=7, stride=1, padding="same", groups=768
-        )
-        == "taps"
-    )
-    assert (
-        _chosen((32, 32), 32, 32, kernel=3, stride=2, padding="same", groups=32)
-        == "patches"
-    )
+    cases = {
+        ((28, 28), 1, 16, 8, 2, "same"): "identity",
+        ((13, 13), 16, 32, 4, 2, "valid"): "patch_gram",
+        ((16, 16), 64, 64, 3, 1, "same"): "patches",
+        ((32, 32), 32, 32, 3, 1, "same"): "taps",
+        ((8, 8), 128, 128, 3, 1, "same"): "pixel_gram",
+        ((32, 32), 3, 768, 16, 16, "valid"): "patch_gram",
+        # A slice with a stride is slow, as in the shortcuts of ResNet.
+        ((56, 56), 64, 64, 1, 1, "same"): "taps",
+        ((56, 56), 64, 64, 1, 2, "same"): "patches",
+        # So is TensorFlow's depthwise op, as in ConvNeXt and MobileNet.
+        ((16, 16), 96, 96, 7, 1, "same", 96): "taps",
+        ((2, 2), 768, 768, 7, 1, "same", 768): "taps",
+        ((32, 32), 32, 32, 3, 2, "same", 32): "patches",
+    }
+    for shapes, method in cases.items():
+        assert _chosen(*shapes) == method, shapes
 
 
 def test_one_op_gives_all_taps_of_a_depthwise_kernel():
