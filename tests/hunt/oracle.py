@@ -121,14 +121,14 @@ def _array(gradient):
     return np.asarray(tf.convert_to_tensor(gradient), "float64")
 
 
-def distance(found, expected):
+def distance(found, expected, finest=1e-3):
     """The largest difference over lists of arrays, as a part of their size.
 
-    Every array is measured by itself, but not more finely than by a
-    thousandth of the largest. None is zero. NaN is infinitely far.
+    Every array is measured by itself, but not more finely than by this part
+    of the largest. None is zero. NaN is infinitely far.
     """
     sizes = [0.0 if e is None else np.abs(e).max(initial=0.0) for e in expected]
-    least = 1e-3 * max(sizes, default=0.0) + 1e-6
+    least = finest * max(sizes, default=0.0) + 1e-6
     worst = 0.0
     for a, e, size in zip(found, expected, sizes, strict=True):
         if a is None and e is None:
