@@ -264,7 +264,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         """Return a pandas `DataFrame` with the columns id, value and steps.
 
         Raises:
-            ImportError: pandas is not installed.
+            ImportError: pandas is not installed: `pip install pandas`.
         """
         pandas = import_extra("pandas", "to_frame()", extra=None)
         columns = self.ids, self.values, self.counts

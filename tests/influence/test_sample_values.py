@@ -1,6 +1,7 @@
 """Values of samples in `fit`, against a loop over single samples."""
 
 import csv
+import sys
 
 import keras
 import numpy as np
@@ -480,6 +481,13 @@ def test_what_is_made_of_values(tmp_path):
     written = [float(row["value"]) for row in rows]
     np.testing.assert_array_equal(np.float32(written), values.values)
     assert {row["steps"] for row in rows} == {"1"}
+
+
+def test_a_frame_without_pandas_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    values = SampleValues((np.ones((2, 3)), np.ones((2, 1))))
+    with pytest.raises(ImportError, match=r"to_frame.*pip install pandas$"):
+        values.to_frame()
 
 
 def test_frame_and_plot():
