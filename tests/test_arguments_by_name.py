@@ -1,4 +1,4 @@
-"""From the fourth argument on the package passes arguments by name."""
+"""From the fourth argument on package and benchmarks pass them by name."""
 
 import ast
 import pathlib
@@ -26,6 +26,9 @@ def _trees():
     package = ROOT / "keras_pergrad"
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
+        yield name, ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(ROOT.glob("benchmarks/**/*.py")):
+        name = path.relative_to(ROOT).as_posix()
         yield name, ast.parse(path.read_text(encoding="utf-8"))
 
 

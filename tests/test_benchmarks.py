@@ -213,9 +213,11 @@ def test_a_run_measures_a_real_model(tmp_path):
 def test_costs_of_convolutions_are_linear_in_the_rates():
     row = np.array(factor_rates.CPU.convolutions)
     for name in ("mnist 1", "cifar 5", "convnext 1"):
-        size, channels, filters, *window, groups = rates.CONVOLUTIONS[name]
+        size, channels, filters, kernel, stride, padding, groups = (
+            rates.CONVOLUTIONS[name]
+        )
         costs = convolution_costs.costs(
-            rates.windows_of(size, *window),
+            rates.windows_of(size, kernel, stride, padding=padding),
             groups,
             channels,
             small=filters,

@@ -108,7 +108,7 @@ class Trained:
 
 
 def measure(task):
-    """Return the row of a task: noise scale, advised batch, samples by size."""
+    """Measure a task, and return its line of the table."""
     scale, batch = advised(task)
     samples = {}
     for size in sorted({*SIZES, batch}):
@@ -116,10 +116,10 @@ def measure(task):
         of_seeds = [trained.samples(seed) for seed in SEEDS]
         samples[size] = float(np.mean(of_seeds))
         print(task, size, of_seeds, flush=True)
-    return scale, batch, samples
+    return row(task, scale, batch, samples=samples)
 
 
-def row(task, scale, batch, samples):
+def row(task, scale, batch, *, samples):
     """Return a line of the table."""
     best = min(samples, key=lambda size: samples[size])
     cells = [
@@ -132,7 +132,7 @@ def row(task, scale, batch, samples):
 
 def main(tasks):
     """Measure, and write the table."""
-    rows = [row(task, *measure(task)) for task in tasks or TARGETS]
+    rows = [measure(task) for task in tasks or TARGETS]
     head = ["", "noise scale", "advised", *map(str, SIZES), "advised / best"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows]
     print("\n".join(lines))

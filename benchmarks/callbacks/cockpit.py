@@ -200,7 +200,7 @@ def added(measured, plain):
     return statistics.median(m - p for m, p in zip(measured, plain))
 
 
-def times(name, worker, rounds, steps):
+def times(name, worker, rounds, *, steps):
     """Return who → milliseconds of a plain step, and what measuring adds."""
     for job in JOBS:
         asked = {"rival": job, "model": name, "batch": BATCH, "steps": WINDOW}
@@ -281,8 +281,10 @@ def main():
         found = [table_of_figures(equal)]
         print(found[0], flush=True)
         if given.rounds:
-            asked = worker, given.rounds, given.steps
-            cost = {name: times(name, *asked) for name in TIMED}
+            cost = {
+                name: times(name, worker, given.rounds, steps=given.steps)
+                for name in TIMED
+            }
             found.append(table_of_times(cost))
             print(found[1])
     finally:

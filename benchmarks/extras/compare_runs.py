@@ -42,7 +42,7 @@ print(json.dumps({
 """
 
 
-def write(log_dir, runs, records, repeats):
+def write(log_dir, runs, records, *, repeats):
     """Runs of which each `repeats` share a seed, with a little noise."""
     random = np.random.default_rng(0)
     path = random.normal(size=(records, SKETCH)).astype("float32")
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=2)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as log_dir:
-        write(log_dir, chosen.runs, chosen.records, chosen.repeats)
+        write(log_dir, chosen.runs, chosen.records, repeats=chosen.repeats)
         done = subprocess.run(
             [sys.executable, "-c", COMPARE],
             input=log_dir,

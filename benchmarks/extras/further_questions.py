@@ -29,7 +29,7 @@ def plain(model, loss, x, y, direction):
     return value
 
 
-def clipped(model, loss, x, y, direction, question=None):
+def clipped(model, loss, x, y, direction, *, question=None):
     """The mean of clipped gradients, applied, and the answers of factors."""
     step = TracedStep(model, (x, y, None))
     with step:
@@ -62,8 +62,10 @@ def _apply(model, gradients):
 STEPS = {
     "plain": plain,
     "clipped": clipped,
-    "clipped, dot": lambda *args: clipped(*args, "dot"),
-    "clipped, sum_of_squares": lambda *args: clipped(*args, "sum_of_squares"),
+    "clipped, dot": lambda *args: clipped(*args, question="dot"),
+    "clipped, sum_of_squares": lambda *args: clipped(
+        *args, question="sum_of_squares"
+    ),
 }
 
 

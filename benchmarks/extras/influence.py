@@ -167,7 +167,9 @@ def lds(python, halves=50, steps=300):
                 key = f"keras_pergrad {curvature}", str(damping)
                 rows.setdefault(key, []).append((took, scores))
     if python:
-        for name, scores in _peers(python, weights, x, y, x_test, y_test):
+        for name, scores in _peers(
+            python, weights, x, y, x_test=x_test, y_test=y_test
+        ):
             method, damping, _, took = name.split("|")
             rows.setdefault((method, damping), []).append((float(took), scores))
     truth = np.array(truth)
@@ -216,7 +218,7 @@ def _lds(scores, subsets, truth):
     return np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs])
 
 
-def _peers(python, weights, x, y, x_test, y_test):
+def _peers(python, weights, x, y, *, x_test, y_test):
     with tempfile.TemporaryDirectory() as folder:
         given = pathlib.Path(folder) / "in.npz"
         out = pathlib.Path(folder) / "out.npz"

@@ -42,7 +42,7 @@ BATCHES = {
 RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
-def accuracy(epsilon, batch_size, steps, seeds, batches):
+def accuracy(epsilon, batch_size, steps, *, seeds, batches):
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -102,7 +102,7 @@ def accuracy(epsilon, batch_size, steps, seeds, batches):
     print(f"correlated noise is better in {wins} of {seeds} seeds")
 
 
-def step(bands, batch_size, length, rounds, layers):
+def step(bands, batch_size, length, *, rounds, layers):
     import keras_hub
 
     samples = 100 * batch_size
@@ -181,16 +181,16 @@ def main():
             chosen.epsilon,
             chosen.batch_size,
             chosen.steps,
-            chosen.seeds,
-            chosen.batches,
+            seeds=chosen.seeds,
+            batches=chosen.batches,
         )
     else:
         step(
             chosen.bands,
             chosen.batch_size,
             chosen.length,
-            chosen.rounds,
-            chosen.layers,
+            rounds=chosen.rounds,
+            layers=chosen.layers,
         )
 
 

@@ -5,7 +5,7 @@ import statistics
 from benchmarks.harness.process import LIMIT, Worker, WorkerError
 
 
-def run(entries, log=print, limit=LIMIT, turns=1):
+def run(entries, log=print, limit=LIMIT, *, turns=1):
     """Measures each entry in processes of its own, `limit` seconds at most.
 
     Args:

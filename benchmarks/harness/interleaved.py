@@ -19,7 +19,7 @@ class Entry:
         error: why there are no times, if there are none.
     """
 
-    def __init__(self, rival, model, task, batch):
+    def __init__(self, rival, model, task, *, batch):
         self.key = f"{rival}@{batch}"
         self.rival = RIVALS[rival]
         self.request = {
@@ -37,7 +37,7 @@ class Entry:
         return self.rival.framework, self.rival.process
 
 
-def run(entries, rounds, log=print, limit=LIMIT, slow_ms=SLOW_MS):
+def run(entries, rounds, log=print, *, limit=LIMIT, slow_ms=SLOW_MS):
     """Measures all entries in turn, `rounds` times; fills them in.
 
     Args:
@@ -48,28 +48,30 @@ def run(entries, rounds, log=print, limit=LIMIT, slow_ms=SLOW_MS):
         slow_ms: steps that take longer sit out; None: nobody does.
     """
     with contextlib.ExitStack() as stack:
-        workers = _prepare(entries, stack, log, limit)
+        workers = _prepare(entries, stack, log, limit=limit)
         for turn in range(rounds):
             # Another neighbour each round.
             shift = turn % max(len(entries), 1)
             for entry in entries[shift:] + entries[:shift]:
                 if entry.error is None:
-                    _take_turn(entry, turn, workers[entry.process], slow_ms)
+                    _take_turn(
+                        entry, turn, workers[entry.process], slow_ms=slow_ms
+                    )
 
 
-def _prepare(entries, stack, log, limit):
+def _prepare(entries, stack, log, *, limit):
     """Starts one worker a process name, each with its rivals prepared."""
     groups = {}
     for entry in entries:
         if entry.error is None:
             groups.setdefault(entry.process, []).append(entry)
     return {
-        process: _start(process, group, stack, log, limit)
+        process: _start(process, group, stack, log=log, limit=limit)
         for process, group in groups.items()
     }
 
 
-def _start(process, entries, stack, log, limit):
+def _start(process, entries, stack, *, log, limit):
     """A worker with every entry prepared that does not kill it."""
     while True:
         pending = [e for e in entries if e.error is None]
@@ -101,7 +103,7 @@ def _prepare_one(entry, worker, log):
             raise
 
 
-def _take_turn(entry, turn, worker, slow_ms):
+def _take_turn(entry, turn, worker, *, slow_ms):
     slow = slow_ms and entry.times and entry.times[0] > slow_ms
     if slow and turn % 3:
         entry.times.append(None)

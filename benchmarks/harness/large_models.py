@@ -49,7 +49,7 @@ class Large:
 
 _GPT2 = {
     f"gpt2_{positions}{suffix}": Large(
-        (positions,), 50_257, 50_257, True, Encoder()
+        (positions,), 50_257, 50_257, causal=True, encoder=Encoder()
     )
     for positions, suffix in ((512, ""), (1024, ""), (512, "_lora"))
 }
@@ -77,7 +77,7 @@ def tiny(large):
         inputs=(32, 32, 3) if images else (16,),
         classes=100 if large.causal else large.classes,
         vocabulary=large.vocabulary and 100,
-        encoder=large.encoder and Encoder(1, 2, 8, 16),
+        encoder=large.encoder and Encoder(1, 2, 8, inner=16),
     )
 
 

@@ -70,8 +70,8 @@ def _table(rows, width):
     return [("kernel", (rows, width))]
 
 
-def _spec(inputs, outputs, weights, vocabulary=None):
-    return Spec(inputs, outputs, tuple(weights), vocabulary)
+def _spec(inputs, outputs, weights, *, vocabulary=None):
+    return Spec(inputs, outputs, tuple(weights), vocabulary=vocabulary)
 
 
 _LSTM = [
@@ -91,9 +91,14 @@ STANDARD = {
         [*_conv(8, 1, 16), *_conv(4, 16, 32), *_dense(512, 32, 10)],
     ),
     "cifar10": _spec((32, 32, 3), 10, _conv(3, *_CIFAR10)),
-    "embed": _spec((256,), 2, _table(10_004, 16) + _dense(16, 2), 10_004),
+    "embed": _spec(
+        (256,), 2, _table(10_004, 16) + _dense(16, 2), vocabulary=10_004
+    ),
     "lstm": _spec(
-        (64,), 2, [*_table(10_004, 100), *_LSTM, *_dense(100, 2)], 10_004
+        (64,),
+        2,
+        [*_table(10_004, 100), *_LSTM, *_dense(100, 2)],
+        vocabulary=10_004,
     ),
     "transformer": _spec(
         (64,),
@@ -103,7 +108,7 @@ STANDARD = {
             *_block(128, 4, 512) * 2,
             *_dense(128, 2),
         ],
-        5_000,
+        vocabulary=5_000,
     ),
 }
 
@@ -111,7 +116,7 @@ STANDARD = {
 LARGE = {
     "dense4096": _spec((4096,), 4096, _dense(4096, 4096)),
     "embed_million": _spec(
-        (256,), 2, _table(1_000_000, 16) + _dense(16, 2), 1_000_000
+        (256,), 2, _table(1_000_000, 16) + _dense(16, 2), vocabulary=1_000_000
     ),
 }
 

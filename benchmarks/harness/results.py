@@ -15,7 +15,7 @@ def load(path=PATH):
     return json.loads(path.read_text())
 
 
-def store(section, model, found, machine, path=PATH):
+def store(section, model, found, *, machine, path=PATH):
     """Replaces one model's part of one section.
 
     What is measured alone is no part of a run: it is replaced one by one.

@@ -29,7 +29,7 @@ def serve(framework, requests, replies):
         replies.flush()
 
 
-def answer(module, jobs, do, key=None, **what):
+def answer(module, jobs, do, *, key=None, **what):
     """One request: prepare a job, time it once, measure it alone, or values."""
     if do == "prepare":
         job = module.build(**what)

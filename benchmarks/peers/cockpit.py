@@ -61,7 +61,7 @@ class Watched(Training):
         cockpit: the `Cockpit`.
     """
 
-    def __init__(self, model, batch, due, dtype="float32"):
+    def __init__(self, model, batch, due, *, dtype="float32"):
         super().__init__(model, batch, dtype)
         self.net, self.loss = extend(self.net), extend(self.loss)
         self.number = 0
@@ -87,13 +87,13 @@ class Watched(Training):
         self.number += 1
 
 
-def values(model, batch, steps, dtype):
+def values(model, batch, steps, *, dtype):
     """Return what Cockpit reads at each of `steps`, by name.
 
     "Weights" are the norms of the parameters, which Cockpit does not read. At
     the last step, what needs the next one is missing.
     """
-    training = Watched(model, batch, lambda step: step >= 0, dtype)
+    training = Watched(model, batch, lambda step: step >= 0, dtype=dtype)
     sizes = []
     for _ in range(steps):
         parts = [p.detach().double().numpy() for p in training.parameters]
@@ -103,7 +103,7 @@ def values(model, batch, steps, dtype):
     return [output[k] | {"Weights": sizes[k]} for k in range(steps)]
 
 
-def build(rival, model, task, batch, steps):
+def build(rival, model, task, *, batch, steps):
     """Return a `Job` of some steps.
 
     `rival`: "plain"; "idle": under Cockpit, which measures nothing;

@@ -9,7 +9,7 @@ from benchmarks.harness.rivals import CLIPPED
 from benchmarks.peers.jax_models import make_loss
 
 
-def build(rival, model, task, batch):
+def build(rival, model, task, *, batch):
     data = [jnp.asarray(part) for part in make_batch(model, batch)]
     state = [jnp.asarray(w) for w in make_weights(model)]
     loss = make_loss(model)

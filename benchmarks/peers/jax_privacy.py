@@ -8,7 +8,7 @@ from benchmarks.harness.job import CLIP_NORM, LEARNING_RATE, Job
 from benchmarks.peers.jax import card as card
 
 
-def build(rival, model, task, batch):
+def build(rival, model, task, *, batch):
     del rival, task
     if model in large_models.MODELS:
         net, loss = keras_large.build_model(model), keras_large.make_loss()

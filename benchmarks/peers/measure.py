@@ -53,7 +53,7 @@ def check(job, task):
     return {"norms": sorted(norms), "first_ms": 1e3 * first}
 
 
-def alone(build, what, card=None, steps=3):
+def alone(build, what, card=None, *, steps=3):
     """First-step time and peak memory of a job that has the process to itself.
 
     Args:

@@ -13,7 +13,7 @@ CLIP_NORM = 0.05
 LEARNING_RATE = 1e-6
 
 
-def build(rival, model, size, known=False):
+def build(rival, model, size, *, known=False):
     """A job that trains one of the models on its batch.
 
     With `known`, the trace knows the number of samples.

@@ -17,44 +17,44 @@ from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.uses.traced_step import TracedStep
 
 
-def build(rival, model, task, batch, size=None, known=False):
+def build(rival, model, task, *, batch, size=None, known=False):
     if task == REAL_MODELS:
         # Imported here, since it needs the tests.
         from benchmarks.peers import real_models
 
-        return real_models.build(rival, model, size, known)
+        return real_models.build(rival, model, size, known=known)
     if rival.endswith("_replicas"):
         return _replicas(rival.removesuffix("_replicas"), model, batch)
     base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
     if model in large_models.MODELS:
-        return _large(base, model, batch, bool(xla))
+        return _large(base, model, batch, xla=bool(xla))
     x, y = make_batch(model, batch)
     data = tf.constant(x), tf.constant(targets(model, y))
     if base == "plain":
         net = build_model(model)
-        return _fit_step(net, make_loss(model), data, bool(xla))
+        return _fit_step(net, make_loss(model), data, xla=bool(xla))
     if base == "ours" and task == MATERIALISED:
         return _materialised(model, data, bool(xla))
     if base in ("ours", "ours_statistics"):
         net = build_model(model, kpg.PerGradModel)
         mode = _clipped() if base == "ours" else _statistics()
         return _fit_step(
-            net, make_loss(model), data, bool(xla), gradient_mode=mode
+            net, make_loss(model), data, xla=bool(xla), gradient_mode=mode
         )
     if base.startswith("gramian_"):
         net = build_model(model, kpg.PerGradModel)
         mode = kpg.Vectorized(base.removeprefix("gramian_"))
         return _fit_step(
-            net, make_loss(model), data, bool(xla), gradient_mode=mode
+            net, make_loss(model), data, xla=bool(xla), gradient_mode=mode
         )
     if base == "ours_accumulated":
         net = build_model(model, kpg.PerGradModel)
         return _fit_step(
-            net, make_loss(model), data, False, gradient_mode=_parts()
+            net, make_loss(model), data, xla=False, gradient_mode=_parts()
         )
     if base == "ours_bare":
         return _bare_step(model, data)
-    return tensorflow_peers.build(base, model, task, data, bool(xla))
+    return tensorflow_peers.build(base, model, task, data=data, xla=bool(xla))
 
 
 def card():
@@ -68,7 +68,7 @@ if not tf.config.list_physical_devices("GPU"):
     card = None
 
 
-def _large(base, model, batch, xla):
+def _large(base, model, batch, *, xla):
     from benchmarks.harness import keras_large
 
     data = tuple(map(tf.constant, large_models.make_batch(model, batch)))
@@ -76,7 +76,7 @@ def _large(base, model, batch, xla):
     net = keras_large.build_model(
         model, kpg.PerGradModel if settings else keras.Model
     )
-    return _fit_step(net, keras_large.make_loss(), data, xla, **settings)
+    return _fit_step(net, keras_large.make_loss(), data, xla=xla, **settings)
 
 
 def _clipped():
@@ -91,7 +91,7 @@ def _statistics():
     return kpg.Vectorized(statistics=True)
 
 
-def _fit_step(net, loss, data, xla, **kwargs):
+def _fit_step(net, loss, data, *, xla, **kwargs):
     """What `fit` runs for each batch, with its logs read."""
     # On a GPU "auto" is XLA.
     net.compile(

@@ -8,17 +8,17 @@ from benchmarks.harness.keras_models import build_model, make_loss
 from benchmarks.harness.rivals import CLIPPED
 
 
-def build(rival, model, task, data, xla):
+def build(rival, model, task, *, data, xla):
     net = build_model(model)
     loss = make_loss(model)
     one = _one_sample(net, loss)
     if task == CLIPPED:
-        step = _clipped_step(rival, net, loss, one, xla)
+        step = _clipped_step(rival, net, loss, one=one, xla=xla)
     elif rival == "loop":
         step = _python_loop(one)
     else:
         step = tf.function(
-            lambda x, y: _materialise(rival, net, loss, one, x, y),
+            lambda x, y: _materialise(rival, net, loss, one=one, x=x, y=y),
             jit_compile=xla,
             autograph=False,
         )
@@ -42,7 +42,7 @@ def _tensors(net):
     return [v.value for v in net.trainable_variables]
 
 
-def _materialise(rival, net, loss, one, x, y):
+def _materialise(rival, net, loss, *, one, x, y):
     """All per-sample gradients, each (n, *shape)."""
     if rival == "vectorized_map":
         return tf.vectorized_map(one, (x, y))
@@ -71,7 +71,7 @@ def _python_loop(one):
     return step
 
 
-def _clipped_step(rival, net, loss, one, xla):
+def _clipped_step(rival, net, loss, *, one, xla):
     optimizer = keras.optimizers.SGD(LEARNING_RATE)
     optimizer.build(net.trainable_variables)
 
@@ -80,7 +80,7 @@ def _clipped_step(rival, net, loss, one, xla):
         if rival == "loop":
             total = _clipped_loop(one, net, x, y)
         else:
-            total = _clipped(_materialise(rival, net, loss, one, x, y))
+            total = _clipped(_materialise(rival, net, loss, one=one, x=x, y=y))
         n = tf.cast(tf.shape(x)[0], tf.float32)
         gradients = [g / n for g in total]
         optimizer.apply(gradients, net.trainable_variables)

@@ -11,7 +11,7 @@ from benchmarks.harness.keras_models import build_model, make_loss, targets
 from benchmarks.harness.models import make_batch
 
 
-def build(rival, model, task, batch):
+def build(rival, model, task, *, batch):
     del task
     fast = rival == "tf_privacy_fast"
     net = build_model(

@@ -22,14 +22,14 @@ _MODULES = {
 }
 
 
-def build(rival, model, task, batch):
+def build(rival, model, task, *, batch):
     x, y = torch_models.make_batch(model, batch)
     data = torch_models.inputs(x), torch_models.targets(model, y)
     if rival in ("torch_plain", "torch_compiled"):
         job = _plain(model, data, rival == "torch_compiled")
     else:
         module = importlib.import_module(f"benchmarks.peers.{_MODULES[rival]}")
-        job = module.build(rival, model, task, data)
+        job = module.build(rival, model, task, data=data)
     return job if card is None else Job(_awaited(job.step), job.weights)
 
 

@@ -23,7 +23,7 @@ class FirstOutput(torch.nn.Module):
         return self.first(self.lstm(x)), None
 
 
-def build(rival, model, task, data):
+def build(rival, model, task, *, data):
     del rival
     x, y = data
     net = build_model(model)

@@ -33,7 +33,7 @@ class StepwiseLSTM(torch.nn.Module):
         return torch.stack(outputs, 1), None
 
 
-def build(rival, model, task, data):
+def build(rival, model, task, *, data):
     del rival
     net = build_model(model, StepwiseLSTM)
     loss = make_loss(model)

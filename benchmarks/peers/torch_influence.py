@@ -42,7 +42,7 @@ def _loaders(train, test):
     )
 
 
-def _dattri(make_attributor, data, train, test):
+def _dattri(make_attributor, data, train, *, test):
     """The scores of an attributor of dattri, (tests, samples)."""
     model = _model(data)
 
@@ -58,18 +58,18 @@ def _dattri(make_attributor, data, train, test):
     return attributor.attribute(train, test).detach().numpy().T
 
 
-def _dattri_cg(data, train, test, damping):
+def _dattri_cg(data, train, test, *, damping):
     def make(task):
         return IFAttributorCG(task, regularization=damping)
 
-    return _dattri(make, data, train, test)
+    return _dattri(make, data, train, test=test)
 
 
-def _dattri_ekfac(data, train, test, damping):
+def _dattri_ekfac(data, train, test, *, damping):
     def make(task):
         return IFAttributorEKFAC(task, damping=damping)
 
-    return _dattri(make, data, train, test)
+    return _dattri(make, data, train, test=test)
 
 
 class _Classification(Task):
@@ -85,7 +85,7 @@ class _Classification(Task):
         return self.compute_train_loss(batch, model)
 
 
-def _kronfluence(data, train, test, damping):
+def _kronfluence(data, train, test, *, damping):
     task = _Classification()
     model = prepare_model(_model(data), task)
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +137,7 @@ def main(given, out):
             for turn in range(2):
                 begun = time.perf_counter()
                 try:
-                    scores = ask(data, train, test, damping)
+                    scores = ask(data, train, test, damping=damping)
                 except Exception as error:
                     print(f"{name}: {type(error).__name__}: {error}")
                     break

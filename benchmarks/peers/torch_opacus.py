@@ -21,7 +21,7 @@ from benchmarks.peers.torch_models import build_model, make_loss
 warnings.filterwarnings("ignore")
 
 
-def build(rival, model, task, data):
+def build(rival, model, task, *, data):
     net = build_model(model, DPLSTM)
     loss = make_loss(model)
     if rival == "opacus_ghost":

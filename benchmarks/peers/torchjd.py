@@ -26,7 +26,7 @@ KINDS = {
 }
 
 
-def build(rival, model, task, batch):
+def build(rival, model, task, *, batch):
     """Return a `Job`; `rival` is a key of `KINDS` and a number of threads.
 
     For steps by task it is the numbers of threads and of gradients at a time
@@ -35,7 +35,7 @@ def build(rival, model, task, batch):
     rival, _, threads = rival.partition("@")
     if task == BY_TASK:
         return torchjd_tasks.build(
-            model, batch, int(threads), int(rival) or None
+            model, batch, int(threads), chunk=int(rival) or None
         )
     x, y = make_batch(model, batch)
     x, y = torch_models.inputs(x), torch_models.targets(model, y)

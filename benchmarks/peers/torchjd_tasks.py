@@ -11,7 +11,7 @@ from torchjd.autojac import jac_to_grad, mtl_backward
 from benchmarks.harness.job import Job
 
 
-def build(trunk, tasks, threads, chunk):
+def build(trunk, tasks, threads, *, chunk):
     """Return the `Job` of a step by Adam with `UPGrad`.
 
     `chunk` is how many gradients go through the trunk at a time; None: all.

@@ -77,10 +77,12 @@ def rivals_of(model):
     return (*own, *peers, *(() if is_half else ("jax_privacy",)))
 
 
-def measure(model, batch, rivals, rounds, log=print):
+def measure(model, batch, rivals, *, rounds, log=print):
     """Return rival → its figures, as `results.summarise` has them."""
-    entries = [interleaved.Entry(r, model, CLIPPED, batch) for r in rivals]
-    interleaved.run(entries, rounds, log, LIMIT, slow_ms=None)
+    entries = [
+        interleaved.Entry(r, model, CLIPPED, batch=batch) for r in rivals
+    ]
+    interleaved.run(entries, rounds, log, limit=LIMIT, slow_ms=None)
     found = results.summarise(entries, f"plain_xla@{batch}")
     own = [entry for entry in entries if entry.rival.framework == "tensorflow"]
     for key, more in alone.run(own, log, LIMIT).items():
@@ -120,9 +122,12 @@ def _cells(found):
         _ms(found, "ours", "plain"),
         _ms(found, "plain_replicas"),
         _ms(found, "ours_replicas", "plain_replicas"),
-        *(_figure(found, r, "peak_mb", 1) for r in ("plain_xla", "ours_xla")),
         *(
-            _figure(found, r, "first_ms", 1e3)
+            _figure(found, r, "peak_mb", unit=1)
+            for r in ("plain_xla", "ours_xla")
+        ),
+        *(
+            _figure(found, r, "first_ms", unit=1e3)
             for r in ("plain_xla", "ours_xla")
         ),
         _ms(found, "torch_plain"),
@@ -141,7 +146,7 @@ def _ms(found, rival, unit=None):
     return f"{times[0]:.3g}{ratio}"
 
 
-def _figure(found, rival, field, unit):
+def _figure(found, rival, field, *, unit):
     value = found.get(rival, {}).get(field)
     return "" if value is None else f"{value / unit:.3g}"
 
@@ -157,7 +162,7 @@ def main(arguments=None):
         for batch in options.batch or SIZES[model]:
             print(f"{model}, {batch}", flush=True)
             row = stored["rows"].setdefault(f"{model}, {batch}", {})
-            row.update(measure(model, batch, rivals, options.rounds))
+            row.update(measure(model, batch, rivals, rounds=options.rounds))
             results.write(stored, options.output)
             options.output.with_suffix(".md").write_text(table(stored))
 

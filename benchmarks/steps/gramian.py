@@ -80,7 +80,7 @@ def times(ready, rounds):
     return {key: statistics.median(numbers) for key, numbers in found.items()}
 
 
-def row(model, names, workers, rounds):
+def row(model, names, workers, *, rounds):
     """Return the cells of a model: one for the clipped step and each name."""
     ready = prepared(model, names, workers)
     found = times(ready, rounds)
@@ -131,7 +131,7 @@ def main():
             print(f"TorchJD: {error}")
             workers["torchjd"] = _Missing()
         try:
-            cells = row(model, names, workers, given.rounds)
+            cells = row(model, names, workers, rounds=given.rounds)
         finally:
             for worker in workers.values():
                 worker.close()

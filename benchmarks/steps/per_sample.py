@@ -31,27 +31,38 @@ def main(arguments=None):
         for model in _models(section, options.models):
             print(f"{section}: {model}", flush=True)
             found = _SECTIONS[section](section, model, options)
-            results.store(section, model, found, here, options.output)
+            results.store(
+                section, model, found, machine=here, path=options.output
+            )
     report.write(results.load(options.output), options.output)
 
 
 def _interleaved(task, model, options):
     """The task at one batch size, all rivals in one run."""
     rivals = [r for r in options.rivals if task in RIVALS[r].tasks]
-    return _run(task, model, rivals, [options.batch], options.rounds)
+    return _run(
+        task, model, rivals, sizes=[options.batch], rounds=options.rounds
+    )
 
 
 def _xla(section, model, options):
     """The clipped step, ours and plain, both under XLA."""
     del section
     rivals, sizes = ["plain_xla", "ours_xla"], [options.batch]
-    return _run(CLIPPED, model, rivals, sizes, options.rounds, "plain_xla")
+    return _run(
+        CLIPPED,
+        model,
+        rivals,
+        sizes=sizes,
+        rounds=options.rounds,
+        unit="plain_xla",
+    )
 
 
 def _growth(section, model, options):
     """Clipped steps beside the plain one, from size to size."""
     del section
-    entries = _entries(CLIPPED, model, growth.RIVALS, growth.SIZES)
+    entries = _entries(CLIPPED, model, growth.RIVALS, sizes=growth.SIZES)
     interleaved.run(entries, options.rounds, _log)
     return results.summarise(entries, "plain@64")
 
@@ -60,7 +71,7 @@ def _large(section, model, options):
     """What per-sample gradients written out would make impossible."""
     del section
     batch = {"dense4096": 256}.get(model, options.batch)
-    entries = _entries(CLIPPED, model, ["plain", "ours"], [batch])
+    entries = _entries(CLIPPED, model, ["plain", "ours"], sizes=[batch])
     interleaved.run(entries, options.rounds, _log)
     found = results.summarise(entries, f"plain@{batch}")
     for key, more in alone.run(entries, _log).items():
@@ -77,13 +88,15 @@ def _alone(section, model, options):
     rivals = [r for r in options.rivals if CLIPPED in RIVALS[r].tasks]
     if model not in ("mnist", "cifar10", "transformer"):
         rivals = [r for r in rivals if r in (*_UNITS, *OURS)]
-    return alone.run(_entries(CLIPPED, model, rivals, [options.batch]), _log)
+    return alone.run(
+        _entries(CLIPPED, model, rivals, sizes=[options.batch]), _log
+    )
 
 
 def _real_models(section, model, options):
     """Plain and clipped `fit` steps of what people train."""
     del section
-    return real_models.measure(model, options.rounds, options.size, _log)
+    return real_models.measure(model, options.rounds, options.size, log=_log)
 
 
 _SECTIONS = {
@@ -97,15 +110,15 @@ _SECTIONS = {
 }
 
 
-def _run(task, model, rivals, sizes, rounds, unit="plain"):
-    entries = _entries(task, model, rivals, sizes)
+def _run(task, model, rivals, *, sizes, rounds, unit="plain"):
+    entries = _entries(task, model, rivals, sizes=sizes)
     interleaved.run(entries, rounds, _log)
     return results.summarise(entries, f"{unit}@{sizes[0]}")
 
 
-def _entries(task, model, rivals, sizes):
+def _entries(task, model, rivals, *, sizes):
     return [
-        interleaved.Entry(rival, model, task, batch)
+        interleaved.Entry(rival, model, task, batch=batch)
         for batch in sizes
         for rival in rivals
     ]

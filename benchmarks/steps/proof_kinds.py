@@ -63,17 +63,17 @@ def rows(set_name, name, modes):
                 made = _KINDS[set_name]()[name]()
             count = _count(made.x)
         except Exception as error:
-            row = _row(kind, "made", "invalid", error)
+            row = _row(kind, "made", "invalid", error=error)
             return [row]
         found = []
         for mode in modes:
             served = all(row["verdict"] == "served" for row in found)
             if mode != "accumulated" or not served:
-                found.append(_looked_at(kind, made, mode, count))
+                found.append(_looked_at(kind, made, mode, count=count))
         return found
 
 
-def _row(kind, mode, verdict, error=None, proofs=None, uses=()):
+def _row(kind, mode, verdict, *, error=None, proofs=None, uses=()):
     return {
         "kind": kind,
         "mode": mode,
@@ -87,7 +87,7 @@ def _row(kind, mode, verdict, error=None, proofs=None, uses=()):
     }
 
 
-def _looked_at(kind, made, mode, count):
+def _looked_at(kind, made, mode, *, count):
     proofs = proof_hooks.Proofs(_TIMES.get(mode, 0))
     error, uses = None, ()
     try:
@@ -107,7 +107,7 @@ def _looked_at(kind, made, mode, count):
     verdict = "served" if error is None else _verdict(made, error)
     if any(" refused " in line for line in uses):
         verdict = "refused"
-    return _row(kind, mode, verdict, error, proofs, uses)
+    return _row(kind, mode, verdict, error=error, proofs=proofs, uses=uses)
 
 
 def _explained(made, count):
@@ -229,7 +229,7 @@ def _mixing():
     def make(build):
         _set_float("float64")
         model, x, y = build()
-        return Made(model, x, y, model.loss)
+        return Made(model, x, y, loss=model.loss)
 
     return {
         f"{kind}/{name}": lambda build=build: make(build)
@@ -282,7 +282,7 @@ def _further():
     def make(case):
         _set_float(getattr(case, "dtype", "float32"))
         model, x, y = case.make()
-        return Made(model, x, y, model.loss)
+        return Made(model, x, y, loss=model.loss)
 
     return {
         **{k: lambda case=case: make(case) for k, case in KINDS.items()},
@@ -303,10 +303,10 @@ def _drawn(name):
         space["make"](),
         space["x"],
         space["y"],
-        space["loss"],
-        space["sample_weight"],
-        space["loss_weights"],
-        case.execution == "xla",
+        loss=space["loss"],
+        sample_weight=space["sample_weight"],
+        loss_weights=space["loss_weights"],
+        jit_compile=case.execution == "xla",
     )
 
 

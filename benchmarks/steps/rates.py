@@ -75,7 +75,7 @@ LARGEST = 2**30
 RIDGE = 0.02
 
 
-def windows_of(size, kernel, stride, padding):
+def windows_of(size, kernel, stride, *, padding):
     return Windows.of(
         (size,) * 2,
         (kernel,) * 2,
@@ -90,7 +90,7 @@ def convolution(name, batch):
     size, channels, filters, kernel, stride, padding, groups = CONVOLUTIONS[
         name
     ]
-    windows = windows_of(size, kernel, stride, padding)
+    windows = windows_of(size, kernel, stride, padding=padding)
     shape = (kernel, kernel, channels // groups, filters)
     count = windows.positions[0]
     inputs = (
@@ -124,7 +124,7 @@ def look_up(name, batch):
     )
 
 
-def time_methods(inputs, make, methods, batch, xla, rounds):
+def time_methods(inputs, make, methods, *, batch, xla, rounds):
     """Return method → milliseconds for norms and weighted sum, and the chosen.
 
     "own" is the batch's own gradient of the same layer.
@@ -183,7 +183,7 @@ def convolution_features(name, method, xla):
     size, channels, filters, kernel, stride, padding, groups = CONVOLUTIONS[
         name
     ]
-    windows = windows_of(size, kernel, stride, padding)
+    windows = windows_of(size, kernel, stride, padding=padding)
     kinds = table.ConvolutionRates._fields
     return [
         convolution_costs.costs(
@@ -238,9 +238,9 @@ def main(arguments=None):
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(arguments)
     before = table.CPU_XLA if options.xla else table.CPU
-    convolutions = measure(convolution, CONVOLUTIONS, METHODS, options)
-    products = measure(product, PRODUCTS, ("full", "gram"), options)
-    measure(look_up, TABLES, ID_METHODS, options)
+    convolutions = measure(convolution, CONVOLUTIONS, METHODS, options=options)
+    products = measure(product, PRODUCTS, ("full", "gram"), options=options)
+    measure(look_up, TABLES, ID_METHODS, options=options)
     row = table.Rates(
         fitted_products(products, options.batch, before.products),
         fitted_convolutions(convolutions, options, before.convolutions),
@@ -254,7 +254,7 @@ def main(arguments=None):
     report_choices(convolutions, row, options)
 
 
-def measure(make, layers, methods, options):
+def measure(make, layers, methods, *, options):
     """Print a table of milliseconds, and return layer → method → them."""
     columns = ["own", *methods]
     print("| layer |", " | ".join(columns), "| chosen |")
@@ -263,7 +263,12 @@ def measure(make, layers, methods, options):
     for layer in [k for k in layers if k in (options.layers or layers)]:
         inputs, factor = make(layer, options.batch)
         found, chosen = time_methods(
-            inputs, factor, methods, options.batch, options.xla, options.rounds
+            inputs,
+            factor,
+            methods,
+            batch=options.batch,
+            xla=options.xla,
+            rounds=options.rounds,
         )
         cells = [f"{found[c]:.3g}" if c in found else "" for c in columns]
         print(f"| {layer} |", " | ".join(cells), f"| {chosen} |", flush=True)

@@ -61,7 +61,7 @@ LIMITS = {
 }
 
 
-def measure(model, rounds, size="bench", log=print):
+def measure(model, rounds, size="bench", *, log=print):
     """Measures one model.
 
     Args:
@@ -77,7 +77,9 @@ def measure(model, rounds, size="bench", log=print):
         first step where the trace knows the batch size; or "error".
     """
     batch = LIMITS[model].batch
-    entries = [interleaved.Entry(r, model, REAL_MODELS, batch) for r in RIVALS]
+    entries = [
+        interleaved.Entry(r, model, REAL_MODELS, batch=batch) for r in RIVALS
+    ]
     for entry in entries:
         entry.request["size"] = size
     interleaved.run(entries, rounds, log, limit=SECONDS, slow_ms=None)

@@ -52,7 +52,7 @@ def _frames(**kwargs):
     )
 
 
-def _images(layer, filters, rank=2, kernel=3):
+def _images(layer, filters, rank=2, *, kernel=3):
     shape = (*[None] * rank, 3)
     pooling = getattr(layers, f"GlobalAveragePooling{rank}D")()
     stacked = [
@@ -70,7 +70,7 @@ MODELS = {
         (8, 24, 24, 1),
     ),
     "Conv1D, any length": (
-        lambda: _images(layers.Conv1D, (32, 64, 64), 1, 5),
+        lambda: _images(layers.Conv1D, (32, 64, 64), 1, kernel=5),
         32,
         (128, 3),
     ),
