@@ -32,6 +32,7 @@ from benchmarks.harness.job import LEARNING_RATE
 from benchmarks.harness.keras_models import build_model, make_loss
 from benchmarks.harness.models import make_batch
 from benchmarks.harness.process import THREADS, Worker, WorkerError
+from benchmarks.harness.turns import added
 from keras_pergrad.callbacks import GradientVariance
 
 MODELS = {
@@ -193,11 +194,6 @@ class Turns(keras.callbacks.Callback):
             for job, times in self.theirs.items():
                 times.append(self._worker.ask("time", key=job)["ms"])
         self._began = time.perf_counter()
-
-
-def added(measured, plain):
-    """Return the median of the differences in each turn."""
-    return statistics.median(m - p for m, p in zip(measured, plain))
 
 
 def times(name, worker, rounds, *, steps):

@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from benchmarks.harness.keras_models import build_model, make_loss
 from benchmarks.harness.models import make_batch
+from benchmarks.harness.turns import added
 from keras_pergrad.callbacks import GradientVariance
 
 STEPS, BATCH, ROUNDS, AFTER = 50, 64, 8, 3
@@ -99,23 +100,16 @@ def main():
             callbacks=[clock, watch],  # in this order: it ends an epoch
         )
     epoch = statistics.median(clock.epochs[False])
-    added = {
-        name: statistics.median(
-            w - p for w, p in zip(seconds[True], seconds[False])
-        )
-        for name, seconds in (("gap", clock.gaps), ("epoch", clock.epochs))
-    }
+    gap = added(clock.gaps[True], clock.gaps[False])
+    whole = added(clock.epochs[True], clock.epochs[False])
     print(f"{given.model}: plain epoch {epoch:.2f} s")
     print(
-        f"GradientVariance adds {1e3 * added['gap']:.0f} ms between epochs: "
-        f"{added['gap'] / epoch:.1%} (aim: below 8 %)"
+        f"GradientVariance adds {1e3 * gap:.0f} ms between epochs: "
+        f"{gap / epoch:.1%} (aim: below 8 %)"
     )
-    print(
-        f"whole epochs differ by {1e3 * added['epoch']:.0f} ms: "
-        f"{added['epoch'] / epoch:.1%}"
-    )
+    print(f"whole epochs differ by {1e3 * whole:.0f} ms: {whole / epoch:.1%}")
     if given.instruments:
-        share = MEASURED * added["gap"] / (EPOCH * epoch / given.steps)
+        share = MEASURED * gap / (EPOCH * epoch / given.steps)
         print(
             f"{MEASURED} measurements add {share:.1%} to an epoch of {EPOCH} "
             "steps (aim: below 8 %)"

@@ -8,48 +8,25 @@ clipping and after it. Prints milliseconds and clipped steps.
     python -m benchmarks.extras.samples_that_matter [--rounds 20] [model ...]
 """
 
-import argparse
 import functools
 
 import tensorflow as tf
 
-from benchmarks.extras.further_questions import BATCH, NORM, _apply, plain
-from benchmarks.harness.keras_models import build_model, make_loss, targets
-from benchmarks.harness.models import SPECS, make_batch
-from benchmarks.harness.turns import in_turns, milliseconds, show
-from keras_pergrad.factors.blanking import select
+from benchmarks.harness import bare_steps
+from benchmarks.harness.bare_steps import BATCH
+from benchmarks.harness.models import SPECS
 from keras_pergrad.influence.fisher_sums import FisherStatistic
 from keras_pergrad.influence.likelihoods import Likelihood
 from keras_pergrad.influence.projected_factors import project
 from keras_pergrad.influence.projection import projections
-from keras_pergrad.uses import TracedStep
 
 NUMBERS = 4096
 MODELS = ("mlp", "ffnn", "mnist", "cifar10", "embed", "lstm", "transformer")
 
 
-def clipped(model, loss, x, y, projected=None):
-    """The mean of clipped gradients, applied, and projections of all."""
-    step = TracedStep(model, (x, y, None))
-    with step:
-        value = loss(y, step.forward(x))
-    factors = step.sample_gradients(value)
-    factors = [factor.held() for factor in factors]
-    squares = tf.add_n([factor.squared_norms() for factor in factors])
-    weights = tf.minimum(1.0, NORM / (BATCH * tf.sqrt(squares)))
-    factors = select(factors, tf.math.is_finite(squares))
-    _apply(model, [factor.weighted_sum(weights) for factor in factors])
-    if projected is None:
-        return value
-    return [project(f, p) for f, p in zip(factors, projected)]
-
-
-def projected_only(model, loss, x, y, projected):
-    """The projections of all samples, without a step."""
-    step = TracedStep(model, (x, y, None))
-    with step:
-        value = loss(y, step.forward(x))
-    factors = step.sample_gradients(value)
+def _projected(factors_of, *given, projected):
+    """The projections of all samples, of factors that a step returns."""
+    _, factors = factors_of(*given)
     return [project(f, p) for f, p in zip(factors, projected)]
 
 
@@ -83,32 +60,22 @@ def layers_again(layers):
     return [first, *(type(one).from_config(one.get_config()) for one in others)]
 
 
-def _parts(name):
-    if name == "mlp":
-        return _mlp()
-    x, y = make_batch(name, BATCH)
-    x, y = tf.constant(x), tf.constant(targets(name, y))
-    return lambda: build_model(name), make_loss(name), x, y
-
-
-def measure(name, rounds):
-    """Return the milliseconds of each step, by its name."""
-    make, loss, x, y = _parts(name)
-
-    def function(step, *more):
-        model = make()
-        traced = tf.function(
-            lambda x, y: step(model, loss, x, y, *more), autograph=False
-        )
-        return lambda: traced(x, y)
-
+def steps_of(name):
+    """Return functions of no arguments by their names."""
+    make, loss, x, y = _mlp() if name == "mlp" else bare_steps.parts(name)
     shapes = [v.shape for v in make().trainable_variables]
-    projected = projections(shapes, NUMBERS, seed=0)
+    projected = functools.partial(
+        _projected, projected=projections(shapes, NUMBERS, seed=0)
+    )
+    steps = {
+        "clipped": lambda *given: bare_steps.clipped(*given)[0],
+        "plain": bare_steps.plain,
+        "project": functools.partial(projected, bare_steps.factors_of),
+        "clipped, project": functools.partial(projected, bare_steps.clipped),
+    }
     functions = {
-        "clipped": function(clipped),
-        "plain": function(lambda *given: plain(*given, None)),
-        "project": function(projected_only, projected),
-        "clipped, project": function(clipped, projected),
+        kind: bare_steps.traced(step, make(), loss, x=x, y=y)
+        for kind, step in steps.items()
     }
     for kind in ("diagonal", "kfac"):
         model = make()
@@ -117,34 +84,10 @@ def measure(name, rounds):
         functions[f"fisher, {kind}"] = functools.partial(
             _ask, asked, model, x, seed
         )
-    for one in functions.values():
-        one()
-    return in_turns(functions, rounds, _timed)
-
-
-def _timed(kind, function):
-    del kind
-
-    def step():
-        tf.nest.map_structure(
-            lambda t: tf.convert_to_tensor(t).numpy().flat[:1],
-            tf.nest.flatten(function()),
-        )
-
-    return milliseconds(step)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("models", nargs="*", default=MODELS)
-    arguments = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(2)
-    tf.get_logger().setLevel("ERROR")  # steps are traced once each
-    for name in arguments.models:
-        print(f"{name}, batch {BATCH}")
-        show(measure(name, arguments.rounds), "clipped")
+    return functions
 
 
 if __name__ == "__main__":
-    main()
+    bare_steps.main(
+        __doc__.splitlines()[0], steps_of, "clipped", models=MODELS, rounds=20
+    )

@@ -30,6 +30,11 @@ def milliseconds(step):
     return 1e3 * (time.perf_counter() - start)
 
 
+def added(more, plain):
+    """Return the median of the differences in each turn."""
+    return statistics.median(m - p for m, p in zip(more, plain))
+
+
 def show(times, unit):
     """Prints medians and, with quartiles, their ratios to one of the steps."""
     for name, taken in times.items():
