@@ -193,6 +193,27 @@ def accumulated_clipped():
 
 
 @check
+def gradients_of_inputs():
+    """Of the outputs and of the loss, inside and outside of the scope."""
+    double()
+    models = []
+
+    def gradients(model):
+        of_outputs = kpg.input_gradients(model, X, batch_size=5, verbose=0)
+        return of_outputs, kpg.input_gradients(model, X, y=Y, verbose=0)
+
+    def run():
+        models.append(dense("batch"))
+        models[-1].fit(X, Y, 11, verbose=0, shuffle=False)
+        return gradients(models[-1])
+
+    alone, together = both(run)
+    for found in (together, gradients(models[1])):
+        for a, b in zip(found, alone, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
+
+
+@check
 def eager():
     mode = lambda: kpg.Accumulated(  # noqa: E731
         steps=2, microbatch_size=4, inner=kpg.Vectorized(clipped())
