@@ -144,6 +144,12 @@ FIRST_OF_EACH_PAGE = ".md-search-result__item > a:first-child"
         ("mislabeled samples", "guides/unusual_samples/"),
         ("label noise", "guides/unusual_samples/"),
         ("Opacus custom layer", "guides/coming_from/"),
+        ("tape overhead", "guides/what_you_may_have_read/"),
+        ("memory bound", "guides/what_you_may_have_read/"),
+        ("sparse", "guides/what_you_may_have_read/"),
+        ("pruning", "guides/what_you_may_have_read/"),
+        ("normalize", "guides/what_you_may_have_read/"),
+        ("input_gradients MirroredStrategy", "guides/input_gradients/"),
     ],
 )
 def test_search_finds_the_page(first_pages, words, path):
