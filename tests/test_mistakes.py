@@ -98,6 +98,48 @@ def own_step(mode, x, y=CLASSES):
         made.compute_gradients(loss_fn, x, y)
 
 
+def without_outputs(y_true, y_pred):
+    return tf.reduce_mean(y_true, -1)
+
+
+def without_return(y_true, y_pred):
+    keras.ops.mean(y_true - y_pred, -1)
+
+
+def misused_norms(x=X, y=Y, **arguments):
+    return lambda: kpg.per_sample_norms(
+        model(), x, y, **{"verbose": 0, **arguments}
+    )
+
+
+def public(name):
+    plan = private(noise_multiplier=1.0, user_ids="unique", public_layers=name)
+    made = model(plan.gradient_mode, layers.Dense(2, name="normalization"))
+    with unchanged(made):
+        made.fit(plan.batches(X, Y), callbacks=[plan.callback], verbose=0)
+
+
+def values(ids):
+    made = model("vectorized")
+    callbacks = [kpg.callbacks.SampleValues((X, Y), ids=ids)]
+    with unchanged(made):
+        made.fit(X, Y, callbacks=callbacks, verbose=0)
+
+
+def other_plan():
+    one, other = (
+        private(noise_multiplier=1.0, user_ids="unique", clip_norm=norm)
+        for norm in (1.0, 2.0)
+    )
+    fit(model(one.gradient_mode), other.batches(X, Y))
+
+
+def on_batch(method, *data):
+    made = model("vectorized")
+    with unchanged(made):
+        getattr(made, method)(*data)
+
+
 def own_loss(loss_fn):
     return lambda: model("vectorized").compute_gradients(loss_fn, X, Y)
 
@@ -105,6 +147,9 @@ def own_loss(loss_fn):
 TYPE, VALUE, ATTRIBUTE = TypeError, ValueError, AttributeError
 NO_LOSS = r"Model '\w+' has no loss.*`compile\(\)`.*add_loss.*Received"
 USE_NUMBERS = r"expected numbers as `x`.*Received: texts.*StringLookup"
+ON_OR_OFF = r"expected True or False\. Received: "
+NO_WEIGHT = "does not depend on any of its trainable variables.*y_true alone"
+COMPLEX = "expected real numbers as `{}`.*complex.*imaginary part.*stack"
 #: What is wrong → the error, what it says, and the mistake.
 MISTAKES = {
     # Names
@@ -334,6 +379,169 @@ MISTAKES = {
         *(VALUE, r"a list of numbers.*numpy\.asarray\(x\)"),
         lambda: fit(model(), X.tolist(), Y),
     ),
+    **{
+        f"complex_{name}": (VALUE, COMPLEX.format(name), use)
+        for name, use in {
+            "x": misused_norms(X + 1j),
+            "y": misused_norms(X, Y + 1j),
+        }.items()
+    },
+    **{
+        f"complex_of_{name}": (VALUE, COMPLEX.format("x"), use)
+        for name, use in {
+            "fit": lambda: fit(model("vectorized"), X + 1j, Y),
+            "a_dataset": lambda: fit(
+                model("vectorized"), tf.data.Dataset.from_tensors((X + 1j, Y))
+            ),
+            "input_gradients": lambda: kpg.input_gradients(
+                model(), X + 1j, verbose=0
+            ),
+        }.items()
+    },
+    "complex_y_of_fit": (
+        *(VALUE, COMPLEX.format("y")),
+        lambda: fit(model("vectorized"), X, Y + 1j),
+    ),
+    "objects": (
+        *(VALUE, r"Python objects.*type float.*x\.astype\('float32'\)"),
+        misused_norms(X.astype(object)),
+    ),
+    "objects_of_fit": (
+        *(VALUE, r"Python objects.*type float.*x\.astype\('float32'\)"),
+        lambda: fit(model(), X.astype(object), Y),
+    ),
+    "rows_of_different_lengths": (
+        *(VALUE, r"type list\. Rows of different.*pad_sequences\(x"),
+        misused_norms(np.array([[1], [1, 2]], object)),
+    ),
+    "one_sample": (
+        *(VALUE, r"x with 4, y with 3\. If these are of one.*x\[None\]"),
+        misused_norms(X[0], Y[0]),
+    ),
+    "no_batches": (
+        *(VALUE, r"x with 4, y with 3\. If these are of one.*batch\(32\)"),
+        lambda: fit(
+            model("vectorized"), tf.data.Dataset.from_tensor_slices((X, Y))
+        ),
+    ),
+    **{
+        f"lists_of_{method}": (
+            *(VALUE, r"`x` expected an array.*list of numbers.*asarray\(x\)"),
+            lambda method=method: on_batch(method, X.tolist(), Y.tolist()),
+        )
+        for method in ("train_on_batch", "test_on_batch")
+    },
+    "lists_as_targets_of_train_on_batch": (
+        *(VALUE, r"`y` expected an array.*list of numbers.*asarray\(y\)"),
+        lambda: on_batch("train_on_batch", X, Y.tolist()),
+    ),
+    **{
+        f"no_targets_of_{method}": (
+            *(VALUE, "compares its outputs with targets.*Expected `y`"),
+            lambda method=method: on_batch(method, X),
+        )
+        for method in ("train_on_batch", "test_on_batch", "evaluate")
+    },
+    "no_targets_of_a_given_loss": (
+        *(VALUE, "^The loss of model .* compares its outputs with targets"),
+        lambda: kpg.per_sample_norms(net(shape=(4,)), X, loss="mse"),
+    ),
+    "text_as_ids": (VALUE, r"one id for each.*ids='a'", lambda: values("a")),
+    "half_an_id": (VALUE, "the number of samples", lambda: values(12.5)),
+    # Arguments
+    **{
+        f"text_as_{name}": (VALUE, f"`{name}` {ON_OR_OFF}{name}='no'", use)
+        for name, use in {
+            "training": misused_norms(training="no"),
+            "per_variable": misused_norms(per_variable="no"),
+            "statistics": lambda: kpg.Vectorized(statistics="no"),
+            "in_place": lambda: kpg.replace_batch_norm(model(), in_place="no"),
+            "exact": lambda: kpg.aggregations.MGDA(exact="no"),
+            "return_outputs": lambda: model().compute_gradients(
+                abs, X, return_outputs="no"
+            ),
+        }.items()
+    },
+    "text_in_place": (
+        *(VALUE, f"`statistics` {ON_OR_OFF}"),
+        lambda: kpg.Vectorized("mean", "no"),
+    ),
+    "no_training": (VALUE, ON_OR_OFF, misused_norms(training=None)),
+    "text_as_verbose": (
+        *(VALUE, "`verbose` expected 0, 1 or 2"),
+        misused_norms(verbose="no"),
+    ),
+    "public_layers": (
+        *(VALUE, r"'norm'\. Did you mean 'normalization'\? The layers are: '"),
+        lambda: public("norm"),
+    ),
+    "no_public_layers": (
+        *(VALUE, r"expected a list of names.*public_layers=3"),
+        lambda: public(3),
+    ),
+    "vouched": (
+        *(VALUE, r"is 'ClippedMean'.*\['x'\].*model\.compile\(vouched"),
+        lambda: private(noise_multiplier=1.0, vouched="x"),
+    ),
+    "no_vouched": (
+        *(VALUE, "expected a list of names.*vouched=3"),
+        lambda: model("vectorized", vouched=3),
+    ),
+    "other_clipping": (
+        VALUE,
+        r"Expected clipping=ClippedMean\(clip_norm=1\.0.*=ClippedMean\(clip_n",
+        other_plan,
+    ),
+    "noise": (
+        *(VALUE, "a number, is `noise_multiplier`"),
+        lambda: private(noise=1.1),
+    ),
+    "array_as_samples": (
+        *(VALUE, r"^.{0,120}$"),
+        lambda: kpg.PrivateTraining(delta=1e-3, samples=X, batch_size=4),
+    ),
+    "function_as_clip_norm": (
+        *(VALUE, r"a keras\.optimizers\.schedules\.LearningRateSchedule\. Rec"),
+        lambda: kpg.ClippedMean(lambda: 1.0),
+    ),
+    "given_losses": (
+        *(VALUE, r"which has 1\. Received: loss=\['mse', 'mae'\].*their sum"),
+        misused_norms(loss=["mse", "mae"]),
+    ),
+    "given_loss_of_one_argument": (
+        *(TYPE, r"two arguments, loss\(y_true, y_pred\).*function of \(y\)"),
+        misused_norms(loss=lambda y: y),
+    ),
+    **{
+        f"loss_without_outputs_of_{function}_{method}": (
+            *(VALUE, NO_WEIGHT),
+            lambda function=function, method=method: getattr(kpg, function)(
+                model(), X, Y, loss=without_outputs, method=method, verbose=0
+            ),
+        )
+        for function in (
+            "per_sample_gradients",
+            "per_sample_norms",
+            "gradient_statistics",
+        )
+        for method in ("vectorized", "per_sample")
+    },
+    "loss_without_outputs_of_input_gradients": (
+        *(VALUE, "does not depend on any input.*y_true alone"),
+        lambda: kpg.input_gradients(
+            model(), X, Y, loss=without_outputs, verbose=0
+        ),
+    ),
+    "mode_in_place_of_loss_weights": (
+        *(TYPE, r"'vectorized' in third place.*gradient_mode="),
+        lambda: model().compile("sgd", "mse", "vectorized"),
+    ),
+    "text_as_variables": (
+        *(TYPE, "`variables` expected variables, a layer.*'dense'"),
+        lambda: model("vectorized").compute_gradients(
+            lambda x, y, sample_weight: x[:, 0], X, Y, variables="dense"
+        ),
+    ),
     # Models and steps
     "model_of_a_model": (
         *(TYPE, r"Received: Functional\. Write PerGradModel\.from_model\(mo"),
@@ -457,6 +665,24 @@ def test_targets_of_another_kind_get_advice(advice, targets, loss):
     for use in (made.fit, lambda x, y, verbose: norms(made, x, y), check):
         with pytest.raises(Exception) as error:
             use(X, targets, verbose=0)
+        assert advice in " ".join(error.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("loss", "advice"),
+    [
+        (without_return, "without a `return`"),
+        (lambda y_true, y_pred: np.mean(y_true - y_pred, -1), "keras.ops"),
+    ],
+)
+def test_a_loss_that_gives_no_tensor_gets_advice(loss, advice):
+    for use in (
+        lambda: fit(model("vectorized", loss=loss), X, Y),
+        lambda: fit(model(loss=loss), X, Y),
+        misused_norms(loss=loss),
+    ):
+        with pytest.raises((ValueError, NotImplementedError)) as error:
+            use()
         assert advice in " ".join(error.value.__notes__)
 
 

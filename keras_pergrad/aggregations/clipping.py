@@ -29,6 +29,7 @@ PER = ("model", "layer", "variable")
 #: rounding of norms and of weighted sums.
 ROOM = 2.0**-20
 Schedule = keras.optimizers.schedules.LearningRateSchedule
+_OR_A_SCHEDULE = " or a keras.optimizers.schedules.LearningRateSchedule"
 
 
 class ClippedMean(Aggregation):
@@ -93,13 +94,13 @@ class ClippedMean(Aggregation):
         expected_batch_size: float | None = None,
     ):
         self.clip_norm: Any = _schedule(clip_norm) or positive_number(
-            "clip_norm", clip_norm, " or a schedule", infinite=True
+            "clip_norm", clip_norm, _OR_A_SCHEDULE, infinite=True
         )
         self.noise_multiplier: Any = _schedule(noise_multiplier) or number_from(
             "noise_multiplier",
             noise_multiplier,
             0,
-            alternative=" or a schedule",
+            alternative=_OR_A_SCHEDULE,
         )
         if self.noise_multiplier and self.clip_norm == math.inf:
             raise ValueError(

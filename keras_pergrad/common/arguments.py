@@ -8,6 +8,7 @@ import math
 import numbers
 import operator
 import re
+import reprlib
 
 import numpy as np
 
@@ -28,6 +29,17 @@ def require_one_of(name, value, choices, *, advice=""):
     advice = f".{did_you_mean(value, choices)}{advice}"
     expected = f"one of {', '.join(map(repr, choices))}"
     raise _refusal(name, value, expected, advice=advice)
+
+
+def names_given(name, value):
+    """Return names as a tuple; a text is one name."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, (list, tuple, set, frozenset)) and all(
+        isinstance(entry, str) for entry in value
+    ):
+        return tuple(value)
+    raise _refusal(name, value, "a list of names (texts)")
 
 
 def positive_integer(name, value):
@@ -109,8 +121,11 @@ def parse_bytes(name, value):
 
 
 def _refusal(name, value, expected, *, advice=""):
+    shown = repr(value)
+    if len(shown) > 200:  # such as an array of numbers
+        shown = reprlib.repr(value)
     return ValueError(
-        f"`{name}` expected {expected}. Received: {name}={value!r}{advice}"
+        f"`{name}` expected {expected}. Received: {name}={shown}{advice}"
     )
 
 

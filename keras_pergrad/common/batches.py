@@ -115,6 +115,8 @@ def require_equal_lengths(lengths):
         raise ValueError(
             f"{_EQUAL_LENGTHS} Received: "
             + ", ".join(f"{name} with {length}" for name, length in lengths)
+            + ". If these are of one sample, make it a batch: x[None], "
+            "y[None], or dataset.batch(32) for a data set."
         )
 
 
@@ -222,6 +224,8 @@ def require_arrays(x, y):
         while isinstance(first, (list, tuple)) and first:
             first = first[0]
         is_list, is_text = first is not data, isinstance(first, (str, bytes))
+        for array in tf.nest.flatten(data):
+            _require_no_objects(name, array)
         make_array = f"numpy.asarray({name})"
         if is_text and name == "y":
             raise ValueError(TEXTS_AS_TARGETS)
@@ -241,6 +245,25 @@ def require_arrays(x, y):
             f"`{name}` expected an array or a tensor, or a data set. "
             f"Received: {received}. {advice}."
         )
+
+
+def _require_no_objects(name, array):
+    """Refuse an array of Python objects that are no texts."""
+    if not isinstance(array, np.ndarray) or array.dtype != object:
+        return
+    kinds = {type(entry).__name__ for entry in array.flat} - {"str", "bytes"}
+    if not kinds:
+        return
+    advice = f"Convert it, {name}.astype('float32')"
+    if kinds & {"list", "tuple", "ndarray"}:
+        advice = (
+            "Rows of different lengths become an array by "
+            f"keras.utils.pad_sequences({name}, padding='post')"
+        )
+    raise ValueError(
+        f"`{name}` expected an array of numbers. Received: an array of Python "
+        f"objects (dtype object) of type {', '.join(sorted(kinds))}. {advice}."
+    )
 
 
 def require_weights(sample_weight):

@@ -1,10 +1,13 @@
-"""Names that a user gives: those of choices and arguments, misspelt or not."""
+"""Names that a user gives, misspelt or not, and arguments of on or off."""
 
 import difflib
 import functools
 import inspect
+import numbers
 import reprlib
 from typing import Any, TypeVar
+
+import numpy as np
 
 Function = TypeVar("Function")
 
@@ -60,13 +63,17 @@ def most_alike(name, known):
 
 
 def named_arguments(function: Function) -> Function:
-    """Decorate a function: it explains an argument that it does not have."""
+    """Decorate a function: it explains an argument that it does not have.
+
+    And one that is neither on nor off: a text such as "False" would be on.
+    """
     called: Any = function
     parameters = inspect.signature(called).parameters
 
     @functools.wraps(called)
     def explaining(*args, **kwargs):
         require_known(called.__name__, parameters, kwargs)
+        _require_switches(parameters, args, kwargs)
         return called(*args, **kwargs)
 
     explained: Any = explaining
@@ -85,6 +92,7 @@ class NamedArguments:
             )
         parameters = inspect.signature(cls.__init__).parameters
         require_known(cls.__name__, {} if takes_none else parameters, kwargs)
+        _require_switches(parameters, (None, *args), kwargs)  # None for self
         base = super().__new__
         return (
             base(cls) if base is object.__new__ else base(cls, *args, **kwargs)
@@ -103,4 +111,21 @@ def require_known(owner, parameters, arguments):
             raise TypeError(
                 f"{owner}() expected {among}. Received: {name}="
                 f"{reprlib.repr(value)}.{did_you_mean(name, known)}"
+            )
+
+
+def _require_switches(parameters, args, kwargs):
+    """Refuse what is neither on nor off where the default is, or `verbose`."""
+    for name, value in {**dict(zip(parameters, args)), **kwargs}.items():
+        is_verbose = name == "verbose"
+        default = getattr(parameters.get(name), "default", None)
+        if not (is_verbose or isinstance(default, bool)):
+            continue
+        choices = (0, 1, 2) if is_verbose else (0, 1)
+        is_integer = isinstance(value, (numbers.Integral, np.bool_))
+        if not is_integer or value not in choices:
+            expected = "0, 1 or 2" if is_verbose else "True or False"
+            raise ValueError(
+                f"`{name}` expected {expected}. Received: {name}="
+                f"{reprlib.repr(value)}"
             )

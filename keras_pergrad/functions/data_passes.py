@@ -18,6 +18,7 @@ from keras_pergrad.keras_internals.models.overwritten import (
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     inner_layers,
+    require_gradients,
     require_inputs,
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
@@ -66,7 +67,7 @@ def run_passes(quantity, model, data, *extra_tensors, method, training):
         quantity = "sums"
     for batch in with_progress(batches, verbose):
         require_targets(model, batch)
-        yield run_on_batch(
+        figures = run_on_batch(
             model,
             batch,
             (quantity, method, training, ranks(batch)),
@@ -77,6 +78,9 @@ def run_passes(quantity, model, data, *extra_tensors, method, training):
             training=training,
             extra_tensors=extra_tensors,
         )
+        if not extra_tensors:  # Else one of these may be left out.
+            require_gradients(model, figures)
+        yield figures
 
 
 def require_outside_functions():

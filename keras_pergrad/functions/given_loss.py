@@ -1,6 +1,7 @@
 """A loss that is given to one call of a function, in place of the compiled."""
 
 import contextlib
+import inspect
 import reprlib
 
 import keras
@@ -32,13 +33,23 @@ def given_loss(model, loss):
             "or a model without it, such as keras.Model(inputs, outputs). "
             f"Received: loss={loss!r}"
         )
-    _require_loss(loss)
+    _require_loss(model, loss)
     with compiled_with(model, loss):
         yield
 
 
-def _require_loss(loss):
-    """Refuse what is no loss; those of a list or dict Keras looks at."""
+def _require_loss(model, loss):
+    """Refuse what is no loss; of those in a dict Keras looks at the names."""
+    if isinstance(loss, (list, tuple)):
+        # Of more losses than outputs Keras would train on the sum.
+        outputs = len(getattr(model, "outputs", None) or loss)
+        if len(loss) != outputs:
+            raise ValueError(
+                f"`loss` expected one loss for each output of model "
+                f"{model.name!r}, which has {outputs}. Received: loss="
+                f"{reprlib.repr(loss)}. To add several up for one output, "
+                "write a function loss(y_true, y_pred) that returns their sum."
+            )
     if isinstance(loss, (list, tuple, dict)):
         return
     try:
@@ -49,3 +60,12 @@ def _require_loss(loss):
             "keras.losses.Loss, or a function loss(y_true, y_pred) that gives "
             f"one value per sample. Received: loss={reprlib.repr(loss)}"
         ) from None
+    if inspect.isfunction(loss):
+        try:
+            inspect.signature(loss).bind(None, None)
+        except TypeError as error:
+            raise TypeError(
+                "`loss` expected a function of two arguments, loss(y_true, "
+                "y_pred), that gives one value per sample. Received: a "
+                f"function of {inspect.signature(loss)}"
+            ) from error

@@ -11,6 +11,7 @@ the first- and second-order in-run Data Shapley values, with the other sign
 (Wang et al., arXiv 2406.11011, theorems 3 and 4).
 """
 
+import operator
 from typing import Any
 
 import keras
@@ -279,8 +280,8 @@ def ids_of(ids, rows):
         )
     if ids is None:
         return np.arange(rows)
-    if np.ndim(ids) == 0:
-        ids = range(int(ids))
+    if isinstance(ids, (str, bytes)) or np.ndim(ids) == 0:
+        ids = range(_number_of_samples(ids))
     ids = np.asarray(ids)
     if ids.ndim != 1 or not len(ids) or rows not in (None, len(ids)):
         expected = "at least one" if rows is None else f"{rows}, one a row of x"
@@ -289,6 +290,16 @@ def ids_of(ids, rows):
             f"{ids.shape}"
         )
     return ids
+
+
+def _number_of_samples(ids):
+    try:
+        return operator.index(ids)
+    except TypeError:
+        raise ValueError(
+            "`ids` expected one id for each sample, (samples,), or the number "
+            f"of samples. Received: ids={ids!r}"
+        ) from None
 
 
 def _has_only_arrays(x):

@@ -150,6 +150,13 @@ class _Chunk:
             _source_of(k, t, calls, is_connected=self._is_connected)
             for k, t in enumerate(tensors)
         ]
+        if loss is not None and not any(map(self._is_connected, self.sources)):
+            raise ValueError(
+                f"The loss of model {model.name!r} does not depend on any "
+                "input. Expected a loss of the model's outputs. Look for a "
+                "loss of y_true alone, for ops without a gradient (argmax, "
+                "round, casts to integers) and for tf.stop_gradient."
+            )
 
     def _watch(self, tensors):
         for tape in self.tapes:

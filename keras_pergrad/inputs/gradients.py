@@ -61,7 +61,7 @@ def input_gradients(
     | None = None,
     out: Any = None,
     batch_size: int = 256,
-    verbose: int = 1,
+    verbose: int | bool = 1,
 ) -> Any:
     """Compute gradients of outputs, or of the loss, with respect to inputs.
 
@@ -182,7 +182,7 @@ def input_gradients(
                 for target in compute.selection.targets:
                     target.check_end(result.rows)
         except BaseException as error:
-            if out is not None:
+            if out is not None and result.rows:
                 error.add_note(
                     f"input_gradients: the first {result.rows} rows of `out` "
                     "are written."

@@ -189,6 +189,14 @@ def function_gradients(
     if variables is None:
         variables = owner.trainable_variables
     sources = keras.tree.flatten(variables)
+    for source in sources:
+        is_variable = isinstance(source, (keras.Variable, tf.Variable))
+        if not is_variable and not hasattr(source, "trainable_variables"):
+            raise TypeError(
+                "`variables` expected variables, a layer or a model, or a "
+                f"list of them. Received: {source!r} of type "
+                f"{type(source).__name__}"
+            )
     variables = [
         variable
         for source in sources

@@ -112,6 +112,13 @@ def require_fit(model, received, is_step=False):
         aggregation.require_fit(model, received, is_step=is_step)
 
 
+def _require_batch(model, args, kwargs):
+    """Refuse lists and texts in place of the arrays of one batch, (x, y)."""
+    given = {**dict(zip(("x", "y"), args)), **kwargs}
+    if model.compiled:  # Else Keras says so.
+        require_no_texts(model, given.get("x"), given.get("y"))
+
+
 _STATE_LOST = (
     "The model was trained privately, and what was spent would be forgotten. "
     "Expected the gradient_mode of a PrivateTraining, or one without a state. "
@@ -257,6 +264,12 @@ class PerGradModel(FitHooks, keras.Model):
                     "keras.Model.compile takes. Received: "
                     f"{name}={kwargs[name]!r}.{hint}"
                 )
+        if len(args) > 2 and isinstance(args[2], (str, modes.GradientMode)):
+            raise TypeError(
+                "compile() expected the gradient mode by name. Received: "
+                f"{args[2]!r} in third place, which is that of loss_weights. "
+                "Write gradient_mode=... ."
+            )
         mode = modes.get(gradient_mode)
         vouched = vouched_names(self, vouched)
         if type(self).train_step is not PerGradModel.train_step:
@@ -353,9 +366,17 @@ class PerGradModel(FitHooks, keras.Model):
 
     def train_on_batch(self, *args, **kwargs):
         require_fit(self, "train_on_batch()")
-        return super().train_on_batch(*args, **kwargs)
+        _require_batch(self, args, kwargs)
+        with advising():
+            return super().train_on_batch(*args, **kwargs)
 
     train_on_batch.__doc__ = keras.Model.train_on_batch.__doc__
+
+    def test_on_batch(self, *args, **kwargs):
+        _require_batch(self, args, kwargs)
+        return super().test_on_batch(*args, **kwargs)
+
+    test_on_batch.__doc__ = keras.Model.test_on_batch.__doc__
 
     def input_gradients(self, x, *args, **kwargs):
         """Call `keras_pergrad.input_gradients` with this model; see there."""
@@ -497,6 +518,7 @@ class PerGradModel(FitHooks, keras.Model):
     def test_step(self, data):
         """Run one step of `evaluate` on one batch."""
         data = without_numbers(data)  # as in a validation split
+        require_targets(self, keras.utils.unpack_x_y_sample_weight(data))
         if not replicas.has_several_replicas():
             with naming_missing_loss(self):
                 return super().test_step(data)

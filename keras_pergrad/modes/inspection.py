@@ -9,6 +9,7 @@ from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     layers_of,
+    require_real_targets,
     symbolic_inputs,
     trace_symbolically,
 )
@@ -34,15 +35,16 @@ def require_compiled(model):
 
 
 def require_targets(model, batch, expected="`y`, or a dataset of (x, y)"):
-    """Refuse a batch without the targets that the loss needs."""
+    """Refuse a batch without the targets that the loss needs, or complex."""
+    require_real_targets(model, batch[1])
     if (
         batch[1] is None
         and compiled_loss(model) is not None
         and type(model).compute_loss is keras.Model.compute_loss
     ):
         raise ValueError(
-            f"Model {model.name!r} is compiled with a loss that compares its "
-            f"outputs with targets. Expected {expected}. Received: y=None"
+            f"The loss of model {model.name!r} compares its outputs with "
+            f"targets. Expected {expected}. Received: y=None"
         )
 
 

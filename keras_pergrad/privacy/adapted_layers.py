@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 
+from keras_pergrad.common.names import did_you_mean
+from keras_pergrad.common.text import first_few
 from keras_pergrad.keras_internals.models.parts import (
     has_fixed_vocabulary,
     layers_of,
@@ -10,6 +12,21 @@ from keras_pergrad.keras_internals.models.parts import (
 )
 
 layers = keras.layers
+
+
+def require_layers(model, augment, names):
+    """Refuse names of public layers that no layer has."""
+    known = [layer.name for layer in layers_of(model) if layer is not model]
+    if isinstance(augment, keras.layers.Layer):
+        known += [layer.name for layer in layers_of(augment)]
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                "PrivateTraining(public_layers=[...]) expected names of layers "
+                f"of model {model.name!r}. Received: {name!r}."
+                f"{did_you_mean(name, known)} The layers are: "
+                f"{first_few(list(map(repr, known)), 20)}"
+            )
 
 
 def adapted_layers(model, public):

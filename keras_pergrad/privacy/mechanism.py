@@ -71,6 +71,11 @@ class Clipping:
         settings = {k: v for k, v in config["config"].items() if k != "seed"}
         return cls(config["class_name"], _json(settings))
 
+    def __repr__(self) -> str:
+        """Show the call that makes such an aggregation."""
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.config.items())
+        return f"{self.name}({settings})"
+
     @classmethod
     def from_json(cls, text: str) -> "Clipping":
         """Return what `to_json` has written."""

@@ -16,7 +16,10 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.model.model import PerGradModel
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.inspection import require_targets
-from keras_pergrad.privacy.adapted_layers import adapted_layers
+from keras_pergrad.privacy.adapted_layers import (
+    adapted_layers,
+    require_layers,
+)
 from keras_pergrad.privacy.assigned_state import AssignedState
 from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.proof import messages
@@ -37,6 +40,7 @@ _EXAMPLE_OPTIONS = {
 
 def find_problems(model, batches, public_layers=()):
     """Return what breaks privacy, a list of sentences."""
+    require_layers(model, getattr(batches, "augment", None), public_layers)
     sentences = [*_step_problems(model), *_optimizer_problems(model)]
     if sentences:
         return sentences

@@ -214,6 +214,12 @@ def _configure_clipping(settings, noise):
 def _require_bounding(clipping, vouched):
     """Refuse what may leave a sample's gradient larger than `clip_norm`."""
     kind = type(clipping).__name__
+    if set(vouched) - {kind}:
+        raise ValueError(
+            "`vouched` expected the name of the class of `clipping`, which is "
+            f"{kind!r}, or nothing. Received: vouched={list(vouched)}. Layers "
+            "and ops are vouched for in model.compile(vouched=[...])."
+        )
     if type(clipping) not in _KNOWN and (
         kind not in vouched or kind in BOUNDING
     ):

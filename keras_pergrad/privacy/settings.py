@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_pergrad.aggregations.clipping import ClippedMean, is_schedule
 from keras_pergrad.common.arguments import (
+    names_given,
     positive_integer,
     positive_number,
     probability,
@@ -76,7 +77,8 @@ class Settings:
         if self.microbatch_size is not None:
             self._set(positive_integer, "microbatch_size")
         require_one_of("method", self.method, sorted(METHODS))
-        self._keep(public_layers=tuple(self.public_layers))
+        self._set(names_given, "public_layers")
+        self._set(names_given, "vouched")
         self._keep(seed=seed_or_none(self.seed))
         self._set(positive_integer, "samples")
         self._keep(sampling=_sampling(self.sampling, self.noise))
@@ -178,7 +180,8 @@ class Settings:
 
 def _sampling(value, noise):
     """Return one of `SAMPLINGS`, by default what goes with a noise."""
-    require_one_of("noise", noise, NOISES)
+    advice = " How much there is, a number, is `noise_multiplier`."
+    require_one_of("noise", noise, NOISES, advice=advice)
     if value is None:
         return "poisson" if noise == INDEPENDENT else "cyclic"
     require_one_of("sampling", value, SAMPLINGS)

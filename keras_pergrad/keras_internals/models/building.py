@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
+from keras_pergrad.common.arguments import names_given
 from keras_pergrad.keras_internals.models.parts import (
     Functional,
     build_symbolically,
@@ -134,14 +135,11 @@ def _spec(tensor):
 
 def vouched_names(model, names):
     """Return `compile(vouched=...)` as a tuple; refuse what names nothing."""
-    if isinstance(names, str):
-        names = [names]
-    names = tuple(names)
+    names = names_given("vouched", names)
     layers = {layer.name for layer in layers_of(model)}
     for name in names:
-        is_known = isinstance(name, str) and (
-            name in layers or hasattr(tf.raw_ops, name) or not model.built
-        )
+        is_known = name in layers or hasattr(tf.raw_ops, name)
+        is_known = is_known or not model.built
         if not is_known:
             raise ValueError(
                 "`vouched` expected names of layers of the model or types of "

@@ -131,9 +131,20 @@ def own_losses(layer):
     return layer._get_own_losses()
 
 
+def is_complex(tensor):
+    """Whether a tensor or an array holds complex numbers."""
+    return "complex" in str(getattr(tensor, "dtype", ""))
+
+
 def require_numbers(model, tensor, wanted):
-    """Refuse texts for an input of numbers."""
+    """Refuse texts and complex numbers for an input of real numbers."""
     dtype = _dtype_of_texts(tensor)
+    if is_complex(tensor) and "complex" not in wanted.dtype:
+        raise ValueError(
+            f"Model {model.name!r} expected real numbers as `x`. Received: "
+            "complex numbers, which would lose their imaginary part. Give "
+            "both parts, as numpy.stack([x.real, x.imag], -1), or abs(x)."
+        )
     if dtype is None or wanted.dtype == "string":
         return
     raise ValueError(
@@ -150,6 +161,20 @@ def require_no_texts(model, x, y):
         require_numbers(model, tensor, wanted)
     if any(_dtype_of_texts(t) is not None for t in tf.nest.flatten(y)):
         raise ValueError(TEXTS_AS_TARGETS)
+    require_real_targets(model, y)
+
+
+def require_real_targets(model, y):
+    """Refuse complex targets, which Keras's losses cast to real numbers."""
+    has_own_loss = type(model).compute_loss is not keras.Model.compute_loss
+    if has_own_loss or compiled_loss(model) is None:
+        return
+    if any(map(is_complex, tf.nest.flatten(y))):
+        raise ValueError(
+            f"The loss of model {model.name!r} expected real numbers as `y`. "
+            "Received: complex numbers, which would lose their imaginary part. "
+            "Give both parts, as numpy.stack([y.real, y.imag], -1), or abs(y)."
+        )
 
 
 def _dtype_of_texts(tensor):

@@ -12,6 +12,7 @@ from keras_pergrad.common.batches import TEXTS_TO_NUMBERS
 
 _ERRORS = (
     ValueError,
+    NotImplementedError,
     tf.errors.InvalidArgumentError,
     tf.errors.NotFoundError,
     tf.errors.UnimplementedError,
@@ -59,6 +60,16 @@ _ADVICE = (
         "of outputs - 1. Number the classes anew, y = numpy.unique(y, "
         "return_inverse=True)[1], or give the last layer as many units as "
         "there are classes.",
+    ),
+    (
+        "None values not supported",
+        "None came where numbers are needed. Look for a loss or a metric of "
+        "your own without a `return`, and for missing targets.",
+    ),
+    (
+        "to a numpy array",
+        "A step is traced, so that NumPy sees no numbers in it. Write a loss, "
+        "a metric or a layer of your own with keras.ops or tf.",
     ),
     *((pattern, _TEXTS) for pattern in TEXT_ERRORS),
     (
