@@ -116,7 +116,12 @@ def require_known(owner, parameters, arguments):
 
 def _require_switches(parameters, args, kwargs):
     """Refuse what is neither on nor off where the default is, or `verbose`."""
-    for name, value in {**dict(zip(parameters, args)), **kwargs}.items():
+    by_place = [  # All but what follows *args, which stands for any number.
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    for name, value in {**dict(zip(by_place, args)), **kwargs}.items():
         is_verbose = name == "verbose"
         default = getattr(parameters.get(name), "default", None)
         if not (is_verbose or isinstance(default, bool)):
