@@ -21,7 +21,7 @@ _TRAINED = TrainedModels()
 
 
 def is_trained_elsewhere(model):
-    """Whether a model was trained privately that shares weights with it."""
+    """Whether another model that shares its weights was trained privately."""
     own = {id(variable) for variable in model.weights}
     run = model.aggregation_state.run
     for other in {*_TRAINED, *layers_of(model)} - {model}:
@@ -33,7 +33,7 @@ def is_trained_elsewhere(model):
 
 
 class PrivacyBudget(keras.callbacks.Callback):
-    """Logs `epsilon` and stops training before a budget is passed."""
+    """Logs `epsilon` and stops training before a budget is exceeded."""
 
     # To compute epsilon takes about a tenth of a second. So a batch's logs have
     # the epsilon of the end of the epoch, and an epoch's logs what is spent.
@@ -50,7 +50,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._epsilon = 0.0
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Allow as many updates as the budget is enough for."""
+        """Allow as many updates as the budget permits."""
         ledger = self.model.aggregation_state
         _TRAINED.add(self.model)
         if self._register_model is not None:
@@ -59,15 +59,15 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._step_limit = self._last_allowed_step(ledger, self._first_step)
         if self._step_limit - self._first_step < self._steps_per_call:
             raise ValueError(
-                "The privacy budget is spent. Expected that the next call of "
-                "the train function, of steps_per_execution="
-                f"{self._steps_per_call}, keeps epsilon at most "
+                "The privacy budget is spent. Expected the next call of the "
+                "train function, of steps_per_execution="
+                f"{self._steps_per_call}, to keep epsilon at most "
                 f"{self.target_epsilon}, at delta="
                 f"{self.delta}. Received: a model with epsilon="
                 f"{self._epsilon_after(ledger, self._first_step):.6g} "
-                f"after {self._first_step} steps. The model is as it was; to "
-                "go on, compile with a PrivateTraining of a larger "
-                "target_epsilon: the ledger goes on."
+                f"after {self._first_step} steps. The model is unchanged. To "
+                "continue, compile it with a PrivateTraining of a larger "
+                "target_epsilon: the ledger is kept."
             )
         ledger.limit.assign(self._step_limit)
         ledger.epoch_start = self._first_step
@@ -91,7 +91,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             logs["epsilon"] = self._epsilon
 
     def on_epoch_end(self, epoch, logs=None):
-        """Log what is spent, and stop where nothing is left."""
+        """Log what is spent, and stop if nothing is left."""
         ledger = self.model.aggregation_state
         steps = ledger.updates
         epsilon = self._epsilon_after(ledger, steps)
@@ -132,7 +132,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         )
 
     def _can_continue(self, ledger, steps):
-        """Whether the budget is enough for some of the next epoch."""
+        """Whether the budget allows a step of the next epoch."""
         if self.target_epsilon is None:
             return True
         # The first figure is needed anyway when that epoch begins.

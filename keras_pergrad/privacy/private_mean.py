@@ -127,11 +127,11 @@ class PrivateMean(Aggregation):
         if is_step and (in_fit or is_inspecting()):
             return
         raise ValueError(
-            "Private training counts the updates of fit() alone, since it is "
-            "not known how other batches were drawn. Expected fit("
+            "Private training counts only the updates of fit(), because it "
+            "is unknown how other batches were drawn. Expected fit("
             "private.batches(x, y), callbacks=[private.callback]). Received: "
             f"{received}. No weight has changed. To train without privacy, "
-            "call compile(gradient_mode='batch') before: the statement then "
+            "call compile(gradient_mode='batch') first: the statement then "
             "says so."
         )
 
@@ -155,7 +155,7 @@ class PrivateMean(Aggregation):
 aggregations.register("private_mean", PrivateMean)
 
 _NOT_ALLOWED = (
-    "This update was not made: it is beyond the privacy budget, or outside of "
-    "a fit(private.batches(...), callbacks=[private.callback]), so that it is "
-    "not known how its batch was drawn. Updates so far:"
+    "This update was not made: it is beyond the privacy budget, or outside "
+    "fit(private.batches(...), callbacks=[private.callback]), where it is "
+    "unknown how the batch was drawn. Updates so far:"
 )

@@ -1,4 +1,4 @@
-"""A search for hyper-parameters whose trials are counted together.
+"""A search for hyper-parameters, with one guarantee for all trials.
 
 Papernot and Steinke, "Hyperparameter tuning with Rényi differential privacy",
 arXiv 2110.03620: a random number of trials, independent of each other and of
@@ -98,18 +98,18 @@ def search(
     """Train with hyper-parameters drawn at random and return the best model.
 
     The number of trials is random and secret, and only the best trial is
-    published. Epsilon then grows slowly with the number that is expected, where
-    the epsilons of tuning by hand add up (Papernot and Steinke, arXiv
+    published. Epsilon then grows slowly with the expected number of trials,
+    while the epsilons of tuning by hand add up (Papernot and Steinke, arXiv
     2110.03620). The noise of each trial is calibrated so that the search as a
     whole keeps to `target_epsilon`.
 
     | `distribution` | the number of trials |
     |---|---|
-    | `"geometric"` | at least 1, at times several times the expected one |
+    | `"geometric"` | at least 1, sometimes several times the expected number |
     | `"logarithmic"` | often 1, rarely very many; needs less noise |
-    | `"poisson"` | close to the expected one; much noise if that is large |
+    | `"poisson"` | close to the expected number; if large, needs much noise |
 
-    With "poisson" it may be 0: then there is no result.
+    With "poisson" the number may be 0: then there is no result.
 
     Args:
         make_model: `make_model(private, **point)` returns a new
@@ -123,21 +123,21 @@ def search(
             `batch_size`, is the same for all.
         x, y, sample_weight: the protected examples, as for
             `PrivateTraining.batches`.
-        folder: where trials are recorded. Called again after it was
-            interrupted, the search continues with the same trials, draws and
-            noise, and has the same result; other arguments or other examples
+        folder: where trials are recorded. An interrupted search that is
+            called again continues with the same trials, draws and noise,
+            and has the same result; other arguments or other examples
             are refused. The folder must stay secret.
         epochs: how many epochs each trial trains for.
         expected_trials: the mean of the number of trials, at least 1.
         public_score: `public_score(model)` returns a number from public data
             alone, the higher the better. It costs no privacy. NaN counts as
             the worst.
-        private_score: in place of it, `private_score(model)` returns (n,)
+        private_score: instead of that, `private_score(model)` returns (n,)
             booleans: whether the model is right about each of n protected
             examples, of training or others. The score is their number, with
             Gaussian noise that is accounted for in each trial.
         score_noise: with `private_score`, the standard deviation of that
-            noise, a number of examples.
+            noise, in examples.
         distribution: the distribution of the number of trials.
         seed: an integer makes the search repeatable; keep it secret, or omit
             it.
@@ -150,7 +150,7 @@ def search(
 
     Raises:
         ValueError: an argument is out of range, `folder` has another search,
-            or dp-accounting does not count such trials in a search.
+            or dp-accounting cannot account for such trials in a search.
         TypeError: `make_model` does not take the names of `space`.
         RuntimeError: the number of trials is 0.
 
@@ -227,10 +227,10 @@ def search(
     if not record["trials"]:
         raise RuntimeError(
             "The search has no result: its random number of trials is 0. The "
-            "guarantee counts that this can happen, so nothing was trained, "
-            "and this folder keeps saying so. Another search on these "
-            "examples is to be added up with this one. distribution="
-            "'geometric' has at least one trial."
+            "guarantee includes this case, so nothing was trained, and a "
+            "search in this folder ends like this each time. The epsilon of "
+            "another search on these examples adds to that of this one. "
+            "distribution='geometric' has at least one trial."
         )
     trials = Trials(
         make_model,
@@ -264,8 +264,8 @@ def _check_scores(public_score, private_score, score_noise):
     if (private_score is None) != (score_noise is None):
         raise ValueError(
             "Expected `score_noise` together with `private_score`: the number "
-            "of right answers on protected examples needs noise, and a public "
-            f"score none. Received: score_noise={score_noise!r}"
+            "of right answers on protected examples needs noise, a public "
+            f"score does not. Received: score_noise={score_noise!r}"
         )
 
 
@@ -276,8 +276,8 @@ def _check_space(make_model, space):
             raise ValueError(
                 f"{name!r} cannot be searched for: the guarantee is for trials "
                 f"of the same privacy. Give {name}=... to search(), for all "
-                "trials. Of PrivateTraining's arguments `space` may have "
-                f"{CLIP_NORM!r}, which the noise is relative to."
+                "trials. The one argument of PrivateTraining that `space` may "
+                f"have is {CLIP_NORM!r}, to which the noise is relative."
             )
         is_list = isinstance(choice, (list, tuple, range, np.ndarray))
         if not callable(choice) and not (is_list and len(choice)):
@@ -306,15 +306,15 @@ def _check_training(training, space, private_score):
     if training.get("continue_from") is not None:
         raise ValueError(
             "`continue_from` cannot be given to search(): all trials would "
-            "add the noise that comes next in that model's ledger. Begin the "
-            "trials with its weights in `make_model`, and add up both "
+            "add the noise that comes next in that model's ledger. Let "
+            "`make_model` start from its weights instead, and add up both "
             "epsilons."
         )
     has_users = not isinstance(training.get("user_ids"), (str, type(None)))
     if private_score is not None and has_users:
         raise ValueError(
-            "`private_score` counts examples, of which a user may have any "
-            "number. With `user_ids` expected a `public_score`. Received: "
+            "`private_score` counts examples, and a user may have any number "
+            "of them. With `user_ids` expected a `public_score`. Received: "
             f"private_score={private_score!r}"
         )
 
@@ -335,8 +335,8 @@ def _counted_trial(settings):
         private.epsilon()
     except import_dp_accounting().UnsupportedEventError as error:
         raise ValueError(
-            "dp-accounting cannot count such trials in a search, which takes "
-            "Rényi differential privacy. With `user_ids`, expected "
+            "dp-accounting cannot account for such trials in a search, which "
+            "needs Rényi differential privacy. With `user_ids`, expected "
             "samples_per_user=1. Received: samples_per_user="
             f"{settings.samples_per_user}"
         ) from error

@@ -1,4 +1,4 @@
-"""Data from which any examples can be taken, in whatever container."""
+"""Random access to examples, in any kind of container."""
 
 import keras
 import numpy as np
@@ -39,12 +39,12 @@ def make_source(x, y=None, sample_weight=None):
             "Batches are drawn from data whose examples can be taken in any "
             "order. Expected arrays, an object with len() and [i], a "
             "keras.utils.PyDataset, or a tf.data.Dataset of single examples. "
-            f"Received: {type(x).__name__}. Put what a generator gives into "
-            "arrays first, such as memory-mapped ones."
+            f"Received: {type(x).__name__}. Write the examples of a generator "
+            "into arrays first, such as memory-mapped ones."
         )
     if not is_single:
         raise ValueError(
-            f"A {type(x).__name__} gives its targets and weights itself. "
+            f"A {type(x).__name__} contains its own targets and weights. "
             "Expected batches(data), or arrays: np.asarray(x). Received: y or "
             "sample_weight, too."
         )
@@ -52,10 +52,10 @@ def make_source(x, y=None, sample_weight=None):
 
 
 def require_examples(source, expected):
-    """Refuse data with another number of examples than expected."""
+    """Refuse data whose number of examples is not the expected one."""
     if source.size != expected:
         raise ValueError(
-            "The accounting is for another number of examples. Expected "
+            "The accounting is for a different number of examples. Expected "
             f"samples={expected}. Received: {source.size}{source.hint()}"
         )
 
@@ -65,7 +65,7 @@ def _has_shape(part):
 
 
 class _Source:
-    """Examples by their numbers, 0 to `size`; `name` says what has them."""
+    """Examples by number, from 0 to `size` - 1; `name` is that of the data."""
 
     name = "arrays"
 
@@ -94,7 +94,7 @@ class _Source:
         return ""
 
     def checksum(self):
-        """Return a text that changes if one of a few examples does."""
+        """Return a text that changes if one of a few chosen examples does."""
         chosen = np.linspace(0, self.size - 1, _CHECKED).astype(int)
         return self._checksum_of(self.take(np.unique(chosen)))
 
@@ -102,10 +102,10 @@ class _Source:
         return checksum([self.size, *tensors_of(parts)])
 
     def begin_epoch(self):
-        """Do what is due before the first batch of an epoch is taken."""
+        """Prepare the data for an epoch, before its first batch is taken."""
 
     def end_epoch(self):
-        """Do what is due after the last batch of an epoch was taken."""
+        """Let the data finish an epoch, after its last batch was taken."""
 
 
 class _ArraySource(_Source):
@@ -180,8 +180,8 @@ class _DatasetSource(_SingleExampleSource):
             raise ValueError(
                 "Batches are drawn from data of known size. Received: a "
                 "tf.data.Dataset of unknown or infinite size. Give arrays, or "
-                "leave out .repeat(), .filter() and generators; where you "
-                "know the size, say it by "
+                "leave out .repeat(), .filter() and generators; if you "
+                "know the size, declare it by "
                 ".apply(tf.data.experimental.assert_cardinality(n))."
             )
         try:
@@ -201,7 +201,7 @@ class _DatasetSource(_SingleExampleSource):
 
 
 class _PyDatasetSource(_Source):
-    """A PyDataset, which gives batches; each batch that is needed is read."""
+    """A PyDataset of batches; it reads the batches that are needed."""
 
     def __init__(self, dataset):
         self.dataset, self.name = dataset, type(dataset).__name__
@@ -245,8 +245,8 @@ class _PyDatasetSource(_Source):
             chosen = places[numbers == number]
             if self._batch_length(batch) <= chosen.max():
                 raise ValueError(
-                    "The batches of a PyDataset must have one size, but for "
-                    f"the last. Expected {self.batch_length} examples in batch "
+                    "All batches of a PyDataset but the last must be of one "
+                    f"size. Expected {self.batch_length} examples in batch "
                     f"{number}. Received: {self._batch_length(batch)}"
                 )
             yield map_tensors(lambda a, c=chosen: a[c], batch)
@@ -266,9 +266,9 @@ def batch_spec(source):
     )
 
 
-#: What to do where batches were given in place of examples.
+#: What to do if batches were given instead of examples.
 _BATCHED_HINT = (
-    "expected single examples, which are drawn into batches here. Give the "
+    "expected single examples, from which batches are drawn here. Give the "
     "data as they are before .batch(), or arrays."
 )
 

@@ -42,7 +42,7 @@ def trial_distribution(name, mean):
 
 
 def draw_trials(space, search, seed):
-    """Return the trials: of each its point and its seeds, for JSON."""
+    """Return the point and the seeds of each trial, for JSON."""
 
     def make_generator(number):
         return np.random.default_rng([_SEARCH_DOMAIN, seed % 2**128, number])
@@ -76,7 +76,7 @@ def _draw_value(name, choice, generator):
         return json.loads(json.dumps(value))
     except TypeError:
         raise ValueError(
-            "The values of `space` are recorded, so that the search can go on: "
+            "The values of `space` are recorded, so that it can continue: "
             "expected numbers, strings, booleans, None or lists. Received: "
             f"{name}={value!r}. Give a name, and let make_model look it up."
         ) from None
@@ -87,7 +87,7 @@ _WEIGHTS_FILE = "model.weights.h5"
 
 
 def write_json(path, content):
-    """Write a file of JSON that is whole or not there."""
+    """Write a JSON file, so that it is complete or does not exist."""
     text = json.dumps(content, indent=1, sort_keys=True).encode()
     write_atomically(path, lambda file: file.write(text))
 
@@ -97,12 +97,12 @@ def _read_json(path):
 
 
 def stored_search(folder):
-    """Return the record of the search that is to go on, or None."""
+    """Return the record of a search that is to continue, or None."""
     return _read_json(folder / SEARCH_FILE)
 
 
 def require_same(stored, record, folder):
-    """Refuse to go on with a search that was begun with other arguments."""
+    """Refuse to continue a search that began with other arguments."""
     before, now = (
         {**r["settings"], **r["settings"]["search"], "search": None}
         for r in (stored, record)
@@ -113,10 +113,10 @@ def require_same(stored, record, folder):
         others = ["space"]
     if others:
         raise ValueError(
-            f"The folder {str(folder)!r} has a search that was begun with "
+            f"The folder {str(folder)!r} has a search that began with "
             f"other arguments: {', '.join(others)}. Expected the same ones, "
-            "to go on with it, or another folder. The epsilons of both "
-            "searches add up."
+            "to continue it, or another folder: the epsilons of both searches "
+            "then add up."
         )
 
 
@@ -127,7 +127,7 @@ class Trial(PrivateTraining):
         self._follow(settings)
 
     def note_trained(self, model):
-        """Let `statement()` be for a model whose weights were loaded."""
+        """Let `statement()` accept a model whose weights were loaded."""
         self._models.add(model)
 
 
@@ -144,7 +144,7 @@ class Trials:
     folder: pathlib.Path
 
     def best(self):
-        """Train what is not recorded; return the best of all."""
+        """Train the trials that have no result yet; return the best of all."""
         results = [
             _read_json(self._path(number) / _RESULT_FILE)
             for number in range(len(self.trials))
@@ -166,7 +166,7 @@ class Trials:
         return self.folder / f"trial-{number + 1}"
 
     def _new(self, number):
-        """Return a trial's model, training and batches, as they begin."""
+        """Return the model, training and batches of a trial that begins."""
         model_seed, training_seed, _ = self.trials[number]["seeds"]
         point = dict(self.trials[number]["point"])
         own = {k: point.pop(k) for k in [CLIP_NORM] if k in point}
@@ -181,7 +181,7 @@ class Trials:
         return model, private, batches
 
     def _require_new_models(self, number):
-        """Refuse models that are trained by several trials, or unlike."""
+        """Refuse models that share variables or begin with other weights."""
         one, another = (self._new(number)[0] for _ in range(2))
         shared = {id(v) for v in one.trainable_variables} & {
             id(v) for v in another.trainable_variables
@@ -189,19 +189,19 @@ class Trials:
         if shared or weights_checksum(one) != weights_checksum(another):
             found = (
                 f"models that share {len(shared)} variables, so that a trial "
-                "would go on where another ended"
+                "would continue where another ended"
                 if shared
                 else "other weights for the same seeds"
             )
             raise ValueError(
                 "`make_model` must return a new model each time, with equal "
                 "weights after keras.utils.set_random_seed. Received: "
-                f"{found}. Make layers inside of make_model, and draw numbers "
+                f"{found}. Create layers inside make_model, and draw numbers "
                 "from Keras's, NumPy's and Python's global generators."
             )
 
     def _train(self, number):
-        """Train one trial, or go on with it, and record its result."""
+        """Train a trial, or continue it, and record its result."""
         path = self._path(number)
         path.mkdir(exist_ok=True)
         model, private, batches = self._new(number)
@@ -217,7 +217,7 @@ class Trials:
         planned = (private.mechanism, private.steps)
         if ledger.spent != (planned,) or ledger.outside:
             raise ValueError(
-                "A trial did not train as it was planned, so it cannot be "
+                "A trial did not train as planned, so it cannot be "
                 f"counted. Expected {private.steps} steps. Received: "
                 f"{ledger.updates}. Let make_model return a model that trains "
                 "to the end, and begin in another folder."

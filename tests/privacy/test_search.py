@@ -288,7 +288,7 @@ REFUSED = {
     "in `space` or for all trials": {"clip_norm": 1.0},
     "`continue_from` cannot be given": {"continue_from": object()},
     "With `user_ids` expected a `public_score`": {**BY_ANSWERS, **USERS},
-    "cannot count such trials in a search": {**USERS, "samples_per_user": 2},
+    "cannot account for such trials": {**USERS, "samples_per_user": 2},
     "not enough for the search": {"target_epsilon": 2.0},
     "Received: both, epochs": {"steps": 3},
     "`epochs` expected a positive": {"epochs": 0},

@@ -71,7 +71,7 @@ def test_more_steps_at_once_than_an_epoch_has(budget):
 
 def test_steps_at_once_that_do_not_fit_are_refused():
     training = private(target_epsilon=spent(private(), 2))
-    with pytest.raises(ValueError, match="of steps_per_execution=4, keeps"):
+    with pytest.raises(ValueError, match="of steps_per_execution=4, to keep"):
         fit(model(training, steps_per_execution=7), training)
     training = private()
     net = model(training, steps_per_execution=3)
