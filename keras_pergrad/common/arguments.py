@@ -7,6 +7,7 @@ does not follow. It needs no TensorFlow: comparisons of runs do without.
 import math
 import numbers
 import operator
+import os
 import re
 import reprlib
 
@@ -40,6 +41,34 @@ def names_given(name, value):
     ):
         return tuple(value)
     raise _refusal(name, value, "a list of names (texts)")
+
+
+def boolean(value, name):
+    """Return an argument as a `bool`; NumPy's, 0 and 1 are accepted too."""
+    if isinstance(value, (numbers.Real, np.bool_)) and value in (0, 1):
+        return bool(value)
+    raise _refusal(name, value, "True or False")
+
+
+def verbosity(value):
+    """Return `verbose` as an `int`; True and False are accepted too."""
+    if isinstance(value, (numbers.Integral, np.bool_)) and value in (0, 1, 2):
+        return int(value)
+    raise _refusal("verbose", value, "0, 1 or 2")
+
+
+def text(name, value, alternative=""):
+    """Return an argument that is a text, not an empty one."""
+    if isinstance(value, str) and value.strip():
+        return value
+    raise _refusal(name, value, f"a text that is not empty{alternative}")
+
+
+def path_text(name, value, expected):
+    """Return a path as text; refuse numbers, which `open` takes for files."""
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        return os.fspath(value)
+    raise TypeError(f"`{name}` expected {expected}. Received: {name}={value!r}")
 
 
 def positive_integer(name, value):

@@ -6,10 +6,13 @@ import pathlib
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from keras_pergrad.common.names import did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +73,25 @@ def requested_devices(devices):
     present = [device.name for device in accelerators()]
     if devices is None:
         return present
-    requested = [devices] if isinstance(devices, str) else list(devices)
+    requested = [devices] if isinstance(devices, str) else devices
+    available = ["CPU:0", *present]
+    if not isinstance(requested, Iterable) or not all(
+        isinstance(name, str) for name in requested
+    ):
+        raise TypeError(
+            f"`devices` expected a list of names from: {', '.join(available)}. "
+            f"Received: devices={devices!r}"
+        )
     names = [
         short_name(d) if "device:" in d else d.strip("/").upper()
         for d in requested
     ]
-    missing = [name for name in names if name not in (*present, "CPU:0")]
+    missing = [name for name in names if name not in available]
     if missing:
-        available = ", ".join(["CPU:0", *present])
         raise ValueError(
-            f"`devices` expected names from: {available}. Received: "
+            f"`devices` expected names from: {', '.join(available)}. Received: "
             f"{', '.join(missing)}, which TensorFlow does not list."
+            f"{did_you_mean(missing[0], available)}"
         )
     return names
 

@@ -72,7 +72,7 @@ def named_arguments(function: Function) -> Function:
 
     @functools.wraps(called)
     def explaining(*args, **kwargs):
-        require_known(called.__name__, parameters, kwargs)
+        require_known(called.__qualname__, parameters, kwargs)
         _require_switches(parameters, args, kwargs)
         return called(*args, **kwargs)
 

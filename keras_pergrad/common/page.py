@@ -1,7 +1,8 @@
 """A page of HTML, alone in its file: for light and dark, and for paper."""
 
-import os
 from html import escape
+
+from keras_pergrad.common.arguments import path_text
 
 _STYLE = """
 .kpg{--back:#fff;--soft:#f5f5f2;--text:#1d1d1b;--muted:#63625c;--rule:#dcdbd4;
@@ -51,14 +52,11 @@ vertical-align:top;background:none;color:inherit}
 
 def write(path, document):
     """Write a page to a file; return its path."""
-    if not isinstance(path, (str, os.PathLike)):  # `open` takes 1 as stdout.
-        raise TypeError(
-            "`path` expected the path of a file to write, such as "
-            f"'page.html'. Received: path={path!r}"
-        )
+    expected = "the path of a file to write, such as 'page.html'"
+    path = path_text("path", path, expected)
     with open(path, "w", encoding="utf-8") as file:
         file.write(document)
-    return os.fspath(path)
+    return path
 
 
 def whole(title, content, more=""):

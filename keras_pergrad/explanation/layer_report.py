@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.checking.numerics import precision
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.arguments import boolean, positive_integer
 from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.refusal_messages import not_one_number
@@ -108,8 +108,9 @@ def explain(
     if x is None and not isinstance(batch_size, (int, np.integer)):
         x, batch_size = batch_size, _rows_in(batch_size)
     batch_size = positive_integer("batch_size", batch_size)
-    if x is not None:
-        require_arrays(x, y)
+    require_arrays(batch_size if x is None else x, y)
+    if jit_compile not in (None, "auto"):
+        jit_compile = boolean(jit_compile, "jit_compile")
     if fixed_batch_size(model) not in (None, batch_size):
         request = f"is asked for batches of {batch_size}"
         require_any_batch_size(model, "explain()", request)

@@ -119,6 +119,13 @@ def _first_rows(batch, count):
     return tf.nest.map_structure(first, batch)
 
 
+def require_loss(model, batch):
+    """Refuse a model whose batches have no loss at all."""
+    own_loss = type(model).compute_loss is not keras.Model.compute_loss
+    if compiled_loss(model) is None and not own_loss:
+        _terms(model, batch)  # of add_loss, or an error that says what to do
+
+
 class MissingLoss(ValueError):
     """There is no loss to take a gradient of."""
 

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 
 
@@ -17,6 +18,7 @@ def as_batch(probe, name="probe"):
             f"arrays. Received: a {received}"
         )
     batch = (*probe, None, None)[:3]
+    require_arrays(*batch[:2])
     try:
         batch = tf.nest.map_structure(_as_tensor, batch)
     except (TypeError, ValueError) as error:

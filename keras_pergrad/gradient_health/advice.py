@@ -182,10 +182,10 @@ def dead_layer(readings, fit):
         HealthAdvice(
             "layer_dead",
             f"None of the probe's {readings[-1].samples} samples gives "
-            f"{name!r} a gradient: it does not learn, nor does what only it "
-            "connects to the loss. A ReLU whose "
-            "inputs are all negative does that: make the layer's weights "
-            "anew, with zero biases, or use leaky_relu.",
+            f"{name!r} a gradient: it does not learn, and neither does any "
+            "layer that reaches the loss through it alone. A ReLU does this if "
+            "all its inputs are negative: initialise the layer again, with "
+            "zero biases, or use leaky_relu.",
             {NORM.name: 0.0},
             layer=name,
         )

@@ -7,10 +7,12 @@ import time
 import keras
 
 from keras_pergrad.common import callback_list
+from keras_pergrad.common.arguments import path_text, text
 from keras_pergrad.common.callback_list import running_fit
 from keras_pergrad.runs.description import describe
 from keras_pergrad.runs.recorder import Recorder
 from keras_pergrad.runs.records import list_runs, read_info
+from keras_pergrad.runs.run_folder import run_path
 from keras_pergrad.trackers.tracker import GuardedTrackers
 
 #: Figures of `DataStall` by which runs are compared.
@@ -165,23 +167,26 @@ def _last_with_other_probe(log_dir, info):
     return None
 
 
-def require_unnamed(run_name, tags):
-    """Refuse a name and tags where nothing records the run."""
-    if run_name is not None or tags:
+def require_run_arguments(log_dir, run_name, tags, *, trackers):
+    """Refuse a directory, a name or tags that no run can have."""
+    if log_dir is not None:
+        path_text("log_dir", log_dir, "a directory, such as 'logs'")
+    elif not trackers and (run_name is not None or tags):
         raise ValueError(
             "`run_name` and `tags` belong to a run in `log_dir`, or to "
             f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
             "log_dir=None, trackers=()"
         )
-
-
-def require_tags(tags):
-    """Refuse tags that are no dict of names to strings or numbers."""
-    if tags is None:
-        return
-    if not isinstance(tags, dict) or not all(
-        isinstance(name, str) and isinstance(value, (str, int, float))
-        for name, value in tags.items()
+    if run_name is not None:
+        text("run_name", run_name, " or None")
+        if log_dir is not None:  # Trackers make no directory of it.
+            run_path(log_dir, run_name)
+    if tags is not None and not (
+        isinstance(tags, dict)
+        and all(
+            isinstance(name, str) and isinstance(value, (str, int, float))
+            for name, value in tags.items()
+        )
     ):
         raise ValueError(
             "`tags` expected a dict of names to strings or numbers, such as "

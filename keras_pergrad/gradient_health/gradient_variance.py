@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import callback_list
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.arguments import boolean, positive_integer
 from keras_pergrad.common.callback_list import (
     at_end_of_fit,
     running_fit,
@@ -175,13 +175,13 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         if repeats is None:
             repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
+        self.by_task: bool = boolean(by_task, "by_task")
         self.trackers: tuple[Any, ...] = (
             checked(trackers) if trackers != () else ()
         )
-        if (run_name, tags) != (None, None):
-            if log_dir is None and not self.trackers:
-                fit_records.require_unnamed(run_name, tags)
-            fit_records.require_tags(tags)
+        fit_records.require_run_arguments(
+            log_dir, run_name, tags, trackers=self.trackers
+        )
         self.sketch: GradientSketch = GradientSketch(sketch_size)
         self.instruments: tuple[str, ...] = select_instruments(instruments)
         if self.is_in_training:
@@ -191,13 +191,12 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
                 probe=probe,
                 repeats=repeats,
                 log_dir=log_dir,
-                by_task=by_task,
+                by_task=self.by_task,
             )
-        self.histograms: bool = bool(histograms)
+        self.histograms: bool = boolean(histograms, "histograms")
         self.readings: list[Reading] = []
         self.advice: list[HealthAdvice] = []
         self.conflicts: list[TaskConflicts] = []
-        self.by_task: bool = bool(by_task)
         #: The probe as it was given; None: the first batch of each `fit`.
         self.probe: Any = probe
         self._probe = None if probe is None else as_batch(probe)

@@ -11,7 +11,11 @@ from keras_pergrad.functions.data_passes import require_call
 from keras_pergrad.functions.given_batch import describe_batch
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.fit.train_function import look_ahead
-from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    require_inputs,
+    require_no_texts,
+)
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 
 _STATISTICS_IN_STEP = (
@@ -31,6 +35,10 @@ def require_one_loss(model):
 def build(model, batch):
     """Build a model for a batch, if its first call does."""
     with _explaining(model, batch), preserve_random_state():
+        require_inputs(model, batch[0])
+        # One's own loss may look texts up.
+        if type(model).compute_loss is keras.Model.compute_loss:
+            require_no_texts(model, *batch[:2])
         build_symbolically(model, batch)
 
 

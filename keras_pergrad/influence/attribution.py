@@ -7,10 +7,17 @@ from typing import Any, Literal, NamedTuple
 import keras
 import numpy as np
 
-from keras_pergrad.common.arguments import positive_integer, require_one_of
-from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.common.arguments import (
+    boolean,
+    integer_seed,
+    positive_integer,
+    require_one_of,
+    verbosity,
+)
+from keras_pergrad.common.batches import batches_of, require_arrays
+from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.common.page import write
+from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.influence.checkpoints import Checkpoints
 from keras_pergrad.influence.fixed_order import (
     FixedOrderBatches,
@@ -30,6 +37,7 @@ from keras_pergrad.influence.preconditions import (
     make_test_batches,
     parse_shard,
     require_built,
+    require_class_numbers,
     require_mean_loss,
 )
 from keras_pergrad.influence.predictions import make_prediction_batches
@@ -39,6 +47,8 @@ from keras_pergrad.influence.projected import (
 )
 from keras_pergrad.influence.projected_rows import RowsOnDisk
 from keras_pergrad.influence.weight_space import WeightSpaceInfluence
+from keras_pergrad.keras_internals.models.parts import require_inputs
+from keras_pergrad.keras_internals.replicas.advice import advising
 
 _DEFAULT_BATCH_SIZE = 256
 #: Scores of the last test samples that are kept, in numbers.
@@ -167,17 +177,21 @@ class Influence(NamedArguments):
         seed: int = 0,
         verbose: int | bool = 1,
     ):
+        require_outside_functions()
         check_arguments(curvature, damping, checkpoints)
+        size = positive_integer("projection_size", projection_size)
+        seed, verbose = integer_seed(seed), verbosity(verbose)
         if batch_size is None and not is_batched(x):
             batch_size = _DEFAULT_BATCH_SIZE
         self._batches = batches_of(x, y, sample_weight, batch_size=batch_size)
         if is_batched(x):
             self._batches = FixedOrderBatches(self._batches, "x")
-        require_mean_loss(model, next(iter(self._batches)))
+        batch = next(iter(self._batches))
+        require_mean_loss(model, batch)
+        require_class_numbers(model, batch, batch[1] if y is None else y)
         self._model, self._verbose = model, verbose
         self._curvature = curvature
         self._checkpoints = Checkpoints(model, checkpoints)
-        size = positive_integer("projection_size", projection_size)
         self._estimators = [
             ProjectedInfluence(
                 model,
@@ -199,6 +213,8 @@ class Influence(NamedArguments):
             for _ in range(len(self._checkpoints))
         ]
 
+    @advising()
+    @named_arguments
     def scores(
         self,
         x_test: Any,
@@ -233,7 +249,11 @@ class Influence(NamedArguments):
 
     def _test_batches(self, x, y, sample_weight, *, of):
         """Return a function from a batch size to batches of test samples."""
+        require_outside_functions()
         require_one_of("of", of, QUESTIONS)
+        if not is_batched(x):
+            require_arrays(x, y)
+            require_inputs(self._model, x)
         if of == "loss":
             return make_test_batches(
                 self._model, x, y, sample_weight=sample_weight
@@ -262,6 +282,7 @@ class Influence(NamedArguments):
             self._last_scores = key, scores.copy()
         return scores
 
+    @advising()
     def self_influence(self) -> np.ndarray:
         """Return the score of each training sample for itself, (n,).
 
@@ -272,10 +293,12 @@ class Influence(NamedArguments):
         Raises:
             ValueError: as the class says.
         """
+        require_outside_functions()
         return self._sum_checkpoints(
             lambda estimator: estimator.self_influence()
         )
 
+    @named_arguments
     def top(
         self,
         x_test: Any,
@@ -300,10 +323,12 @@ class Influence(NamedArguments):
         Raises:
             ValueError: k is no positive integer; or as the class says.
         """
-        k = positive_integer("k", k)
+        k, helpful = positive_integer("k", k), boolean(helpful, "helpful")
         scores = self.scores(x_test, y_test, sample_weight, of=of)
         return _top_samples(scores, k, helpful)
 
+    @advising()
+    @named_arguments
     def page(
         self,
         path: str | os.PathLike[str],
@@ -372,6 +397,7 @@ class Influence(NamedArguments):
         )
         write(path, text)
 
+    @named_arguments
     def save(
         self, path: str | os.PathLike[str], shard: tuple[int, int] = (0, 1)
     ) -> bool:
@@ -426,6 +452,7 @@ class Influence(NamedArguments):
         return complete
 
     @classmethod
+    @named_arguments
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -471,7 +498,8 @@ class Influence(NamedArguments):
         check_arguments("projected", damping, checkpoints)
         require_built(model)
         self = object.__new__(cls)
-        self._batches, self._model, self._verbose = None, model, verbose
+        self._verbose = verbosity(verbose)
+        self._batches, self._model = None, model
         self._curvature = "projected"
         self._checkpoints = Checkpoints(model, checkpoints)
         self._estimators = []

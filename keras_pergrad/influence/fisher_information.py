@@ -8,15 +8,18 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import (
+    boolean,
     integer_seed,
     positive_integer,
     require_one_of,
+    verbosity,
 )
 from keras_pergrad.common.batches import batches_of, first_tensor
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import (
     build_for_gradients,
+    require_outside_functions,
     with_progress,
 )
 from keras_pergrad.influence.fisher_parts import (
@@ -107,8 +110,10 @@ def fisher(
     >>> [part.shape for part in result.parts]
     [(4, 3), (3,)]
     """
+    require_outside_functions()
     require_compiled(model)
     _check_arguments(kind, labels, seed)
+    training, verbose = boolean(training, "training"), verbosity(verbose)
     draws = positive_integer("draws", draws)
     if labels == "data":
         draws = 1

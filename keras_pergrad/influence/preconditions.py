@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import number_from, require_one_of
@@ -11,10 +12,13 @@ from keras_pergrad.common.batches import batches_of
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import build_for_gradients
 from keras_pergrad.influence.fixed_order import FixedOrderBatches
+from keras_pergrad.influence.likelihoods import NoLikelihood, likelihoods_of
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     compiled_loss,
     entries_of,
+    require_inputs,
+    trace_symbolically,
 )
 from keras_pergrad.modes.inspection import require_compiled, require_targets
 
@@ -76,6 +80,7 @@ def require_mean_loss(model, batch):
     require_compiled(model)
     require_targets(model, batch)
     build_for_gradients(model, batch)
+    batch_loss.require_loss(model, batch)
     for entry in entries_of(compiled_loss(model)):
         reduction = getattr(entry.loss, "reduction", None)
         if isinstance(entry.loss, keras.losses.Loss) and reduction == "sum":
@@ -93,6 +98,31 @@ def require_mean_loss(model, batch):
             "mean over the samples: ops.mean in place of ops.sum where a loss "
             "function or `add_loss` reduces the batch; or a loss function "
             "that returns one value for each sample."
+        )
+
+
+def require_class_numbers(model, batch, y):
+    """Refuse numbers of classes for which the model has no output.
+
+    `y`: the targets, of the batch alone or of more samples.
+    """
+    outputs = trace_symbolically(model, batch[0])
+    try:
+        likelihoods = likelihoods_of(model, outputs)
+    except NoLikelihood:
+        return
+    # Those of several outputs are left to TensorFlow.
+    if len(likelihoods) > 1 or not likelihoods[0].takes_indices:
+        return
+    [output], [numbers] = tf.nest.flatten(outputs), tf.nest.flatten(y)
+    low, high, classes = np.min(numbers), np.max(numbers), output.shape[-1]
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"Model {model.name!r} has {classes} outputs, one for each class. "
+            f"Expected `y` from 0 to {classes - 1}. Received: from {low} to "
+            f"{high}. Number the classes, y = numpy.unique(y, "
+            "return_inverse=True)[1], or give the last layer as many units as "
+            "there are classes."
         )
 
 
@@ -120,6 +150,9 @@ def make_test_batches(model, x, y, *, sample_weight):
 
 def _is_mean_over_samples(model, batches):
     batch = next(iter(batches))
+    require_targets(model, batch)
+    require_inputs(model, batch[0])
+    require_class_numbers(model, batch, batch[1])
     # A model that was just compiled has not built its losses.
     build_symbolically(model, batch)
     return batch_loss.is_mean_over_samples(model, batch)

@@ -20,12 +20,14 @@ from keras_pergrad.influence.likelihoods import (
 )
 from keras_pergrad.influence.preconditions import is_batched, make_test_batches
 from keras_pergrad.keras_internals.losses.losses import additional_losses
+from keras_pergrad.keras_internals.models.parts import require_inputs
 
 
 def make_prediction_batches(model, x):
     """Return a function as that of `make_test_batches`, of inputs alone."""
     if is_batched(x):
         parts = [inputs for inputs, _, _ in batches_of(x)]
+        require_inputs(model, parts[0])
         x = tf.nest.map_structure(lambda *a: np.concatenate(a), *parts)
     outputs = [
         model(inputs, training=False)

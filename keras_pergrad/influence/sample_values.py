@@ -10,12 +10,13 @@ import numpy as np
 
 from keras_pergrad.common import batch_marks
 from keras_pergrad.common.arguments import (
+    boolean,
     positive_integer,
     require_one_of,
     seed_or_none,
 )
 from keras_pergrad.common.callback_list import PreparesFit, at_end_of_fit
-from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.common.optional import import_extra
 from keras_pergrad.common.text import as_text
 from keras_pergrad.functions.given_batch import as_batch
@@ -151,6 +152,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         self._fit = contextlib.ExitStack()
 
     @staticmethod
+    @named_arguments
     def with_numbers(x: Any, numbers: Any) -> dict[str, Any]:
         """Return the inputs together with the number of each sample.
 
@@ -227,6 +229,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
 
     # What is made of the values.
 
+    @named_arguments
     def top(self, k: int = 10, helpful: bool = True) -> list[tuple[Any, float]]:
         """Return [(id, value)] of the k samples of the highest value.
 
@@ -237,12 +240,14 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         Raises:
             ValueError: no `fit` has used it, or `k` is below 1.
         """
+        helpful = boolean(helpful, "helpful")
         values: Any = self.values
         order = np.argsort(-values if helpful else values, kind="stable")
         order = order[: positive_integer("k", k)]
         ids: Any = self.ids
         return [(ids[i].item(), float(values[i])) for i in order]
 
+    @named_arguments
     def table(self, k: int = 10) -> str:
         """Return the k most harmful and most helpful samples as text."""
         rows = [
@@ -252,6 +257,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         ]
         return "\n".join(as_text(("id", "value", "side"), rows, ("id", "side")))
 
+    @named_arguments
     def to_csv(self, path: Any) -> None:
         """Write a file with the columns id, value and steps."""
         rows = zip(self.ids.tolist(), self.values, self.counts)

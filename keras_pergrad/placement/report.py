@@ -6,6 +6,7 @@ import sys
 import textwrap
 from typing import Any
 
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.text import first_few
 from keras_pergrad.placement.graph import CALL, XLA
 from keras_pergrad.placement.operations import TO_DEVICE, Copy, Operation
@@ -87,6 +88,7 @@ class PlacementReport:
             return None
         return len(self.copies)
 
+    @named_arguments
     def counts(self, kind: str) -> dict[str, int] | None:
         """How many ops of each type there are, each counted once.
 

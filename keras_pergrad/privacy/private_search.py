@@ -364,8 +364,9 @@ def _describe(private, space):
         f"{describe_noise(one.noise_range(steps))} times the clip norm",
         "epsilon": f"{private.epsilon():.4g} for the search",
         "compare": f"{compute_epsilon(((one, steps),), delta):.4g} for one "
-        f"training, {compute_epsilon(((one, steps * count),), delta):.4g} "
-        f"for {count} of them added up",
+        "training run, "
+        f"{compute_epsilon(((one, steps * count),), delta):.4g} for {count} "
+        "separate ones",
         "delta": f"{delta:g}",
     }
     lines = [f"  {head:<9} {text}" for head, text in rows.items()]

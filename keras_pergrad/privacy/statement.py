@@ -11,6 +11,7 @@ from typing import Any
 
 from keras_pergrad.common import page
 from keras_pergrad.common.machine import library_versions
+from keras_pergrad.common.names import named_arguments
 from keras_pergrad.privacy import (
     accounting,
     statement_page,
@@ -151,6 +152,7 @@ class Statement(dict[str, Any]):
 
     __repr__ = __str__
 
+    @named_arguments
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the statement as one page, for whoever has to sign it.
 

@@ -287,6 +287,7 @@ class PrivateTraining(NamedArguments):
             source, self.mechanism, self._users, augment=self.augment
         )
 
+    @named_arguments
     def epsilon(self, steps: int | None = None) -> float:
         """Return the epsilon of some steps, those of `continue_from` included.
 

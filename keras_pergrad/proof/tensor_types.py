@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import boolean
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof.messages import UNEQUAL
 from keras_pergrad.proof.op_facts import FACTS
@@ -542,7 +543,7 @@ def register_type_rule(
     ...         raise kpg.extending.Mixes("normalises over the samples")
     ...     return samples
     """
-    places = _places(inputs)
+    places, replace = _places(inputs), boolean(replace, "replace")
     for op_type in op_types:
         if not isinstance(op_type, str):
             raise TypeError(

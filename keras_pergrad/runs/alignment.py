@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable
 
 import numpy as np
 
+from keras_pergrad.common.arguments import path_text
 from keras_pergrad.common.warning import warn_user
 from keras_pergrad.runs import run_folder
 from keras_pergrad.runs.records import (
@@ -137,7 +139,11 @@ def _read_run(path):
 def directories(log_dir):
     """List what was given as one directory or several."""
     one = isinstance(log_dir, (str, os.PathLike))
-    folders = [os.fspath(d) for d in ([log_dir] if one else log_dir)]
+    several = isinstance(log_dir, Iterable) and not one
+    folders = [
+        path_text("log_dir", folder, "a directory or a list of them")
+        for folder in (log_dir if several else [log_dir])
+    ]
     if not folders:
         raise ValueError(
             "`log_dir` expected a directory or a list of them. Received: an "

@@ -94,6 +94,7 @@ class RunComparison:
     def _repr_html_(self):
         return report.content(self)
 
+    @named_arguments
     def plot(self, axes: Any = None) -> Any:
         """Draw norm, distances, variance and cosine over the steps.
 
@@ -108,6 +109,7 @@ class RunComparison:
         """
         return report.plot(self, axes)
 
+    @named_arguments
     def to_html(self, path: str | os.PathLike[str]) -> str:
         """Write one page that needs no other file and no network.
 
@@ -221,7 +223,8 @@ def compare_runs(
 
 def _require_no_directory(log_dir, by):
     """Refuse a second directory of runs that was given as `by`."""
-    if by in (None, *FIELDS) or not os.path.isdir(by):
+    is_path = isinstance(by, (str, os.PathLike))
+    if not is_path or by in FIELDS or not os.path.isdir(by):
         return
     if isinstance(by, os.PathLike) or list_runs(by):
         both = [*alignment.directories(log_dir), os.fspath(by)]

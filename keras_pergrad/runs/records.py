@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.common.arguments import require_one_of
+from keras_pergrad.common.arguments import path_text, require_one_of
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.runs import figures, run_folder
 from keras_pergrad.runs.reading import Reading, from_fields
@@ -116,6 +116,7 @@ class Run:
     def __len__(self) -> int:
         return len(self.scalars["step"])
 
+    @named_arguments
     def read(self, name: str, records: Any = None) -> np.ndarray:
         """Read the vectors of some records.
 
@@ -207,14 +208,14 @@ def list_runs(log_dir: str | os.PathLike[str]) -> list[str]:
     >>> runs.list_runs(".")
     []
     """
+    log_dir = path_text("log_dir", log_dir, "a directory with runs in it")
     if not os.path.isdir(log_dir):
         raise FileNotFoundError(
             "`log_dir` expected a directory with runs in it. Received: "
-            f"log_dir={os.fspath(log_dir)!r}, which is not a directory"
+            f"log_dir={log_dir!r}, which is not a directory"
         )
     paths = [
-        os.path.join(os.fspath(log_dir), name)
-        for name in sorted(os.listdir(log_dir))
+        os.path.join(log_dir, name) for name in sorted(os.listdir(log_dir))
     ]
     return [path for path in paths if run_folder.is_run(path)]
 
@@ -241,7 +242,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         print(run.info["run"], run.scalars["gradient_norm"])
     ```
     """
-    path = os.fspath(path)
+    path = path_text("path", path, "the directory of a run")
     run_folder.refuse_older(path)
     info = read_info(path)
     if info is None:

@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 
+from keras_pergrad.common.names import named_arguments
+
 #: A stall with a smaller share of the time is no bottleneck.
 SMALL_SHARE = 0.05
 # Handing a batch over takes a tenth of a millisecond (measured): a wait of
@@ -123,6 +125,7 @@ class StallReport:
         rest = stall - longest
         return max(rest, 0.0) / total if total > 0 else 0.0
 
+    @named_arguments
     def stalls(self, above: float = SMALL_SHARE) -> bool:
         """Whether waits for data take more than this share of the time."""
         share, wait = self.data_stall_fraction, self.wait_ms

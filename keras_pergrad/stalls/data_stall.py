@@ -8,9 +8,14 @@ from typing import Any, Literal
 import keras
 
 from keras_pergrad.common import callback_list
-from keras_pergrad.common.arguments import number_from, require_one_of
+from keras_pergrad.common.arguments import (
+    boolean,
+    number_from,
+    require_one_of,
+    verbosity,
+)
 from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
-from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
 from keras_pergrad.stalls.accounting import Epoch, StallReport
@@ -96,14 +101,10 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
     ):
         super().__init__()
         share = number_from("warn_above", warn_above, 0, high=1)
-        if verbose not in (0, 1, 2):
-            raise ValueError(
-                f"`verbose` expected 0, 1 or 2. Received: verbose={verbose!r}"
-            )
         self.warn_above: float = share
-        self.verbose: int = int(verbose)
-        self.per_batch = per_batch
-        self.advise = advise
+        self.verbose: int = verbosity(verbose)
+        self.per_batch: bool = boolean(per_batch, "per_batch")
+        self.advise: bool = boolean(advise, "advise")
         self.reports: list[StallReport] = []
         self.message: str | None = None
         self.verdict: str | None = None
@@ -183,6 +184,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
                 self._publish(epoch, None)
         self._end_run()
 
+    @named_arguments
     def plot(
         self, ax: Any = None, by: Literal["epoch", "batch"] | None = None
     ) -> Any:

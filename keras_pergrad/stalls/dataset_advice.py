@@ -123,8 +123,9 @@ def generator(facts):
     calls, pool = _parallel_calls(facts, facts.surely_waits)
     return Advice(
         "from_generator",
-        "`from_generator` runs in one Python thread. Load elements by number, "
-        "side by side: `load(i)` gives element i of `count`, a tuple.",
+        "`from_generator` runs in one Python thread. Load the elements by "
+        "their numbers, in parallel: `load(i)` returns element i of `count`, "
+        "a tuple.",
         "specs = dataset.element_spec\n"
         "types = [spec.dtype for spec in specs]\n"
         "def read(i):\n"

@@ -227,7 +227,7 @@ def profile_pipeline(
         A `PipelineProfile`.
 
     Raises:
-        TypeError: If `data` is a model, or `model` is none.
+        TypeError: If `data` is a model or no data, or `model` is none.
         ValueError: If `batches` is not positive, `data` is a generator or
             gives fewer than two batches, `model` is not compiled or needs
             targets that `data` lacks, or `workers` are not whole numbers
@@ -248,6 +248,14 @@ def profile_pipeline(
     if model is not None:
         require_compiled(model)
     kind = kind_of(data)
+    if kind == "unknown" and (
+        isinstance(data, str)
+        or not (hasattr(data, "__len__") or hasattr(data, "__iter__"))
+    ):
+        raise TypeError(
+            "`data` expected a data set, or arrays as (x, y). Received: "
+            f"data={data!r}"
+        )
     counts = _worker_counts(workers)
     if counts and not has_workers(kind):
         raise ValueError(
@@ -354,8 +362,11 @@ def _measure(data, batches, *, step=FETCH_CALL, stopwatch=None):
         )
     if measurement.report.batches_per_s is None:
         raise ValueError(
-            "Profiling needs a first batch and at least one more. Received "
-            f"data with {measurement.report.steps} batch(es): {data!r}"
+            "`data` expected at least two batches, since the first one is not "
+            f"timed. Received: {measurement.report.steps} in a "
+            f"{type(data).__name__}. Pass more data or, of arrays, a data set "
+            "of smaller batches: tf.data.Dataset.from_tensor_slices(data)"
+            ".batch(8)."
         )
     return measurement
 

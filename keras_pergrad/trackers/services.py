@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import path_text, text
 from keras_pergrad.common.optional import import_extra
 from keras_pergrad.trackers.tracker import Tracker
 
@@ -54,7 +55,9 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]):
-        self.log_dir: str = os.fspath(log_dir)
+        self.log_dir: str = path_text(
+            "log_dir", log_dir, "a directory, such as 'logs'"
+        )
         self._writer = None
 
     def begin(self, run: Any) -> None:
@@ -129,6 +132,11 @@ class MLflow(Tracker):
                 "`run` belongs to an experiment already, so `experiment` was "
                 f"expected to be absent. Received: experiment={experiment!r}"
             )
+        if experiment is not None:
+            text("experiment", experiment, " or None")
+        if tracking_uri is not None:
+            expected = "a store, such as 'sqlite:///mlflow.db', or None"
+            path_text("tracking_uri", tracking_uri, expected)
         self._mlflow = import_extra("mlflow", "trackers.MLflow", "mlflow")
         self._client = self._mlflow.MlflowClient(tracking_uri)
         self._experiment = "Default" if experiment is None else experiment
@@ -222,6 +230,8 @@ class WandB(Tracker):
                 f"new one were expected to be absent. Received: run={run!r}, "
                 f"project={project!r}, {settings}"
             )
+        if project is not None:
+            text("project", project, " or None")
         self._wandb = import_extra("wandb", "trackers.WandB", "wandb")
         # A run of its own, even where another one is going on.
         self._settings = {"reinit": "create_new", "project": project} | settings

@@ -251,7 +251,7 @@ def test_the_budget_is_of_the_whole_search(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "1.5 expected (geometric)" in printed
     assert f"{statement['epsilon']:.4g} for the search" in printed
-    assert "for 2 of them added up" in printed
+    assert "for 2 separate ones" in printed
     # Noise on the count, drawn from the trial's own seed.
     trials = json.loads((tmp_path / "search.json").read_text())["trials"]
     number = [trial["point"] for trial in trials].index(result.point)

@@ -99,7 +99,7 @@ def test_bad_input_is_refused():
         ),
         ([several], {"workers": 2}, r"can be changed\. Received"),
         ([(BATCH for _ in range(3))], {}, "read only once"),
-        ([one], {}, "at least one more"),
+        ([one], {}, "at least two batches"),
         ([several, plain], {}, "is not compiled"),
         ([several.map(lambda x, y: x), model], {}, without_targets),
         ([(np.ones((96, 3)),), model], {}, without_targets),

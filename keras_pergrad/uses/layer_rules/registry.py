@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import keras
 
+from keras_pergrad.common.arguments import boolean
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof import layer_methods
 
@@ -116,6 +117,9 @@ def register_rule(
             "`layer_class` must be a subclass of keras.layers.Layer. "
             f"Received: layer_class={layer_class!r}"
         )
+
+    replace = boolean(replace, "replace")
+    by_position = boolean(by_position, "by_position")
 
     def register(function):
         existing = _RULES.get(layer_class)

@@ -1,0 +1,239 @@
+"""What newcomers get wrong with the extras, and what they are told."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.models.making import compiled, net, unchanged
+
+X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+Y = X[:, :3]
+CLASSES = np.arange(12) % 3
+TEXTS = np.array([["a"] * 4] * 12)
+TYPE, VALUE = TypeError, ValueError
+NO_BOOL = "expected True or False"
+NO_NUMBERS = "expected numbers as `x`.*StringLookup"
+IN_FUNCTION = "Expected a call outside of it"
+GradientVariance = kpg.callbacks.GradientVariance
+Influence = kpg.influence.Influence
+
+
+def model(loss="mse"):
+    return compiled(net(shape=(4,)), loss=loss)
+
+
+def classifier():
+    return model(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+def watch(*probe, made=None, y=Y):
+    made = made or model()
+    with unchanged(made):
+        made.fit(X, y, verbose=0, callbacks=[GradientVariance(probe)])
+
+
+def influence(made=None, x=X, y=Y, **arguments):
+    given = {"curvature": "none", "verbose": 0, **arguments}
+    return Influence(made or model(), x, y, **given)
+
+
+def predicting(x):
+    return influence(classifier(), y=CLASSES).scores(x, of="prediction")
+
+
+def private():
+    return kpg.PrivateTraining(
+        delta=1e-3, samples=12, batch_size=4, epochs=1, noise_multiplier=1.0
+    )
+
+
+def run(**arguments):
+    return GradientVariance(log_dir="unused", **arguments)
+
+
+#: What is wrong → the error, what it says, and the mistake.
+MISTAKES = {
+    # A probe
+    "texts": (VALUE, f"`probe`.*{NO_NUMBERS}", lambda: watch(TEXTS, Y)),
+    "texts_as_targets": (
+        *(VALUE, "`probe`.*Number the classes"),
+        lambda: watch(X, TEXTS[:, 0], made=classifier(), y=CLASSES),
+    ),
+    "list_of_texts": (
+        *(VALUE, r"a list of texts.*numpy\.asarray\(x\)"),
+        lambda: GradientVariance((TEXTS.tolist(), Y)),
+    ),
+    # A run
+    "path_as_name": (VALUE, "which has '/'", lambda: run(run_name="a/b")),
+    "no_name": (VALUE, "that is not empty or None", lambda: run(run_name="")),
+    "number_as_name": (VALUE, "text that is", lambda: run(run_name=3)),
+    "number_as_directory": (
+        *(TYPE, r"`log_dir` expected a directory.*log_dir=3"),
+        lambda: GradientVariance(log_dir=3),
+    ),
+    "no_runs": (
+        *(TYPE, "a directory or a list of them.*None"),
+        lambda: kpg.diagnose.compare_runs(None),
+    ),
+    "number_of_runs": (
+        *(TYPE, "a directory or a list of them.*=3"),
+        lambda: kpg.diagnose.compare_runs(3),
+    ),
+    "listed_number": (TYPE, "=3", lambda: kpg.diagnose.compare_runs([3])),
+    "no_run": (TYPE, "of a run.*None", lambda: kpg.runs.read_run(None)),
+    "no_directory": (TYPE, "with runs", lambda: kpg.runs.list_runs(3)),
+    # Trackers
+    "board": (TYPE, "'logs'.*=3", lambda: kpg.trackers.TensorBoard(3)),
+    "mlflow": (VALUE, "`experiment` expected", lambda: kpg.trackers.MLflow(3)),
+    "mlflow_store": (
+        *(TYPE, "`tracking_uri` expected a store"),
+        lambda: kpg.trackers.MLflow(tracking_uri=3),
+    ),
+    "wandb": (VALUE, "`project` expected", lambda: kpg.trackers.WandB(3)),
+    # Influence
+    "classes": (
+        *(VALUE, r"3 outputs.*`y` from 0 to 2\. Received: from 1 to 3\. Numb"),
+        lambda: influence(classifier(), y=CLASSES + 1),
+    ),
+    "classes_of_tests": (
+        *(VALUE, "Received: from 9 to 10"),
+        lambda: influence(classifier(), y=CLASSES).scores(
+            X[:2], CLASSES[:2] + 9
+        ),
+    ),
+    "classes_of_later_samples": (
+        *(VALUE, "Received: from 0 to 3"),
+        lambda: influence(classifier(), y=np.r_[CLASSES[:11], 3], batch_size=4),
+    ),
+    "no_loss": (VALUE, "has no loss", lambda: influence(model(None))),
+    "seed": (VALUE, "`seed` expected an int", lambda: influence(seed="a")),
+    "texts_of_scores": (
+        *(VALUE, NO_NUMBERS),
+        lambda: influence().scores(TEXTS, Y),
+    ),
+    "texts_of_prediction": (VALUE, NO_NUMBERS, lambda: predicting(TEXTS)),
+    "one_sample": (
+        *(VALUE, "the shape .* of one sample"),
+        lambda: influence().scores(X[0], Y[0]),
+    ),
+    "one_predicted_sample": (
+        *(VALUE, "the shape .* of one sample"),
+        lambda: predicting(X[0]),
+    ),
+    "influence_in_a_function": (
+        *(VALUE, IN_FUNCTION),
+        tf.function(influence, autograph=False),
+    ),
+    "scores_in_a_function": (
+        *(VALUE, IN_FUNCTION),
+        lambda: tf.function(influence().scores, autograph=False)(X, Y),
+    ),
+    "self_influence_in_a_function": (
+        *(VALUE, IN_FUNCTION),
+        lambda: tf.function(influence().self_influence, autograph=False)(),
+    ),
+    "fisher_in_a_function": (
+        *(VALUE, IN_FUNCTION),
+        tf.function(
+            lambda: kpg.influence.fisher(classifier(), X), autograph=False
+        ),
+    ),
+    # Arguments of methods
+    "of_scores": (
+        *(TYPE, r"Influence\.scores\(\) expected arguments among.*outputs=1"),
+        lambda: influence().scores(X, outputs=1),
+    ),
+    "of_epsilon": (
+        *(TYPE, r"epsilon\(\) expected arguments among steps"),
+        lambda: private().epsilon(epochs=2),
+    ),
+    "of_to_html": (
+        *(TYPE, r"to_html\(\) expected arguments among path"),
+        lambda: private().statement().to_html(file="page.html"),
+    ),
+    # Pipelines and devices
+    **{
+        f"profile_{data}": (
+            *(TYPE, f"`data` expected a data set.*Received: data={data!r}"),
+            lambda data=data: kpg.diagnose.profile_pipeline(data),
+        )
+        for data in (None, 3, "data.npy")
+    },
+    "profile_one_array": (
+        *(VALUE, r"two batches.*Received: 1 in a ndarray\..*batch\(8\)"),
+        lambda: kpg.diagnose.profile_pipeline(X),
+    ),
+    "device": (
+        *(VALUE, "names from: CPU:0.*mean 'CPU:0'"),
+        lambda: kpg.diagnose.compare_devices(model(), X, Y, devices="cpu"),
+    ),
+    "number_of_device": (
+        *(TYPE, "a list of names from: CPU:0.*devices=3"),
+        lambda: kpg.diagnose.compare_devices(model(), X, Y, devices=3),
+    ),
+    "texts_as_targets_of_explain": (
+        *(VALUE, "Number the classes"),
+        lambda: kpg.explain(model(), 12, y="a"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_with_the_way_out(name):
+    error, match, mistake = MISTAKES[name]
+    with pytest.raises(error, match=match):
+        mistake()
+
+
+#: What takes True and False alone, by the arguments' names.
+CHECKED = {
+    ("histograms", "by_task"): GradientVariance,
+    ("advise", "per_batch"): kpg.callbacks.DataStall,
+    ("deep", "warn"): kpg.callbacks.DevicePlacement,
+    ("helpful",): lambda **given: influence().top(X, Y, **given),
+    ("training",): lambda **given: kpg.influence.fisher(
+        classifier(), X, **given
+    ),
+    ("jit_compile",): lambda **given: kpg.explain(model(), **given),
+    ("replace", "by_position"): lambda **given: kpg.extending.register_rule(
+        keras.layers.Dense, **given
+    ),
+}
+#: What takes 0, 1 or 2 as `verbose`.
+VERBOSE = {
+    "Influence": lambda **given: influence(**given),
+    "fisher": lambda **given: kpg.influence.fisher(classifier(), X, **given),
+    "check": lambda **given: kpg.check_gradients(model(), X, Y, **given),
+    "DataStall": kpg.callbacks.DataStall,
+}
+
+
+@pytest.mark.parametrize("name", [name for names in CHECKED for name in names])
+def test_a_text_is_neither_true_nor_false(name):
+    (use,) = (use for names, use in CHECKED.items() if name in names)
+    for value in ("no", "", 2, None if name != "jit_compile" else 3):
+        with pytest.raises(ValueError, match=f"`{name}` {NO_BOOL}"):
+            use(**{name: value})
+
+
+@pytest.mark.parametrize("name", VERBOSE)
+def test_a_text_is_no_verbosity(name):
+    for value in ("no", "auto", 3, None):
+        with pytest.raises(ValueError, match="`verbose` expected 0, 1 or 2"):
+            VERBOSE[name](verbose=value)
+
+
+def test_numbers_that_are_true_or_false_are_taken():
+    stall = kpg.callbacks.DataStall(advise=np.False_, per_batch=1, verbose=True)
+    assert (stall.advise, stall.per_batch, stall.verbose) == (False, True, 1)
+
+
+def test_a_loss_that_layers_add_is_a_loss():
+    inputs = keras.Input((4,))
+    dense = keras.layers.Dense(3, activity_regularizer="l2")
+    made = keras.Model(inputs, dense(inputs))
+    made.compile("sgd")
+    scores = Influence(made, X, curvature="none", verbose=0)
+    assert scores.self_influence().shape == (12,)
