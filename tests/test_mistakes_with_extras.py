@@ -65,6 +65,14 @@ MISTAKES = {
         *(VALUE, r"a list of texts.*numpy\.asarray\(x\)"),
         lambda: GradientVariance((TEXTS.tolist(), Y)),
     ),
+    "classes_of_a_probe": (
+        *(VALUE, r"`probe`.*\[0, 3\).*from 0 to the number of outputs"),
+        lambda: watch(X, CLASSES + 5, made=classifier(), y=CLASSES),
+    ),
+    "probe_without_targets": (
+        *(VALUE, "`probe`.*Expected `y`"),
+        lambda: watch(X),
+    ),
     # A run
     "path_as_name": (VALUE, "which has '/'", lambda: run(run_name="a/b")),
     "no_name": (VALUE, "that is not empty or None", lambda: run(run_name="")),
@@ -92,6 +100,35 @@ MISTAKES = {
         lambda: kpg.trackers.MLflow(tracking_uri=3),
     ),
     "wandb": (VALUE, "`project` expected", lambda: kpg.trackers.WandB(3)),
+    "mlflow_run": (TYPE, "its id", lambda: kpg.trackers.MLflow(run=3)),
+    "wandb_run": (TYPE, r"id=\.\.\.", lambda: kpg.trackers.WandB(run="id")),
+    "tracker_as_callback": (
+        *(TYPE, r"GradientVariance\(trackers=\[\.\.\.\]\)"),
+        lambda: model().fit(
+            X, Y, verbose=0, callbacks=[kpg.trackers.TensorBoard("unused")]
+        ),
+    ),
+    "exported_to_a_class": (
+        *(TYPE, "`to` expected a tracker"),
+        lambda: kpg.runs.export("unused", to=kpg.trackers.TensorBoard),
+    ),
+    # Rules
+    "no_rule": (
+        *(TYPE, r"function\(layer, inputs, dz\)"),
+        lambda: kpg.extending.register_rule(keras.layers.Dense)(3),
+    ),
+    "forward": (
+        *(TYPE, "`forward` expected a function or None"),
+        lambda: kpg.extending.register_rule(keras.layers.Dense, forward=3),
+    ),
+    "no_type_rule": (
+        *(TYPE, r"function\(op, types\)"),
+        lambda: kpg.extending.register_type_rule("Unused")(3),
+    ),
+    "no_op": (
+        *(TYPE, "the types of ops"),
+        kpg.extending.register_type_rule,
+    ),
     # Influence
     "classes": (
         *(VALUE, r"3 outputs.*`y` from 0 to 2\. Received: from 1 to 3\. Numb"),
@@ -140,6 +177,37 @@ MISTAKES = {
             lambda: kpg.influence.fisher(classifier(), X), autograph=False
         ),
     ),
+    "swapped": (
+        *(TYPE, "`model` must be a keras.Model"),
+        lambda: Influence(X, Y, model()),
+    ),
+    "checkpoints": (VALUE, "weights file", lambda: influence(checkpoints=3)),
+    "checkpoint": (TYPE, "weights files", lambda: influence(checkpoints=[3])),
+    "no_path_of_page": (
+        *(TYPE, "`path` expected"),
+        lambda: influence().page(X[:2], Y[:2]),
+    ),
+    **{
+        f"class_names_{type(names).__name__}": (
+            *(VALUE, "the name of each of 3 classes"),
+            lambda names=names: influence(classifier(), y=CLASSES).page(
+                "unused.html", X, CLASSES, class_names=names
+            ),
+        )
+        for names in (["a"], "abc", 3)
+    },
+    "show": (
+        *(TYPE, "a function of one sample"),
+        lambda: influence().page("unused.html", X, Y, show="image"),
+    ),
+    "store": (
+        *(TYPE, "directory of a store"),
+        lambda: influence(curvature="projected").save(3),
+    ),
+    "loaded_store": (
+        *(TYPE, "directory of a store"),
+        lambda: Influence.load(model(), "store"),
+    ),
     # Arguments of methods
     "of_scores": (
         *(TYPE, r"Influence\.scores\(\) expected arguments among.*outputs=1"),
@@ -164,6 +232,10 @@ MISTAKES = {
     "profile_one_array": (
         *(VALUE, r"two batches.*Received: 1 in a ndarray\..*batch\(8\)"),
         lambda: kpg.diagnose.profile_pipeline(X),
+    ),
+    "settings": (
+        *(VALUE, "`settings` expected a list.*=3"),
+        lambda: kpg.check_gradients(model(), X, Y, settings=3, verbose=0),
     ),
     "device": (
         *(VALUE, "names from: CPU:0.*mean 'CPU:0'"),

@@ -217,8 +217,10 @@ def _own_mode_notes(modes, rows):
 
 
 def _check_settings(settings):
-    unknown = [s for s in settings if s not in execution.SETTINGS]
-    if isinstance(settings, str) or unknown or not settings:
+    is_list = isinstance(settings, (list, tuple))
+    given = settings if is_list else ()
+    unknown = [s for s in given if s not in execution.SETTINGS]
+    if not is_list or unknown or not settings:
         hint = did_you_mean(next(iter(unknown), ""), execution.SETTINGS)
         raise ValueError(
             f"`settings` expected a list with some of {execution.SETTINGS}. "

@@ -71,6 +71,15 @@ def path_text(name, value, expected):
     raise TypeError(f"`{name}` expected {expected}. Received: {name}={value!r}")
 
 
+def function(name, value, takes=""):
+    """Return an argument that can be called; `takes`: with what."""
+    if callable(value):
+        return value
+    raise TypeError(
+        f"`{name}` expected a function{takes}. Received: {name}={value!r}"
+    )
+
+
 def positive_integer(name, value):
     """Return an argument as an `int`; NumPy integers are accepted too."""
     number = _integer_or_none(value)

@@ -4,6 +4,8 @@ from html import escape
 
 from keras_pergrad.common.arguments import path_text
 
+#: What the path of a page is.
+PAGE = "the path of a file to write, such as 'page.html'"
 _STYLE = """
 .kpg{--back:#fff;--soft:#f5f5f2;--text:#1d1d1b;--muted:#63625c;--rule:#dcdbd4;
 --c1:#2458c0;--c2:#b8500a;--c3:#14765a;color-scheme:light;
@@ -52,8 +54,7 @@ vertical-align:top;background:none;color:inherit}
 
 def write(path, document):
     """Write a page to a file; return its path."""
-    expected = "the path of a file to write, such as 'page.html'"
-    path = path_text("path", path, expected)
+    path = path_text("path", path, PAGE)
     with open(path, "w", encoding="utf-8") as file:
         file.write(document)
     return path

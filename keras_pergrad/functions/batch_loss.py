@@ -126,6 +126,11 @@ def require_loss(model, batch):
         _terms(model, batch)  # of add_loss, or an error that says what to do
 
 
+def try_loss(model, batch):
+    """Compute the loss of a batch once, so that it fails now if it does."""
+    _terms(model, batch)
+
+
 class MissingLoss(ValueError):
     """There is no loss to take a gradient of."""
 

@@ -6,7 +6,7 @@ import keras
 
 from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.common.refusal_messages import without_batch_mode
-from keras_pergrad.functions.batch_loss import MissingLoss
+from keras_pergrad.functions.batch_loss import MissingLoss, try_loss
 from keras_pergrad.functions.data_passes import require_call
 from keras_pergrad.functions.given_batch import describe_batch
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
@@ -16,7 +16,9 @@ from keras_pergrad.keras_internals.models.parts import (
     require_inputs,
     require_no_texts,
 )
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.state.model import preserve_random_state
+from keras_pergrad.modes.inspection import require_targets
 
 _STATISTICS_IN_STEP = (
     "GradientVariance measures the gradient of that loss. For a train_step of "
@@ -35,6 +37,7 @@ def require_one_loss(model):
 def build(model, batch):
     """Build a model for a batch, if its first call does."""
     with _explaining(model, batch), preserve_random_state():
+        require_targets(model, batch)
         require_inputs(model, batch[0])
         # One's own loss may look texts up.
         if type(model).compute_loss is keras.Model.compute_loss:
@@ -45,23 +48,28 @@ def build(model, batch):
 def make_meter(model, batch, quantities=None):
     """Return the `GradientMeter` of a batch."""
     with _explaining(model, batch):
-        return GradientMeter(model, batch, quantities)
+        meter = GradientMeter(model, batch, quantities)
+        # A label or an id out of range fails in no trace.
+        try_loss(model, batch)
+        return meter
 
 
 @contextlib.contextmanager
 def _explaining(model, batch):
     """Say of an error that it is of the probe."""
     try:
-        yield
+        with advising():
+            yield
     except MissingLoss as error:
         raise MissingLoss(
             f"GradientVariance: {error}. {_STATISTICS_IN_STEP}"
         ) from None
     except Exception as error:  # whatever a model may say to a wrong input
+        advice = " ".join(["", *getattr(error, "__notes__", ())])
         raise ValueError(
             "`probe` expected a batch like those that model "
             f"{model.name!r} is trained on. Received: {describe_batch(batch)}, "
-            f"for which its gradient cannot be computed: {error}"
+            f"for which its gradient cannot be computed: {error}{advice}"
         ) from error
 
 

@@ -10,13 +10,14 @@ import numpy as np
 from keras_pergrad.common.arguments import (
     boolean,
     integer_seed,
+    path_text,
     positive_integer,
     require_one_of,
     verbosity,
 )
 from keras_pergrad.common.batches import batches_of, require_arrays
 from keras_pergrad.common.names import NamedArguments, named_arguments
-from keras_pergrad.common.page import write
+from keras_pergrad.common.page import PAGE, write
 from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.influence.checkpoints import Checkpoints
 from keras_pergrad.influence.fixed_order import (
@@ -31,6 +32,7 @@ from keras_pergrad.influence.page import (
     split_rows,
 )
 from keras_pergrad.influence.preconditions import (
+    STORE,
     Curvature,
     check_arguments,
     is_batched,
@@ -39,6 +41,7 @@ from keras_pergrad.influence.preconditions import (
     require_built,
     require_class_numbers,
     require_mean_loss,
+    require_page_arguments,
 )
 from keras_pergrad.influence.predictions import make_prediction_batches
 from keras_pergrad.influence.projected import (
@@ -49,6 +52,7 @@ from keras_pergrad.influence.projected_rows import RowsOnDisk
 from keras_pergrad.influence.weight_space import WeightSpaceInfluence
 from keras_pergrad.keras_internals.models.parts import require_inputs
 from keras_pergrad.keras_internals.replicas.advice import advising
+from keras_pergrad.modes.inspection import require_compiled
 
 _DEFAULT_BATCH_SIZE = 256
 #: Scores of the last test samples that are kept, in numbers.
@@ -178,6 +182,7 @@ class Influence(NamedArguments):
         verbose: int | bool = 1,
     ):
         require_outside_functions()
+        require_compiled(model)
         check_arguments(curvature, damping, checkpoints)
         size = positive_integer("projection_size", projection_size)
         seed, verbose = integer_seed(seed), verbosity(verbose)
@@ -368,6 +373,8 @@ class Influence(NamedArguments):
                 "has gradients alone."
             )
         k = positive_integer("k", k)
+        path_text("path", path, PAGE)
+        require_page_arguments(self._model, class_names, show)
         if of == "prediction":
             make_batches = self._test_batches(x_test, None, None, of=of)
             shown = batches_of(x_test, y_test)
@@ -430,6 +437,7 @@ class Influence(NamedArguments):
                 f"curvature={self._curvature!r}"
             )
         index, count = parse_shard(shard)
+        path = path_text("path", path, STORE)
         if self._batches is None:
             raise ValueError(
                 "This Influence was loaded from a store, and has no data to "
@@ -495,6 +503,7 @@ class Influence(NamedArguments):
         >>> kpg.influence.Influence.load(path, model).scores(x[:2], y[:2]).shape
         (2, 4)
         """
+        path = path_text("path", path, STORE)
         check_arguments("projected", damping, checkpoints)
         require_built(model)
         self = object.__new__(cls)

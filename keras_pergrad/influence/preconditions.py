@@ -1,13 +1,17 @@
 """Preconditions of `Influence`: arguments, losses, test samples."""
 
-import os
 from typing import Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.arguments import number_from, require_one_of
+from keras_pergrad.common.arguments import (
+    function,
+    number_from,
+    path_text,
+    require_one_of,
+)
 from keras_pergrad.common.batches import batches_of
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import build_for_gradients
@@ -23,6 +27,8 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.modes.inspection import require_compiled, require_targets
 
 Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
+#: What the path of a store is.
+STORE = "the directory of a store, such as 'store'"
 CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
 
 
@@ -55,12 +61,33 @@ def check_arguments(curvature, damping, checkpoints):
             "`damping` is added to a curvature, and curvature='none' has "
             f"none. Expected damping=None. Received: damping={damping!r}"
         )
-    if isinstance(checkpoints, (str, os.PathLike)) or (
-        checkpoints is not None and not len(checkpoints)
-    ):
+    if checkpoints is None:
+        return
+    is_list = isinstance(checkpoints, (list, tuple))
+    if not is_list or not checkpoints:
         raise ValueError(
             "`checkpoints` must be None or a list of at least one weights "
             f"file. Received: checkpoints={checkpoints!r}"
+        )
+    for path in checkpoints:
+        path_text("checkpoints", path, "a list of weights files")
+
+
+def require_page_arguments(model, class_names, show):
+    """Refuse names that are too few for the classes, and a `show` for none."""
+    if show is not None:
+        function("show", show, " of one sample")
+    if class_names is None:
+        return
+    is_list = not isinstance(class_names, str) and hasattr(
+        class_names, "__getitem__"
+    )
+    shape = getattr(model, "output_shape", None)
+    classes = shape[-1] if isinstance(shape, tuple) else None
+    if not is_list or (isinstance(classes, int) and len(class_names) < classes):
+        raise ValueError(
+            "`class_names` expected a list with the name of each of "
+            f"{classes or 'the'} classes. Received: class_names={class_names!r}"
         )
 
 

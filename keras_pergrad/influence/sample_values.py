@@ -11,6 +11,7 @@ import numpy as np
 from keras_pergrad.common import batch_marks
 from keras_pergrad.common.arguments import (
     boolean,
+    path_text,
     positive_integer,
     require_one_of,
     seed_or_none,
@@ -260,6 +261,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
     @named_arguments
     def to_csv(self, path: Any) -> None:
         """Write a file with the columns id, value and steps."""
+        path = path_text("path", path, "a file to write, such as 'values.csv'")
         rows = zip(self.ids.tolist(), self.values, self.counts)
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)

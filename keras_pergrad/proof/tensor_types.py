@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import boolean
+from keras_pergrad.common.arguments import function as require_function
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof.messages import UNEQUAL
 from keras_pergrad.proof.op_facts import FACTS
@@ -544,7 +545,7 @@ def register_type_rule(
     ...     return samples
     """
     places, replace = _places(inputs), boolean(replace, "replace")
-    for op_type in op_types:
+    for op_type in op_types or [None]:
         if not isinstance(op_type, str):
             raise TypeError(
                 "`op_types` expected the types of ops, strings such as "
@@ -557,6 +558,7 @@ def register_type_rule(
             )
 
     def register(function):
+        require_function("rule", function, "(op, types)")
         USER_RULES.update(dict.fromkeys(op_types, function))
         USER_INPUTS.update(dict.fromkeys(op_types, places))
         return function

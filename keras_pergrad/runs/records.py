@@ -324,6 +324,7 @@ def export(path: str | os.PathLike[str], *, to: Any) -> None:
         to: a tracker, such as `trackers.TensorBoard("logs")`.
 
     Raises:
+        TypeError: `to` is no tracker.
         FileNotFoundError: `path` is not a run.
         ValueError: its records are of another version, or damaged.
         Exception: whatever the tracker raises.
@@ -336,6 +337,11 @@ def export(path: str | os.PathLike[str], *, to: Any) -> None:
         kpg.runs.export(path, to=board)
     ```
     """
+    if not is_tracker(to):
+        raise TypeError(
+            "`to` expected a tracker, such as kpg.trackers.TensorBoard('logs')"
+            f". Received: to={to!r}"
+        )
     run = read_run(path)
     try:
         to.begin(info_of(run))
@@ -343,6 +349,14 @@ def export(path: str | os.PathLike[str], *, to: Any) -> None:
             to.write(reading)
     finally:
         to.end()
+
+
+def is_tracker(thing):
+    """Whether it is an object with what trackers have."""
+    methods = ("begin", "write", "end")
+    return not isinstance(thing, type) and all(
+        callable(getattr(thing, name, None)) for name in methods
+    )
 
 
 def info_of(run):

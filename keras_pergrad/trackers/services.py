@@ -138,9 +138,14 @@ class MLflow(Tracker):
             expected = "a store, such as 'sqlite:///mlflow.db', or None"
             path_text("tracking_uri", tracking_uri, expected)
         self._mlflow = import_extra("mlflow", "trackers.MLflow", "mlflow")
+        self._user_run = getattr(getattr(run, "info", None), "run_id", run)
+        if not isinstance(self._user_run, (str, type(None))):
+            raise TypeError(
+                "`run` expected a run of mlflow.start_run(), its id or None. "
+                f"Received: run={run!r}"
+            )
         self._client = self._mlflow.MlflowClient(tracking_uri)
         self._experiment = "Default" if experiment is None else experiment
-        self._user_run = getattr(getattr(run, "info", None), "run_id", run)
         self._run, self._status = self._user_run, "FINISHED"
 
     def begin(self, run: Any) -> None:
@@ -232,6 +237,12 @@ class WandB(Tracker):
             )
         if project is not None:
             text("project", project, " or None")
+        if run is not None and not callable(getattr(run, "log", None)):
+            raise TypeError(
+                "`run` expected a run of wandb.init() or None. Received: "
+                f"run={run!r}. For a run with this id: WandB(id=..., "
+                'resume="allow").'
+            )
         self._wandb = import_extra("wandb", "trackers.WandB", "wandb")
         # A run of its own, even where another one is going on.
         self._settings = {"reinit": "create_new", "project": project} | settings

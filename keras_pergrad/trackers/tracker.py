@@ -6,6 +6,7 @@ from typing import Any
 
 from keras_pergrad.common.names import NamedArguments
 from keras_pergrad.common.text import reason
+from keras_pergrad.runs.records import is_tracker
 
 
 class Tracker(NamedArguments):
@@ -58,6 +59,14 @@ class Tracker(NamedArguments):
         May be called again, and after a `begin` that raised.
         """
 
+    def set_model(self, model: Any) -> None:
+        """Refuse to be one of Keras's callbacks."""
+        raise TypeError(
+            f"{type(self).__name__} is a tracker and no callback of Keras. "
+            "Expected it in GradientVariance(trackers=[...]), which is a "
+            "callback. Received: it among those of fit()."
+        )
+
     @staticmethod
     def numbers(reading: Any) -> dict[str, float]:
         """Return the numbers of a reading by name, without undefined ones.
@@ -78,10 +87,10 @@ class Tracker(NamedArguments):
 
 def checked(trackers):
     """Return the trackers of an argument as a tuple."""
-    if _is_tracker(trackers):
+    if is_tracker(trackers):
         return (trackers,)
     if not isinstance(trackers, (tuple, list)) or not all(
-        map(_is_tracker, trackers)
+        map(is_tracker, trackers)
     ):
         raise ValueError(
             "`trackers` expected trackers such as "
@@ -132,10 +141,3 @@ class GuardedTrackers:
                 )
                 with contextlib.suppress(Exception):
                     tracker.end()
-
-
-def _is_tracker(thing):
-    methods = ("begin", "write", "end")
-    return not isinstance(thing, type) and all(
-        callable(getattr(thing, name, None)) for name in methods
-    )

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import keras
 
 from keras_pergrad.common.arguments import boolean
+from keras_pergrad.common.arguments import function as require_function
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof import layer_methods
 
@@ -118,10 +119,14 @@ def register_rule(
             f"Received: layer_class={layer_class!r}"
         )
 
+    for name, value in (("forward", forward), ("unsupported", unsupported)):
+        if value is not None:
+            require_function(name, value, " or None")
     replace = boolean(replace, "replace")
     by_position = boolean(by_position, "by_position")
 
     def register(function):
+        require_function("rule", function, "(layer, inputs, dz)")
         existing = _RULES.get(layer_class)
         if existing is not None and not replace:
             raise ValueError(
