@@ -19,7 +19,7 @@ from keras_pergrad.checking.check_table import (
     CheckRow,
     GradientCheck,
 )
-from keras_pergrad.common.arguments import positive_integer, verbosity
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.batches import (
     as_tensors,
     require_weights,
@@ -151,7 +151,6 @@ def check_gradients(
     True
     """
     require_outside_functions()
-    verbose = verbosity(verbose)
     require_compiled(model)
     require_one_batch(model, x, y)
     repeats = positive_integer("repeats", repeats)

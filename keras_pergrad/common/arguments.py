@@ -43,20 +43,6 @@ def names_given(name, value):
     raise _refusal(name, value, "a list of names (texts)")
 
 
-def boolean(value, name):
-    """Return an argument as a `bool`; NumPy's, 0 and 1 are accepted too."""
-    if isinstance(value, (numbers.Real, np.bool_)) and value in (0, 1):
-        return bool(value)
-    raise _refusal(name, value, "True or False")
-
-
-def verbosity(value):
-    """Return `verbose` as an `int`; True and False are accepted too."""
-    if isinstance(value, (numbers.Integral, np.bool_)) and value in (0, 1, 2):
-        return int(value)
-    raise _refusal("verbose", value, "0, 1 or 2")
-
-
 def text(name, value, alternative=""):
     """Return an argument that is a text, not an empty one."""
     if isinstance(value, str) and value.strip():

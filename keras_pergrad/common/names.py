@@ -92,7 +92,10 @@ class NamedArguments:
             )
         parameters = inspect.signature(cls.__init__).parameters
         require_known(cls.__name__, {} if takes_none else parameters, kwargs)
-        _require_switches(parameters, (None, *args), kwargs)  # None for self
+        # A user's class may take other things where its default is a bool.
+        module = getattr(cls.__init__, "__module__", "")
+        if module.startswith("keras_pergrad."):
+            _require_switches(parameters, (None, *args), kwargs)
         base = super().__new__
         return (
             base(cls) if base is object.__new__ else base(cls, *args, **kwargs)
@@ -115,22 +118,26 @@ def require_known(owner, parameters, arguments):
 
 
 def _require_switches(parameters, args, kwargs):
-    """Refuse what is neither on nor off where the default is, or `verbose`."""
+    """Check each argument whose default is True or False, and `verbose`."""
     by_place = [  # All but what follows *args, which stands for any number.
         name
         for name, parameter in parameters.items()
         if parameter.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
     ]
     for name, value in {**dict(zip(by_place, args)), **kwargs}.items():
-        is_verbose = name == "verbose"
         default = getattr(parameters.get(name), "default", None)
-        if not (is_verbose or isinstance(default, bool)):
-            continue
-        choices = (0, 1, 2) if is_verbose else (0, 1)
-        is_integer = isinstance(value, (numbers.Integral, np.bool_))
-        if not is_integer or value not in choices:
-            expected = "0, 1 or 2" if is_verbose else "True or False"
-            raise ValueError(
-                f"`{name}` expected {expected}. Received: {name}="
-                f"{reprlib.repr(value)}"
-            )
+        if name == "verbose":
+            require_switch(name, value, most=2)
+        elif isinstance(default, bool):
+            require_switch(name, value)
+
+
+def require_switch(name, value, most=1):
+    """Refuse what is no bool, nor an integer from 0 to `most`, 1 or 2."""
+    is_integer = isinstance(value, (numbers.Integral, np.bool_))
+    if not is_integer or int(value) not in range(most + 1):
+        expected = "0, 1 or 2" if most == 2 else "True or False"
+        raise ValueError(
+            f"`{name}` expected {expected}. Received: {name}="
+            f"{reprlib.repr(value)}"
+        )

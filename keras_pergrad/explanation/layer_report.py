@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.checking.numerics import precision
-from keras_pergrad.common.arguments import boolean, positive_integer
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.batches import require_arrays
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.names import named_arguments, require_switch
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.explanation import step_memory
 from keras_pergrad.explanation.explanation import (
@@ -110,7 +110,7 @@ def explain(
     batch_size = positive_integer("batch_size", batch_size)
     require_arrays(batch_size if x is None else x, y)
     if jit_compile not in (None, "auto"):
-        jit_compile = boolean(jit_compile, "jit_compile")
+        require_switch("jit_compile", jit_compile)
     if fixed_batch_size(model) not in (None, batch_size):
         request = f"is asked for batches of {batch_size}"
         require_any_batch_size(model, "explain()", request)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import callback_list
-from keras_pergrad.common.arguments import boolean, positive_integer
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.callback_list import (
     at_end_of_fit,
     running_fit,
@@ -175,7 +175,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         if repeats is None:
             repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
-        self.by_task: bool = boolean(by_task, "by_task")
+        self.by_task: bool = bool(by_task)
         self.trackers: tuple[Any, ...] = (
             checked(trackers) if trackers != () else ()
         )
@@ -193,7 +193,7 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
                 log_dir=log_dir,
                 by_task=self.by_task,
             )
-        self.histograms: bool = boolean(histograms, "histograms")
+        self.histograms: bool = bool(histograms)
         self.readings: list[Reading] = []
         self.advice: list[HealthAdvice] = []
         self.conflicts: list[TaskConflicts] = []

@@ -8,12 +8,10 @@ import keras
 import numpy as np
 
 from keras_pergrad.common.arguments import (
-    boolean,
     integer_seed,
     path_text,
     positive_integer,
     require_one_of,
-    verbosity,
 )
 from keras_pergrad.common.batches import batches_of, require_arrays
 from keras_pergrad.common.names import NamedArguments, named_arguments
@@ -185,7 +183,7 @@ class Influence(NamedArguments):
         require_compiled(model)
         check_arguments(curvature, damping, checkpoints)
         size = positive_integer("projection_size", projection_size)
-        seed, verbose = integer_seed(seed), verbosity(verbose)
+        seed = integer_seed(seed)
         if batch_size is None and not is_batched(x):
             batch_size = _DEFAULT_BATCH_SIZE
         self._batches = batches_of(x, y, sample_weight, batch_size=batch_size)
@@ -328,7 +326,7 @@ class Influence(NamedArguments):
         Raises:
             ValueError: k is no positive integer; or as the class says.
         """
-        k, helpful = positive_integer("k", k), boolean(helpful, "helpful")
+        k = positive_integer("k", k)
         scores = self.scores(x_test, y_test, sample_weight, of=of)
         return _top_samples(scores, k, helpful)
 
@@ -507,7 +505,7 @@ class Influence(NamedArguments):
         check_arguments("projected", damping, checkpoints)
         require_built(model)
         self = object.__new__(cls)
-        self._verbose = verbosity(verbose)
+        self._verbose = verbose
         self._batches, self._model = None, model
         self._curvature = "projected"
         self._checkpoints = Checkpoints(model, checkpoints)

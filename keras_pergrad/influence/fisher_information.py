@@ -8,11 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import (
-    boolean,
     integer_seed,
     positive_integer,
     require_one_of,
-    verbosity,
 )
 from keras_pergrad.common.batches import batches_of, first_tensor
 from keras_pergrad.common.names import named_arguments
@@ -113,7 +111,6 @@ def fisher(
     require_outside_functions()
     require_compiled(model)
     _check_arguments(kind, labels, seed)
-    training, verbose = boolean(training, "training"), verbosity(verbose)
     draws = positive_integer("draws", draws)
     if labels == "data":
         draws = 1

@@ -10,7 +10,6 @@ import numpy as np
 
 from keras_pergrad.common import batch_marks
 from keras_pergrad.common.arguments import (
-    boolean,
     path_text,
     positive_integer,
     require_one_of,
@@ -241,7 +240,6 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         Raises:
             ValueError: no `fit` has used it, or `k` is below 1.
         """
-        helpful = boolean(helpful, "helpful")
         values: Any = self.values
         order = np.argsort(-values if helpful else values, kind="stable")
         order = order[: positive_integer("k", k)]

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import machine
-from keras_pergrad.common.arguments import boolean
 from keras_pergrad.common.batch_marks import without_numbers
 from keras_pergrad.common.callback_list import (
     at_end_of_fit,
@@ -79,8 +78,8 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
 
     def __init__(self, deep: bool = False, warn: bool = True):
         super().__init__()
-        self.deep: bool = boolean(deep, "deep")
-        self.warn: bool = boolean(warn, "warn")
+        self.deep: bool = bool(deep)
+        self.warn: bool = bool(warn)
         self.report: PlacementReport | None = None
         self._train_function = None
 

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.arguments import boolean
 from keras_pergrad.common.arguments import function as require_function
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof.messages import UNEQUAL
@@ -544,7 +543,7 @@ def register_type_rule(
     ...         raise kpg.extending.Mixes("normalises over the samples")
     ...     return samples
     """
-    places, replace = _places(inputs), boolean(replace, "replace")
+    places = _places(inputs)
     for op_type in op_types or [None]:
         if not isinstance(op_type, str):
             raise TypeError(

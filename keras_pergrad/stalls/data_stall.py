@@ -9,10 +9,8 @@ import keras
 
 from keras_pergrad.common import callback_list
 from keras_pergrad.common.arguments import (
-    boolean,
     number_from,
     require_one_of,
-    verbosity,
 )
 from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
 from keras_pergrad.common.names import NamedArguments, named_arguments
@@ -102,9 +100,9 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         super().__init__()
         share = number_from("warn_above", warn_above, 0, high=1)
         self.warn_above: float = share
-        self.verbose: int = verbosity(verbose)
-        self.per_batch: bool = boolean(per_batch, "per_batch")
-        self.advise: bool = boolean(advise, "advise")
+        self.verbose: int = int(verbose)
+        self.per_batch: bool = bool(per_batch)
+        self.advise: bool = bool(advise)
         self.reports: list[StallReport] = []
         self.message: str | None = None
         self.verdict: str | None = None

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_pergrad.common.arguments import boolean
 from keras_pergrad.common.arguments import function as require_function
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof import layer_methods
@@ -122,8 +121,6 @@ def register_rule(
     for name, value in (("forward", forward), ("unsupported", unsupported)):
         if value is not None:
             require_function(name, value, " or None")
-    replace = boolean(replace, "replace")
-    by_position = boolean(by_position, "by_position")
 
     def register(function):
         require_function("rule", function, "(layer, inputs, dz)")
