@@ -7,8 +7,6 @@ import numbers
 import reprlib
 from typing import Any, TypeVar
 
-import numpy as np
-
 Function = TypeVar("Function")
 
 #: What TensorFlow Privacy, Opacus, Keras and others call the same, in lower
@@ -134,7 +132,8 @@ def _require_switches(parameters, args, kwargs):
 
 def require_switch(name, value, most=1):
     """Refuse what is no bool, nor an integer from 0 to `most`, 1 or 2."""
-    is_integer = isinstance(value, (numbers.Integral, np.bool_))
+    is_bool = type(value).__name__ in ("bool", "bool_")  # NumPy's, too
+    is_integer = is_bool or isinstance(value, numbers.Integral)
     if not is_integer or int(value) not in range(most + 1):
         expected = "0, 1 or 2" if most == 2 else "True or False"
         raise ValueError(
