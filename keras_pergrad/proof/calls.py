@@ -1,4 +1,4 @@
-"""The types of calls, branches and loops, and of variables in them."""
+"""The types of calls, branches, loops and the variables in them."""
 
 import dataclasses
 import heapq

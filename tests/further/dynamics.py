@@ -1,4 +1,4 @@
-"""Nets with loops, conditions and slopes inside."""
+"""Nets with inner loops, conditions and derivatives."""
 
 import keras
 import tensorflow as tf
@@ -58,7 +58,7 @@ def _moved(x, energy):
 
 @kind((4,), y=(4,))
 def hamiltonian(inputs):
-    """Slopes of a learned energy."""
+    """Gradients of a learned energy."""
     return Own(_moved, mlp(4, 6, 1, activation="softplus"))(inputs), "mse"
 
 
@@ -135,7 +135,7 @@ def equilibrium(inputs):
 
 @kind((4,))
 def adaptive_time(x):
-    """Each sample thinks as long as it needs."""
+    """Each sample takes as many steps as it needs."""
     net, halt = mlp(4, 6, 4), layers.Dense(1, "sigmoid")
     left, found = ops.ones_like(x[:, :1]), ops.zeros_like(x)
     for _ in range(3):
@@ -164,7 +164,7 @@ def few_shot(x, y, new):
 
 @kind((3, 2, 4), (4,))
 def prototypes(support, query):
-    """Classes by each sample's own examples."""
+    """Classes given by each sample's own examples."""
     encode = layers.Dense(3, "relu")
     means = ops.mean(encode(support), 2)
     far = ops.sum((encode(query)[:, None] - means) ** 2, -1)

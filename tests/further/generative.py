@@ -67,7 +67,7 @@ def gan_critic(inputs):
 
 @kind((4,), y=tasks.given(np.ones((tasks.N, 1))), dtype="float32")
 def dcgan_generator(noise):
-    """Behind a frozen judge."""
+    """With a frozen discriminator."""
     x = layers.Reshape((2, 2, 4))(layers.Dense(16)(noise))
     x = layers.LeakyReLU(0.2)(_raised(4, 4)(x))
     x = layers.UpSampling2D(interpolation="bilinear")(x)
@@ -205,7 +205,7 @@ class Hidden(layers.Layer):
 
 @kind((8, 8, 1), y=(4, 16), draws=True)
 def masked_autoencoder(inputs):
-    """Drawn patches are hidden."""
+    """Random patches are hidden."""
     x = layers.Reshape((4, 16))(ops.image.extract_patches(inputs, 4))
     x = Hidden(2)(layers.Dense(6)(x))
     return layers.Dense(16)(layers.LayerNormalization()(x + attended(x))), "mse"
@@ -222,7 +222,7 @@ def _sliced(net, x, y, y_pred):
 
 @kind((4,), y=(4,))
 def score_matching(inputs):
-    """Slopes along given directions, by an inner tape."""
+    """Directional derivatives, by an inner tape."""
     return own_loss(mlp(4, 6, 4), _sliced, inputs)
 
 

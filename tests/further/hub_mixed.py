@@ -1,4 +1,4 @@
-"""Models of keras-hub for several kinds of inputs, or of parts of these."""
+"""Multimodal models of keras-hub, or components of these."""
 
 import importlib
 

@@ -45,7 +45,7 @@ def latents():
 
 @kind((6, 6, 3))
 def perceiver(inputs):
-    """A few latent rows look at all pixels."""
+    """A few latent rows attend to all pixels."""
     pixels = layers.Dense(6)(layers.Reshape((36, 3))(inputs))
     x = latents()(pixels)
     for _ in range(2):
@@ -145,7 +145,7 @@ def _moved(images, maps):
 
 @kind((6, 6, 2))
 def spatial_transformer(inputs):
-    """Bilinear samples at places of each image."""
+    """Bilinear sampling at positions in each image."""
     maps = layers.Dense(6)(layers.Flatten()(inputs))
     return conv(3, 3, padding="valid")(Own(_moved)([inputs, maps]))
 
@@ -165,7 +165,7 @@ def _exposure(images, curves):
 
 @kind(tasks.shares(*IMAGE), y=tasks.SAME)
 def zero_dce(inputs):
-    """Curves of light, learned without targets."""
+    """Brightness curves, learned without targets."""
     first = conv(4, 3)(inputs)
     x = layers.Concatenate()([first, conv(4, 3)(first)])
     return conv(6, 3, activation="tanh")(x), _exposure
@@ -179,7 +179,7 @@ def _involved(x, kernel):
 
 @kind((6, 6, 3))
 def involution_net(inputs):
-    """Kernels made for each pixel."""
+    """A kernel computed for each pixel."""
     kernel = layers.Conv2D(9, 1)
     kernel.build((None, 6, 6, 3))
     return ops.relu(Own(_involved, kernel)(inputs))
@@ -208,7 +208,7 @@ def cross_covariance(inputs):
 
 @kind((10, 3))
 def point_net(inputs):
-    """Points of a cloud, moved by a learned matrix."""
+    """A point cloud, transformed by a learned matrix."""
     x = layers.Conv1D(6, 1, activation="relu")(inputs)
     x = layers.GlobalMaxPooling1D()(x)
     matrix = layers.Reshape((3, 3))(layers.Dense(9)(x))

@@ -147,7 +147,7 @@ def _strings(*values):
     known=True,
 )
 def wide_and_deep(city, colour, numbers):
-    """Crossed, hashed, looked up strings."""
+    """Crossed, hashed and looked-up strings."""
     look = layers.StringLookup(
         vocabulary=["rome", "oslo"], output_mode="one_hot"
     )
@@ -184,12 +184,12 @@ def _scores(items):
 
 @kind((5, 3), y=tasks.integers(3, 5, dtype=None))
 def pairwise_ranking(items):
-    """A list of items a sample."""
+    """A list of items per sample."""
     return _scores(items), _pairwise
 
 
 @kind((5, 3), y=tasks.shares(5))
 def listwise_ranking(items):
-    """A list of items a sample."""
+    """A list of items per sample."""
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     return _scores(items), loss

@@ -64,7 +64,7 @@ def refused(part, reason, way_out, message, *inputs, y=tasks.LABELS, hub=False):
 @refused(
     "contrastive losses of CLIP and SigLIP, negatives from the batch",
     "all pairs of samples are compared: `MatMul`",
-    "a label for each pair, or negatives of each sample's own "
+    "use a label for each pair, or give each sample its own negatives "
     "(`clip_pairs`, `two_tower_negatives`)",
     "multiplies all pairs of samples",
     IMAGE,
@@ -81,7 +81,7 @@ def contrastive(images, text):
 @refused(
     "the loss for balanced experts of Mixtral and Qwen-MoE",
     "it multiplies means over the tokens of all samples",
-    "call the backbone with `training=False` in a layer of your own "
+    "call the backbone with `training=False` in a custom layer "
     "(`mixtral`, `qwen_moe`)",
     "SparseMoeBlock.* mixes the samples",
     WORDS,
@@ -95,8 +95,9 @@ def balanced(text, mask):
 
 @refused(
     "`MelSpectrogram` in decibels",
-    "they are cut off relative to the loudest of all samples: `Max`",
-    "`power_to_db=False` and a logarithm behind it (`spectrogram_net`)",
+    "decibels are cut off relative to the loudest of all samples: `Max`",
+    "use `power_to_db=False`, and take the logarithm afterwards "
+    "(`spectrogram_net`)",
     "MelSpectrogram.* mixes the samples .*op Max",
     (64,),
 )
@@ -107,7 +108,7 @@ def decibels(inputs):
 @refused(
     "`BatchNormalization` in training",
     "it divides by the statistics of the batch",
-    "`replace_batch_norm`, or freeze it",
+    "use `replace_batch_norm`, or freeze it",
     "BatchNormalization",
     (5,),
     y=(2,),
@@ -128,12 +129,12 @@ def _numbered(text, rows, places):
 
 
 @refused(
-    "images put into the places of a text that numbers give (Gemma 3's "
+    "images put into a text at positions given by indices (Gemma 3's "
     "`interleave_embeddings`)",
-    "a number beyond the text would be of the next sample: "
+    "an index beyond the text would point into the next sample: "
     "`TensorScatterUpdate`",
-    "`vouched=[...]` names the layer, if all numbers are right; or `where` "
-    "by a mask",
+    "name the layer in `vouched=[...]` if all indices are valid, or use "
+    "`where` with a mask",
     "puts entries of all samples together, by their values",
     (6, 4),
     (2, 4),
@@ -146,7 +147,7 @@ def interleaved(text, rows, places):
 @refused(
     "a loss over the number of objects in the batch, as in examples of "
     "RetinaNet",
-    "targets of other samples divide the loss of each: `RealDiv`",
+    "each loss is divided by a sum over the targets of all samples: `RealDiv`",
     "divide by the number of objects of each sample (`detection_head`)",
     "depend on the whole batch|mixes the samples|compares the samples",
     (4,),
@@ -168,9 +169,9 @@ def _positive(t):
 
 
 @refused(
-    "`tf.boolean_mask`, `tf.where` of one argument, `tf.unique`",
-    "they give as many entries as the values say: `Where`",
-    "multiply by a mask, or `where` of three arguments",
+    "`tf.boolean_mask`, `tf.where` with one argument, `tf.unique`",
+    "the number of their results depends on the values: `Where`",
+    "multiply by a mask, or use `where` with three arguments",
     "gives as many entries as all samples together have",
     (4,),
 )
@@ -184,8 +185,8 @@ def _running_mean(t):
 
 @refused(
     "`tf.scan` and running means over the samples",
-    "each sample's turn begins with what the one before has left",
-    "`tf.map_fn`, or a scan along the steps of each sample",
+    "each sample's step starts from the state that the last one left",
+    "use `tf.map_fn`, or scan along the steps of each sample",
     "samples",
     (4,),
 )
@@ -202,8 +203,8 @@ def _sorted(t):
 
 @refused(
     "Python within the step: `tf.py_function`, `tf.numpy_function`",
-    "nothing is known of what they do: `PyFunc`",
-    "ops of Keras or TensorFlow, `register_type_rule`, or `vouched=[...]`",
+    "what the functions do is unknown: `PyFunc`",
+    "use ops of Keras or TensorFlow, `register_type_rule`, or `vouched=[...]`",
     "has no type rule",
     (4,),
 )
@@ -221,7 +222,8 @@ def _centre(y_true, y_pred):
 @refused(
     "losses over pairs or triplets within the batch, metric learning",
     "samples are compared with each other",
-    "pairs or triplets as samples (`siamese_pairs`, `siamese_triplet`)",
+    "treat each pair or triplet as one sample (`siamese_pairs`, "
+    "`siamese_triplet`)",
     "compares the samples|mixes the samples",
     (4,),
 )

@@ -1,4 +1,4 @@
-"""Nets that find, cut out, describe or draw what is in images."""
+"""Nets that detect, segment, describe or render what is in images."""
 
 import keras
 import numpy as np
@@ -100,7 +100,7 @@ def _rays(x):
 
 @kind((4, 5, 3), y=(4, 3))
 def nerf(inputs):
-    """Rays through a field of light."""
+    """Rays through a radiance field."""
     rates = 2.0 ** np.arange(3)
     waves = [f(inputs * r) for r in rates for f in (ops.sin, ops.cos)]
     x = layers.Dense(6, "relu")(ops.concatenate(waves, -1))
@@ -109,7 +109,7 @@ def nerf(inputs):
 
 @kind(IMAGE, tasks.integers(9, 5), y=tasks.integers(9, 5))
 def captioning(image, words):
-    """An LSTM that looks at an image."""
+    """An LSTM that attends to an image."""
     places = patches(image)
     start = layers.Dense(6, "tanh")(ops.mean(places, 1))
     x = layers.Embedding(9, 6)(words)

@@ -116,7 +116,7 @@ def tcn(inputs):
 
 @kind((16, 1), y=tasks.integers(8, 16))
 def wavenet(inputs):
-    """Gated convolutions of samples of sound."""
+    """Gated convolutions of a waveform."""
     x, skips = _causal(inputs, 4, 2), []
     for rate in (1, 2, 4):
         values, gates = (

@@ -59,7 +59,7 @@ def graph_attention(inputs):
 
 @kind((NODES, 3), tasks.integers(2, NODES, NODES, dtype=None))
 def molecules(nodes, edges):
-    """A graph of its own for each sample, as matrices."""
+    """One graph per sample, as matrices."""
     x = layers.Dense(4)(nodes)
     degree = ops.sum(edges, -1, keepdims=True) + 1
     for _ in range(2):
@@ -69,7 +69,7 @@ def molecules(nodes, edges):
 
 @kind((NODES, 3), tasks.integers(NODES, 7, 2))
 def listed_edges(x, edges):
-    """A graph of its own for each sample, as edges."""
+    """One graph per sample, as edges."""
     source = ops.take_along_axis(x, edges[:, :, :1], 1)
     target = ops.take_along_axis(x, edges[:, :, 1:], 1)
     sent = layers.Dense(4, "tanh")(ops.concatenate([source, target], -1))
@@ -131,7 +131,7 @@ def _leaves(right, leaves):
 
 @kind((6,), y=tasks.LABELS)
 def decision_forest(inputs):
-    """Soft trees; drawn features are fixed."""
+    """Soft trees; fixed random features."""
     right = layers.Dense(2 * 8, "sigmoid")(inputs[:, 1:5])
     odds = Own(_leaves, (2, 8, tasks.CLASSES))(layers.Reshape((2, 8))(right))
     return odds, "sparse_categorical_crossentropy"
@@ -158,13 +158,13 @@ def _looked_up(x, expert, w):
 
 @kind((3,), tasks.integers(3))
 def kernels_by_ids(*inputs):
-    """A kernel of its own for each kind of sample."""
+    """A separate kernel for each kind of sample."""
     return Own(_looked_up, (3, 3, 4))(list(inputs))
 
 
 @kind((4, 3), (2,))
 def hypernetwork(inputs, context):
-    """Weights made for each sample."""
+    """Weights computed for each sample."""
     kernel = layers.Reshape((3, 5))(layers.Dense(15, "tanh")(context))
     return ops.tanh(ops.matmul(inputs, kernel))
 
@@ -181,7 +181,7 @@ class Triplet(keras.losses.Loss):
 
 @kind((3, 6, 6, 1), y=(1,))
 def siamese_triplet(inputs):
-    """Three images a sample."""
+    """Three images per sample."""
     encoder = keras.Sequential(
         [
             layers.Conv2D(3, 3, activation="relu"),
@@ -195,7 +195,7 @@ def siamese_triplet(inputs):
 
 @kind((2, 5), y=tasks.given([[1], [0], [1]]))
 def siamese_pairs(inputs):
-    """Two images a sample, contrastive."""
+    """Two images per sample, contrastive."""
     x = layers.TimeDistributed(layers.Dense(4, "tanh"))(inputs)
     far = ops.norm(x[:, 0] - x[:, 1] + 1e-6, axis=-1, keepdims=True)
 
@@ -242,7 +242,7 @@ def _curves(x, w):
 
 @kind((3,))
 def kolmogorov_arnold(inputs):
-    """Curves as connections."""
+    """Learned curves as connections."""
     return Own(_curves, (4, 5, 4))(Own(_curves, (3, 5, 4))(inputs))
 
 
