@@ -62,11 +62,11 @@ def summed_loss(readings, fit):
     return [
         HealthAdvice(
             "loss_is_a_sum",
-            f"The loss of the probe, {loss:.3g}, is the sum of those of its "
-            f"halves, {halves[0]:.3g} and {halves[1]:.3g}: gradients grow "
+            f"The loss of the probe, {loss:.3g}, is the sum of the losses of "
+            f"its halves, {halves[0]:.3g} and {halves[1]:.3g}: gradients grow "
             "with the batch, and so do steps of SGD. Use the mean "
             '(reduction="sum_over_batch_size"); in a custom loss, '
-            "ops.mean for ops.sum over the samples.",
+            "use ops.mean instead of ops.sum over the samples.",
             {"loss": loss, "sum_of_halves": total},
         )
     ]
@@ -113,8 +113,8 @@ def overshoots(readings, fit):
     if fit.learned or len(alphas) < MIN_ALPHAS or not median(alphas) > 1:
         return []
     return _too_high(
-        "and updates end on the far side of the valley, higher than they "
-        f"began (alpha {median(alphas):.2g} in the median).",
+        "and updates overshoot the minimum so far that the loss ends higher "
+        f"than it began (alpha {median(alphas):.2g} in the median).",
         readings,
         fit,
         figures={"alpha": median(alphas)},
@@ -127,8 +127,8 @@ def goes_far(readings, fit):
     if fit.learned or not distance > FAR_DISTANCE:
         return []
     return _too_high(
-        f"while the weights went {distance:.2g} times as far as they were "
-        f"long in {step} updates.",
+        f"while the weights moved by {distance:.2g} times their own norm in "
+        f"{step} updates.",
         readings,
         fit,
         figures={"distance": distance},

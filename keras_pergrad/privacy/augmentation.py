@@ -143,7 +143,7 @@ class Augmentation:
         for view in tf.nest.flatten(views):
             if view.shape.rank in (None, 0) or view.shape[0] != 1:
                 raise ValueError(
-                    "`augment` must give as many rows as it gets. Expected "
+                    "`augment` must return as many rows as it gets. Expected "
                     "tensors of shape (1, ...) for a batch of one example. "
                     f"Received: the shape {view.shape}"
                 )
@@ -178,10 +178,11 @@ def _require_no_data(graph, single, samples):
     for value in _constants(graph):
         if samples > 1 and value.shape in shapes:
             raise ValueError(
-                "A view is made of its example alone. Expected that `augment` "
-                "holds none of the others. Received: one with an array of the "
-                f"shape {value.shape}, as the data have. Leave it out, or mix "
-                "with public examples, in another number than `samples`."
+                "A view must depend on its own example alone. Expected an "
+                "`augment` that holds no other examples. Received: one with "
+                f"an array of shape {value.shape}, the shape of the data. "
+                "Remove the array, or mix in public examples, whose number "
+                "differs from `samples`."
             )
 
 
@@ -205,8 +206,8 @@ def _require_repeatable(graph):
         else:
             continue
         raise ValueError(
-            "The views of an example must follow from it and from its seed "
-            "alone. Expected that `augment` draws by keras.random (or is a "
-            "layer of Keras), and runs no Python and assigns nothing. "
+            "The views of an example must depend only on it and on its seed. "
+            "Expected an `augment` that draws with keras.random (or is a "
+            "layer of Keras), runs no Python and assigns nothing. "
             f"Received: the op {op_type}, which {reason}."
         )

@@ -153,13 +153,13 @@ class AdaptiveClippedMean(ClippedMean):
         ):
             raise ValueError(
                 "`count_noise` must be more than noise_multiplier / 2, since "
-                "the noise of both is to amount to `noise_multiplier`. "
+                "the noise of both together must equal `noise_multiplier`. "
                 f"Received: count_noise={count_noise!r}, "
                 f"noise_multiplier={noise_multiplier!r}"
             )
         if self._count_deviation and not self.adds_noise:
             raise ValueError(
-                "`count_noise` goes with a `noise_multiplier` only. "
+                "`count_noise` needs a `noise_multiplier` above 0. "
                 f"Received: count_noise={count_noise!r}, noise_multiplier=0"
             )
 

@@ -192,6 +192,6 @@ _NOT_SET = (
     "A corrected optimizer needs the variance of the noise, and no step has "
     "set it. Expected a PerGradModel whose gradient_mode adds noise, such as "
     "that of a PrivateTraining, or set_noise_variance(variance) before "
-    "apply(). Received: gradients without. Without noise, use the optimizer "
+    "apply(). Received: gradients without noise. For these, use the optimizer "
     "that was given to corrected()."
 )

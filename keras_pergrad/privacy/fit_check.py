@@ -76,8 +76,9 @@ def _require_batches(aggregation, arguments):
         )
     if batches.mechanism != aggregation.mechanism:
         raise ValueError(
-            "The batches are of another PrivateTraining than the gradient "
-            f"mode. {_differences(aggregation.mechanism, batches.mechanism)} "
+            "The batches and the gradient mode come from different "
+            "PrivateTrainings. "
+            f"{_differences(aggregation.mechanism, batches.mechanism)} "
             "Call compile(gradient_mode="
             "private.gradient_mode) and private.batches() of the same one."
         )
@@ -179,7 +180,7 @@ def _put_budget_first(aggregation, callbacks):
     ]
     if len(budgets) != 1 or budgets[0].mechanism != aggregation.mechanism:
         raise ValueError(
-            "The budget is kept by a callback. Expected fit(..., callbacks="
+            "A callback enforces the budget. Expected fit(..., callbacks="
             "[private.callback]) with the PrivateTraining of the gradient "
             f"mode, once. Received: {budgets or callbacks!r}"
         )

@@ -171,15 +171,15 @@ def _loss_problems(model, batches):
     assigned, state_names, terms, uses_add_loss = _trace_forward(model, batches)
     for variable in assigned:
         yield (
-            f"The forward pass assigns {variable.path!r} what depends on the "
-            "batch: what a layer keeps of the samples is in the model without "
-            "noise. Leave it out, or freeze it (trainable=False)."
+            f"The forward pass assigns {variable.path!r} a value that "
+            "depends on the batch: the model would hold it without noise. "
+            "Remove the layer, or freeze it (trainable=False)."
         )
     for name in state_names:
         yield (
-            f"The forward pass or the loss assigns {name} what depends on the "
-            "batch: what is kept of the samples goes into later steps, and "
-            "may be saved, without noise. Leave it out."
+            f"The forward pass or the loss assigns {name} a value that "
+            "depends on the batch: it would reach later steps, and may be "
+            "saved, without noise. Remove the assignment."
         )
     for term in terms:
         if term.kind == fractions.SUM:

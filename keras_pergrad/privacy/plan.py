@@ -99,8 +99,8 @@ def _choose_strategy(settings):
     if bands is not None:
         if bands > most:
             raise ValueError(
-                "Among as many batches as there are bands, an example may be "
-                f"in one at most. Expected `bands` up to {most} with "
+                "An example may be in at most one of as many batches as there "
+                f"are bands. Expected `bands` up to {most} with "
                 f"sampling={settings.sampling!r}, {settings.examples} "
                 f"examples and batch_size={settings.batch_size}. Received: "
                 f"bands={bands}"
@@ -133,8 +133,8 @@ def _require_spaced_batches(settings, kind):
         )
     if kind != "banded" and sampling != "ordered":
         raise ValueError(
-            "Noise that is drawn again in place of kept is accounted for "
-            "without amplification by sampling. Expected sampling='ordered', "
+            "Noise that is drawn again, not kept, is accounted for without "
+            "amplification by sampling. Expected sampling='ordered', "
             f"or earlier_noise='kept'. Received: sampling={sampling!r}, "
             f"earlier_noise={settings.earlier_noise!r}"
         )
@@ -232,8 +232,8 @@ def _require_bounding(clipping, vouched):
         )
     if clipping.clip_norm == math.inf:
         raise ValueError(
-            "`clip_norm` must be finite: what is not clipped is not hidden by "
-            "any noise. Received: clip_norm=inf"
+            "`clip_norm` must be finite: no noise hides a gradient that is "
+            "not clipped. Received: clip_norm=inf"
         )
 
 

@@ -65,9 +65,9 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"{self.target_epsilon}, at delta="
                 f"{self.delta}. Received: a model with epsilon="
                 f"{self._epsilon_after(ledger, self._first_step):.6g} "
-                f"after {self._first_step} steps. The model is unchanged. To "
-                "continue, compile it with a PrivateTraining of a larger "
-                "target_epsilon: the ledger is kept."
+                f"after {self._first_step} steps. No weight has changed. To "
+                "continue, compile with a PrivateTraining of a larger "
+                "target_epsilon: the ledger continues."
             )
         ledger.limit.assign(self._step_limit)
         ledger.epoch_start = self._first_step

@@ -257,9 +257,10 @@ def _check_scores(public_score, private_score, score_noise):
     if callable(public_score) == callable(private_score):
         raise ValueError(
             "Expected one function: `public_score`, which sees public data "
-            "alone, or `private_score`, which says for each of some protected "
-            "examples whether the model is right. Received: public_score="
-            f"{public_score!r}, private_score={private_score!r}"
+            "alone, or `private_score`, which says for each of the "
+            "protected examples it gets whether the model is right. "
+            f"Received: public_score={public_score!r}, "
+            f"private_score={private_score!r}"
         )
     if (private_score is None) != (score_noise is None):
         raise ValueError(

@@ -41,9 +41,8 @@ def random_cache(facts):
     stage = _first(cached_stages, lambda s: s.kind in MAPS and s.is_random)
     return stage and Advice(
         "cache after random augmentation",
-        f"`cache` stands after `{stage.label}`, which draws random numbers: "
-        "every epoch gets the first one's draws. Cache what goes in, draw "
-        "later.",
+        f"`cache` comes after `{stage.label}`, which draws random numbers, so "
+        "every epoch repeats the draws of the first. Cache before the draws.",
         "dataset = dataset.cache()\n"
         "dataset = dataset.map(\n"
         f"    {_function(stage)}, num_parallel_calls={AUTOTUNE})",
@@ -59,8 +58,8 @@ def prefetch(facts):
         return None
     return Advice(
         "prefetch",
-        "The pipeline does not end in a prefetch: it stands still while the "
-        "model computes, and the model stands still while it works.",
+        "The pipeline does not end in a prefetch, so it stops while the model "
+        "computes, and the model waits while the pipeline works.",
         f"dataset = dataset.prefetch({AUTOTUNE})",
         gain_ms=gain,
     )
@@ -76,7 +75,7 @@ def prefetch_to_device(facts):
     return Advice(
         "prefetch to device",
         f"The copy of a batch to {device} takes {copy:.3g} of the {step:.3g} "
-        "ms of a step. As the last stage, this copies ahead:",
+        "ms of a step. Add this as the last stage, to copy ahead:",
         f'copied = tf.data.experimental.prefetch_to_device("{device}")\n'
         "dataset = dataset.apply(copied)",
         gain_ms=min(copy, max(step - copy, 0.0)),
@@ -94,14 +93,16 @@ def shuffle_buffer(facts):
     buffer = buffer_size(facts.stages[at].dataset)
     size = batch_size(facts.stages[batch].dataset)
     if at < batch:
-        content, instead = "whole batches", "single samples, before `batch`"
+        content = "whole batches"
+        instead = "single samples instead, before `batch`"
         then = f".batch({size or 'batch_size'})"
     else:
         feeding = facts.stages[at + 1]
         is_large = buffer and size and buffer >= LONG_START * size
         if not is_large or feeding.kind not in MAPS:
             return None
-        content, instead = f"results of `{feeding.label}`", "what goes into it"
+        content = f"results of `{feeding.label}`"
+        instead = "its inputs instead"
         calls = f"num_parallel_calls={AUTOTUNE}"
         then = f".map(\n    {_function(feeding)}, {calls})"
     buffer = buffer or "buffer_size"
@@ -148,8 +149,8 @@ def batch_first(facts):
             return Advice(
                 "batch first",
                 f"Calling `{stage.label}` for each of the {size} elements of "
-                "a batch costs more than what it does. If it takes all alike, "
-                "call it once:",
+                "a batch costs more than the work that it does. If it can "
+                "process a whole batch, call it once:",
                 f"dataset = dataset.batch({size}).map({_function(stage)})",
             )
     return None
@@ -215,8 +216,8 @@ def _more_threads(facts):
         return None
     waits = "waits" if facts.surely_waits else "may wait"
     how = (
-        f"{waits} (a disk, a network), and TensorFlow runs no more calls of it "
-        f"than there are cores ({facts.cores})."
+        f"{waits} (a disk, a network), and TensorFlow runs at most as many "
+        f"calls at a time as there are cores ({facts.cores})."
     )
     return _of_calls(stage, how, facts, waits=True)
 
@@ -269,7 +270,7 @@ def cache(facts):
         return None
     return Advice(
         "cache",
-        f"All up to `{maps[0].label}` computes the same in every epoch.",
+        f"All stages up to `{maps[0].label}` compute the same in every epoch.",
         "dataset = dataset.cache()  # after the map, before shuffle\n"
         "# cache('a_file_name') if memory is short",
         gain_ms=min(facts.wait_ms, facts.pipeline_ms * share),

@@ -16,7 +16,7 @@ from keras_pergrad.stalls.advice import Advice
 MOST_WORKERS = 64
 # A fork copies this process without TensorFlow's threads.
 PROCESSES = (
-    "Processes compute side by side. Keras forks them; should they hang, call "
+    "Processes compute in parallel. Keras forks them; if they hang, call "
     "`multiprocessing.set_start_method('spawn')` first."
 )
 
@@ -121,7 +121,7 @@ def grain_workers(facts):
         f"dataset = {stream}.mp_prefetch(\n"
         f"    grain.MultiprocessingOptions(num_workers={max(facts.cores, 2)}))"
     )
-    how = f"in {threads or 'no'} thread(s) beside training."
+    how = f"in {threads or 'no'} thread(s) during training."
     has_enough = threads >= needed_threads
     if facts.surely_waits:
         if has_enough:
@@ -129,13 +129,13 @@ def grain_workers(facts):
         code = more_threads
     else:
         if facts.surely_computes:
-            how = "in threads, where Python computes in turn."
+            how = "in threads, of which Python runs one at a time."
             code = processes
         elif has_enough:
             how += " If they compute in Python, they take turns."
             code = processes
         else:
-            how += " If they wait, more help; if they compute, processes do."
+            how += " If they wait, use more; if they compute, use processes."
             code = f"{more_threads}\n# or\n{textwrap.indent(processes, '# ')}"
         how += (
             " Processes need picklable data, and your code below "

@@ -341,7 +341,7 @@ REFUSED = [
         {"noise_multiplier": 2.0, "count_noise": 1.0},
     ),
     (Adaptive, "number: the clip is not", {"noise_multiplier": decay}),
-    (Adaptive, "with a `noise_multiplier` only", {"count_noise": 1.0}),
+    (Adaptive, "needs a `noise_multiplier` above 0", {"count_noise": 1.0}),
 ]
 
 

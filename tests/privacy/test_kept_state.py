@@ -125,15 +125,15 @@ def with_layer_or_loss(training, given):
         (lambda: Keeps(in_function), r"assigns '.*Variable:0' of 'keeps'"),
         (lambda: Keeps(in_condition), r"assigns '.*Variable:0' of 'keeps'"),
         (lambda: Keeps(in_loop), r"assigns '.*Variable:0' of 'keeps'"),
-        (lambda: Keeps(size), "of 'keeps' what depends on the batch"),
+        (lambda: Keeps(size), "of 'keeps' a value that depends on the batch"),
         (lambda: InModule(average), r"assigns '.*Variable:0' of 'in_module'"),
         (lambda: InWeight(average), "assigns 'in_weight/variable'"),
         (
             lambda: InKernel(average),
-            "assigns 'in_kernel/variable' what depends",
+            "assigns 'in_kernel/variable' a value",
         ),
-        (InTable, "assigns a table what depends"),
-        (Balanced, "assigns 'scale' of 'balanced' what"),
+        (InTable, "assigns a table a value"),
+        (Balanced, "assigns 'scale' of 'balanced' a value"),
     ],
 )
 def test_refused_by_name(make, match):

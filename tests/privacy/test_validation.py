@@ -78,8 +78,8 @@ FITS = [
     ("Split them", "validation_split", 0.1),
     ("`batch_size` is set by", "batch_size", 5),
     ("`steps_per_epoch` is set", "steps_per_epoch", 2),
-    ("of another PrivateTraining", "data", OTHER.batches(X, Y)),
-    ("kept by a callback", "callbacks", [OTHER.callback]),
+    ("different PrivateTrainings", "data", OTHER.batches(X, Y)),
+    ("callback enforces the budget", "callbacks", [OTHER.callback]),
     ("Stopping acts on 'loss'", "callbacks", [callbacks.EarlyStopping("loss")]),
     ("on 'accuracy'", "callbacks", [callbacks.ReduceLROnPlateau("accuracy")]),
     ("ModelCheckpoint acts", "callbacks", [best]),
@@ -120,7 +120,7 @@ def test_fit_takes_the_batches_and_the_callback():
     net = model(training)
     with refused(net, r"Expected fit\(private.batches"):
         net.fit(X, Y, callbacks=[training.callback])
-    with refused(net, "kept by a callback"):
+    with refused(net, "callback enforces the budget"):
         net.fit(training.batches(X, Y), verbose=0)
 
 
