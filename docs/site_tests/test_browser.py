@@ -150,6 +150,9 @@ FIRST_OF_EACH_PAGE = ".md-search-result__item > a:first-child"
         ("pruning", "guides/what_you_may_have_read/"),
         ("normalize", "guides/what_you_may_have_read/"),
         ("input_gradients MirroredStrategy", "guides/input_gradients/"),
+        ("MirroredStrategy custom step", "guides/your_own_loop/"),
+        ("contention", "guides/what_you_may_have_read/"),
+        ("private data frame", "private_training/"),
     ],
 )
 def test_search_finds_the_page(first_pages, words, path):
