@@ -78,7 +78,7 @@ class RunComparison:
 
     @property
     def answer(self) -> str:
-        """Whether seeds and nondeterminism normally make such differences."""
+        """Whether seeds and nondeterminism normally cause such differences."""
         return findings.make_answer(self)
 
     @property
@@ -192,7 +192,7 @@ def compare_runs(
     >>> comparison = kpg.diagnose.compare_runs(log_dir)
     >>> print(comparison)
     3 runs of 2 seeds, 2 steps
-    = The runs differ by what seeds and nondeterminism normally make: ...
+    = The runs differ by no more than seeds and nondeterminism ...
     >>> comparison.data["cosine"].shape
     (2,)
     """

@@ -74,14 +74,14 @@ TEXTS = {
     "more": "{count} more {what}: see `comparison.{what}`.",
 }
 _ABNORMAL_ANSWER = (
-    "The runs differ by more than seeds and nondeterminism normally make"
+    "The runs differ by more than seeds and nondeterminism normally cause"
 )
 _UNKNOWN_ANSWER = (
     "Whether the runs differ by more than seeds and nondeterminism normally "
-    "make is not known"
+    "cause is not known"
 )
 _NORMAL_ANSWER = (
-    "The runs differ by what seeds and nondeterminism normally make"
+    "The runs differ by no more than seeds and nondeterminism normally cause"
 )
 
 

@@ -9,8 +9,10 @@ import keras_pergrad as kpg
 from tests.runs import made_up
 
 STEPS = 8
-NORMAL = "The runs differ by what seeds and nondeterminism normally make"
-MORE = "The runs differ by more than seeds and nondeterminism normally make"
+NORMAL = (
+    "The runs differ by no more than seeds and nondeterminism normally cause"
+)
+MORE = "The runs differ by more than seeds and nondeterminism normally cause"
 UNKNOWN = "Whether the runs differ by more"
 
 
