@@ -56,6 +56,10 @@ class WithoutCall(keras.Model):
         return {"loss": loss}
 
 
+class Derived(kpg.PerGradModel):
+    """A class of one's own that is used with inputs and outputs."""
+
+
 def without_call(*parts):
     made = WithoutCall(*parts)
     made.compile("sgd")
@@ -228,6 +232,47 @@ MISTAKES = {
         *(ATTRIBUTE, "mean 'per_sample_gradients'"),
         lambda: kpg.GradSampleModule,
     ),
+    "clip_norm_of_a_mode": (
+        *(TYPE, "mean 'aggregation'"),
+        lambda: kpg.Vectorized(clip_norm=1.0),
+    ),
+    "clip_norm_of_compile": (
+        *(TYPE, "mean 'gradient_mode'"),
+        lambda: model().compile("sgd", "mse", l2_norm_clip=1.0),
+    ),
+    **{
+        f"without_a_name_of_{name}": (TYPE, message, use)
+        for name, message, use in (
+            (
+                *(
+                    "a_function",
+                    r"model, x, y, sample_weight without a name, o",
+                ),
+                lambda: kpg.per_sample_norms(model(), X, Y, None, "mse"),
+            ),
+            (
+                *(
+                    "a_class",
+                    r"all as name=value: delta, .*Received: 2 without",
+                ),
+                lambda: kpg.PrivateTraining(3.0, 1e-5),
+            ),
+            (
+                *(
+                    "a_mode",
+                    r"inner without a name, .*: tail\. Received: 4 wit",
+                ),
+                lambda: kpg.Accumulated(1, 2, "batch", "drop"),
+            ),
+            (
+                *(
+                    "a_method",
+                    "x, y, sample_weight without a name, .*Received: 5 w",
+                ),
+                lambda: model().compute_gradients(abs, X, Y, None, []),
+            ),
+        )
+    },
     "end_of_a_name": (ATTRIBUTE, "'per_sample_norms'", lambda: kpg.norms),
     "sampling": (VALUE, "mean 'poisson'", lambda: private(sampling="poison")),
     "method": (
@@ -281,6 +326,14 @@ MISTAKES = {
     "inner": (
         *(VALUE, "one of 'batch', .*, or a mode.*Received: Accumulated"),
         lambda: kpg.Accumulated(steps=2, inner=kpg.Accumulated(steps=2)),
+    ),
+    "aggregation_as_inner": (
+        *(TYPE, "Expected a gradient mode.*write Vectorized"),
+        lambda: kpg.Accumulated(steps=2, inner=kpg.ClippedMean(1.0)),
+    ),
+    "every": (
+        *(VALUE, "a positive integer or one of 'auto', 'epoch'.*every='epok'"),
+        lambda: kpg.callbacks.GradientVariance((X, Y), every="epok"),
     ),
     "source": (
         *(VALUE, "mean 'training'.*'probe' is a fixed batch"),
@@ -370,6 +423,25 @@ MISTAKES = {
     "iterator": (
         *(VALUE, r"an iterator, of type list_iterator.*from_generator"),
         lambda: norms(model(), iter([(X, Y)]), None),
+    ),
+    "private_batches_of_norms": (
+        *(VALUE, "`x` expected an array.*an object of type PrivateBatches"),
+        lambda: norms(
+            model(), private(noise_multiplier=1.0).batches(X, Y), None
+        ),
+    ),
+    **{
+        f"text_as_private_{name}": (
+            *(TYPE, f"`{name}` as an array .*Received: a str"),
+            lambda name=name: private(noise_multiplier=1.0).batches(
+                X, **{"y": Y, name: "balanced"}
+            ),
+        )
+        for name in ("y", "sample_weight")
+    },
+    "other_private_samples": (
+        *(VALUE, r"samples=12. Received: 6. Give PrivateTraining\(samples="),
+        lambda: private(noise_multiplier=1.0).batches(X[:6], Y[:6]),
     ),
     "texts_as_targets": (
         *(VALUE, "Number the classes"),
@@ -546,6 +618,35 @@ MISTAKES = {
     "model_of_a_model": (
         *(TYPE, r"Received: Functional\. Write PerGradModel\.from_model\(mo"),
         lambda: kpg.PerGradModel(net()),
+    ),
+    "mode_of_a_model": (
+        *(TYPE, r"Received: gradient_mode='vectorized'\. Give it to compile"),
+        lambda: net(
+            shape=(4,),
+            cls=functools.partial(kpg.PerGradModel, gradient_mode="vectorized"),
+        ),
+    ),
+    "mode_of_a_derived_model": (
+        *(TYPE, r"Received: gradient_mode='vectorized'\. Give it to compile"),
+        lambda: net(
+            shape=(4,),
+            cls=functools.partial(Derived, gradient_mode="vectorized"),
+        ),
+    ),
+    "of_fit": (
+        *(TYPE, r"fit\(\) expected .*mean 'batch_size'"),
+        lambda: model().fit(X, Y, batchsize=4),
+    ),
+    "class_as_model": (
+        *(
+            TYPE,
+            r"Received: the class WithoutCall; write WithoutCall\(\.\.\.\)",
+        ),
+        lambda: kpg.PerGradModel.from_model(WithoutCall),
+    ),
+    "nothing_to_train": (
+        *(VALUE, "no trainable variables.*Set `trainable = True`"),
+        lambda: norms(compiled(net(shape=(4,), units=None)), X, X),
     ),
     "model_of_layers": (
         *(TYPE, r"Received: list.*from_model\(keras\.Sequential\(layers\)\)"),

@@ -66,11 +66,11 @@ def function(name, value, takes=""):
     )
 
 
-def positive_integer(name, value):
+def positive_integer(name, value, alternative=""):
     """Return an argument as an `int`; NumPy integers are accepted too."""
     number = _integer_or_none(value)
     if number is None or number < 1:
-        raise _refusal(name, value, "a positive integer")
+        raise _refusal(name, value, f"a positive integer{alternative}")
     return number
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.arguments import is_number, positive_integer
 from keras_pergrad.common.assertions import only_if
 
 TEXTS_TO_NUMBERS = (
@@ -213,6 +213,13 @@ def batches_of(x, y=None, sample_weight=None, *, batch_size=None):
             "x, y = next(iterator), or tf.data.Dataset.from_generator()."
         )
     require_arrays(x, y)
+    for array in tf.nest.flatten(x):
+        is_known = array is None or hasattr(array, "shape")
+        if not is_known and not is_number(array):
+            raise ValueError(
+                "`x` expected an array or a tensor, or a data set. Received: "
+                f"an object of type {type(array).__name__}"
+            )
     require_weights(sample_weight)
     return _ArrayBatches((x, y, sample_weight), batch_size)
 

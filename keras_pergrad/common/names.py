@@ -24,6 +24,8 @@ _PEERS = {
     "privacyengine": "PrivateTraining",
     "accumulate_grad_batches": "steps",
     "accumulation_steps": "steps",
+    "aggregation": "gradient_mode",
+    "clip_norm": "aggregation",
     "clipnorm": "clip_norm",
     "epsilon": "target_epsilon",
     "global_clipnorm": "clip_norm",
@@ -51,8 +53,11 @@ def most_alike(name, known):
     """Return the known name that is most alike, or None."""
     lower = {k.lower(): k for k in known if isinstance(k, str)}
     name = name.lower() if isinstance(name, str) else ""
-    if _PEERS.get(name) in lower.values():
-        return _PEERS[name]
+    peer = _PEERS.get(name)
+    while peer and peer not in lower.values():
+        peer = _PEERS.get(peer)
+    if peer:
+        return peer
     found = [k for k in lower if k.endswith(f"_{name}")]
     # 0.7: of shorter words the default, 0.6, takes others for the same.
     found = found or difflib.get_close_matches(name, lower, 1, 0.7)
@@ -71,6 +76,7 @@ def named_arguments(function: Function) -> Function:
     @functools.wraps(called)
     def explaining(*args, **kwargs):
         require_known(called.__qualname__, parameters, kwargs)
+        _require_places(called.__qualname__, parameters, args)
         _require_switches(parameters, args, kwargs)
         return called(*args, **kwargs)
 
@@ -90,6 +96,7 @@ class NamedArguments:
             )
         parameters = inspect.signature(cls.__init__).parameters
         require_known(cls.__name__, {} if takes_none else parameters, kwargs)
+        _require_places(cls.__name__, parameters, (None, *args))
         # A user's class may take other things where its default is a bool.
         module = getattr(cls.__init__, "__module__", "")
         if module.startswith("keras_pergrad."):
@@ -115,13 +122,30 @@ def require_known(owner, parameters, arguments):
             )
 
 
+def _require_places(owner, parameters, args):
+    """Refuse arguments without a name that a signature takes by name."""
+    by_place = _names_of(parameters, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    by_name = _names_of(parameters, inspect.Parameter.KEYWORD_ONLY)
+    any_number = _names_of(parameters, inspect.Parameter.VAR_POSITIONAL)
+    if any_number or not by_name or len(args) <= len(by_place):
+        return
+    known = [name for name in by_place if name != "self"]
+    received = len(args) - (len(by_place) - len(known))
+    listed = f"{', '.join(known)} without a name, others" if known else "all"
+    raise TypeError(
+        f"{owner}() expected {listed} as name=value: {', '.join(by_name)}. "
+        f"Received: {received} without a name"
+    )
+
+
+def _names_of(parameters, kind):
+    return [name for name, p in parameters.items() if p.kind == kind]
+
+
 def _require_switches(parameters, args, kwargs):
     """Check each argument whose default is True or False, and `verbose`."""
-    by_place = [  # All but what follows *args, which stands for any number.
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
-    ]
+    # All but what follows *args, which stands for any number.
+    by_place = _names_of(parameters, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for name, value in {**dict(zip(by_place, args)), **kwargs}.items():
         default = getattr(parameters.get(name), "default", None)
         if name == "verbose":

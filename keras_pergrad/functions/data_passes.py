@@ -20,6 +20,7 @@ from keras_pergrad.keras_internals.models.parts import (
     inner_layers,
     require_gradients,
     require_inputs,
+    require_variables,
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
@@ -171,11 +172,7 @@ def build_for_gradients(model, batch, build=build_symbolically):
             needs_numbers = True
         if needs_numbers:
             model(batch[0])
-    if not model.trainable_variables:
-        raise ValueError(
-            f"Model {model.name!r} has no trainable variables, so there "
-            "is no gradient to compute."
-        )
+    require_variables(model)
     build(model, batch)
 
 

@@ -32,6 +32,7 @@ from keras_pergrad.keras_internals.models.overwritten import is_overwritten
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     loss_scale,
+    require_variables,
 )
 from keras_pergrad.keras_internals.state.model import (
     assigned_variables,
@@ -123,12 +124,8 @@ class GradientMeter:
         self.model = model
         self.batch = batch
         self.samples = int(first_tensor(batch[0]).shape[0])
+        require_variables(model)
         self._variables = list(model.trainable_variables)
-        if not self._variables:
-            raise ValueError(
-                f"Model {model.name!r} has no trainable variables, so there "
-                "is no gradient to measure."
-            )
         # What else is measured of the samples, in the same pass.
         self._quantities = quantities
         self._needs_slopes = quantities is not None and quantities.needs_slopes

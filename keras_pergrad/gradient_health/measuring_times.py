@@ -16,10 +16,7 @@ def parse_every(every):
     """Return `every`, if it is a number of steps or one of the names."""
     if every in INTERVAL_NAMES:
         return every
-    try:
-        return positive_integer("every", every)
-    except ValueError as error:
-        raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
+    return positive_integer("every", every, " or one of 'auto', 'epoch'")
 
 
 def steps_between(every, params):

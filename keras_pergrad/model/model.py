@@ -17,7 +17,11 @@ from keras_pergrad.common.callback_list import (
     prepare_fit,
     restored_order,
 )
-from keras_pergrad.common.names import did_you_mean, named_arguments
+from keras_pergrad.common.names import (
+    did_you_mean,
+    named_arguments,
+    require_known,
+)
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data.views import rows_of_views
 from keras_pergrad.keras_internals.fit.end_of_epochs import end_of_epochs
@@ -139,6 +143,16 @@ def _require_subclass(model_class, arguments):
         )
 
 
+def _require_no_mode(arguments):
+    """Refuse a mode, which a functional model would pass over."""
+    if "gradient_mode" in arguments:
+        raise TypeError(
+            "PerGradModel() expected `inputs`, `outputs` and what keras.Model "
+            f"takes. Received: gradient_mode={arguments['gradient_mode']!r}. "
+            "Give it to compile(), as in model.compile(..., gradient_mode=...)."
+        )
+
+
 @keras.saving.register_keras_serializable(PACKAGE)
 class PerGradModel(FitHooks, keras.Model):
     """A `keras.Model` whose train step can use every sample's gradient.
@@ -188,12 +202,14 @@ class PerGradModel(FitHooks, keras.Model):
         # Keras turns a class that is used with inputs and outputs into a
         # functional one for good; a class of its own keeps this one clean.
         if cls is PerGradModel and has_inputs_and_outputs(args, kwargs):
+            _require_no_mode(kwargs)
             return super().__new__(FunctionalPerGradModel)
         _require_subclass(cls, args)
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
         if has_inputs_and_outputs(args, kwargs):
+            _require_no_mode(kwargs)
             make_functional(type(self), PerGradModel, FunctionalPerGradModel)
             Functional.__init__(self, *args, **kwargs)
         else:
@@ -350,7 +366,9 @@ class PerGradModel(FitHooks, keras.Model):
             self.optimizer.build(self.trainable_variables)
 
     def fit(self, *args, **kwargs):
-        bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        signature = inspect.signature(super().fit)
+        require_known("fit", signature.parameters, kwargs)
+        bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
         with (
             restored_order(arguments.get("callbacks")),

@@ -30,6 +30,7 @@ from keras_pergrad.keras_internals.models.sharing import (
     saved_as,
 )
 from keras_pergrad.model.model import FunctionalPerGradModel, PerGradModel
+from keras_pergrad.modes.inspection import require_model
 
 _TRAIN_METHODS = ("train_step", "make_train_function")
 _STEP_METHODS = (
@@ -63,11 +64,7 @@ def overrides(model, name):
 
 def from_model(cls, model):
     """Return a `cls` that shares the layers and weights of `model`."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. Received: "
-            f"{model!r} of type {type(model).__name__}"
-        )
+    require_model(model)
     if type(model) is keras.Sequential and model.built:
         return cls(model.inputs[0], model.outputs[0], name=model.name)
     if type(model) in (Functional, FunctionalPerGradModel):

@@ -17,7 +17,12 @@ from keras_pergrad.keras_internals.models.building import stateful_layers
 from keras_pergrad.keras_internals.models.parts import accumulating_optimizer
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.state.saved import SavedState
-from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.base import (
+    GradientMode,
+    PartialSums,
+    get,
+    gradient_modes,
+)
 from keras_pergrad.modes.fractions import numerators, require_additive_loss
 from keras_pergrad.modes.microbatches import (
     MAX_BATCH,
@@ -359,7 +364,7 @@ class Microbatches(Parting):
 
 
 def _inner_mode(identifier):
-    mode = gradient_modes.get(identifier)
+    mode = get(identifier)
     if mode.updates_by_sample:
         raise ValueError(
             "`inner` cannot update after every sample, since its gradients "

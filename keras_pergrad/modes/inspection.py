@@ -17,11 +17,12 @@ from keras_pergrad.keras_internals.models.parts import (
 
 def require_model(model):
     """Refuse what is not a model."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. Received: an object of type "
-            f"{type(model).__name__}"
-        )
+    if isinstance(model, keras.Model):
+        return
+    received = f"an object of type {type(model).__name__}"
+    if isinstance(model, type):
+        received = f"the class {model.__name__}; write {model.__name__}(...)"
+    raise TypeError(f"`model` must be a keras.Model. Received: {received}")
 
 
 def require_compiled(model):

@@ -20,10 +20,11 @@ _CHECKED = 16
 def make_source(x, y=None, sample_weight=None):
     """Return a source for what `PrivateTraining.batches` takes."""
     for name, part in (("y", y), ("sample_weight", sample_weight)):
-        if isinstance(part, (list, tuple)) and not all(map(_has_shape, part)):
+        if not all(map(_has_shape, keras.tree.flatten(part))):
             raise TypeError(
-                f"Expected `{name}` as an array. Received: a "
-                f"{type(part).__name__}. Use np.asarray({name})."
+                f"Expected `{name}` as an array with an entry for each "
+                f"example. Received: a {type(part).__name__}. A list becomes "
+                f"one by np.asarray({name})."
             )
     is_single = y is None and sample_weight is None
     if isinstance(x, tf.data.Dataset):
@@ -91,7 +92,7 @@ class _Source:
 
     def hint(self):
         """Return what may help if there are too many or too few examples."""
-        return ""
+        return ". Give PrivateTraining(samples=...) the number of all examples."
 
     def checksum(self):
         """Return a text that changes if one of a few chosen examples does."""

@@ -76,7 +76,8 @@ _ADVICE = (
         " is not in [0, ",
         "A look-up, as by an Embedding, expected ids from 0 to the size of "
         "its table - 1, input_dim of an Embedding. Enlarge the table to the "
-        "largest id + 1, or map other ids to one that stands for them.",
+        "largest id + 1, or map other ids to one that stands for them. "
+        "`class_weight` of fit() must have a weight for every class in y.",
     ),
     (
         "must be a compile-time constant",
