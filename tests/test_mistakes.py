@@ -332,7 +332,7 @@ MISTAKES = {
         lambda: kpg.Accumulated(steps=2, inner=kpg.ClippedMean(1.0)),
     ),
     "every": (
-        *(VALUE, "a positive integer or one of 'auto', 'epoch'.*every='epok'"),
+        *(VALUE, "one of 'auto', 'epoch'.*every='epok'"),
         lambda: kpg.callbacks.GradientVariance((X, Y), every="epok"),
     ),
     "source": (

@@ -49,6 +49,50 @@ def private():
     )
 
 
+def vectorized(loss):
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    made = kpg.PerGradModel.from_model(made)
+    made.compile("sgd", loss, gradient_mode="vectorized")
+    return made
+
+
+def value(*validation, loss="mse", y=Y):
+    made = vectorized(loss)
+    values = kpg.callbacks.SampleValues(validation)
+    with unchanged(made):
+        made.fit(X, y, verbose=0, callbacks=[values])
+
+
+def value_classes(*validation):
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    value(*validation, loss=logits, y=CLASSES)
+
+
+def fisher_of(y, x=X, **arguments):
+    return kpg.influence.fisher(
+        classifier(), x, y, labels="data", verbose=0, **arguments
+    )
+
+
+def read(reader):
+    with vectorized("mse").read_steps(reader):
+        pass
+
+
+def named(name):
+    made = vectorized("mse")
+    made.compute_gradients(lambda x, y, w: made(x), X, Y, name=name)
+
+
+def audit(**arguments):
+    given = {"canaries": range(10), "epochs": 1, **arguments}
+    kpg.privacy.audit_privacy(model, private(), X, Y, **given)
+
+
+def in_a_function(call):
+    return tf.function(call, autograph=False)
+
+
 def run(**arguments):
     return GradientVariance(log_dir="unused", **arguments)
 
@@ -72,6 +116,50 @@ MISTAKES = {
     "probe_without_targets": (
         *(VALUE, "`probe`.*Expected `y`"),
         lambda: watch(X),
+    ),
+    "weights_of_a_probe": (
+        *(VALUE, "`sample_weight` expected an array of real numbers"),
+        lambda: GradientVariance((X, Y, TEXTS[:, 0])),
+    ),
+    "every": (
+        *(VALUE, "'auto', 'epoch'.*mean 'epoch'.*Or give a number of steps"),
+        lambda: GradientVariance((X, Y), "epochs"),
+    ),
+    "two_arrays_as_probe": (
+        *(
+            VALUE,
+            "`every` expected a positive integer or one of 'auto', 'epoch'",
+        ),
+        lambda: GradientVariance(X, Y),
+    ),
+    # Validation data
+    "validation_classes": (
+        *(VALUE, "`validation_data`.*`y` from 0 to 2.*from 5 to 7"),
+        lambda: value_classes(X, CLASSES + 5),
+    ),
+    "validation_texts": (
+        *(VALUE, f"`validation_data`.*{NO_NUMBERS}"),
+        lambda: value_classes(TEXTS, CLASSES),
+    ),
+    "validation_text_targets": (
+        *(VALUE, "`validation_data`.*Number the classes"),
+        lambda: value_classes(X, TEXTS[:, 0]),
+    ),
+    "validation_without_targets": (
+        *(VALUE, "`validation_data`.*Expected `y`"),
+        lambda: value(X),
+    ),
+    "validation_nan": (
+        *(VALUE, "`validation_data`.*NaN or infinity in x, y or"),
+        lambda: value(np.where(X > 1, np.nan, X), Y),
+    ),
+    "complex_validation": (
+        *(VALUE, "`validation_data`.*real numbers as `x`"),
+        lambda: value(X + 1j, Y),
+    ),
+    "validation_shape": (
+        *(VALUE, r"`validation_data`.*shape \(None, 4\)"),
+        lambda: value(X[:, :2], Y),
     ),
     # A run
     "path_as_name": (VALUE, "which has '/'", lambda: run(run_name="a/b")),
@@ -177,6 +265,22 @@ MISTAKES = {
             lambda: kpg.influence.fisher(classifier(), X), autograph=False
         ),
     ),
+    "fisher_classes": (
+        *(VALUE, "`y` from 0 to 2. Received: from -1 to 1"),
+        lambda: fisher_of(CLASSES - 1),
+    ),
+    "fisher_classes_of_later_samples": (
+        *(VALUE, "Received: from 0 to 3"),
+        lambda: fisher_of(np.r_[CLASSES[:11], 3], batch_size=4),
+    ),
+    "fisher_one_hot": (
+        *(VALUE, r"rank \(ndim\)"),
+        lambda: fisher_of(np.eye(3)[CLASSES]),
+    ),
+    "fisher_one_sample": (
+        *(VALUE, "the shape .* of one sample"),
+        lambda: fisher_of(CLASSES[:4], X[0]),
+    ),
     "swapped": (
         *(TYPE, "`model` must be a keras.Model"),
         lambda: Influence(X, Y, model()),
@@ -221,7 +325,86 @@ MISTAKES = {
         *(TYPE, r"to_html\(\) expected arguments among path"),
         lambda: private().statement().to_html(file="page.html"),
     ),
+    # Steps of one's own
+    "reader": (TYPE, "`reader` expected an object", lambda: read("x")),
+    "number_as_name_of_a_loss": (
+        *(VALUE, "`name` expected a text.* or None.*name=3"),
+        lambda: named(3),
+    ),
+    # Audits and statements
+    "canaries": (
+        *(VALUE, r"10 different rows of the 12 examples.*canaries='all'"),
+        lambda: audit(canaries="all"),
+    ),
+    "canaries_between_rows": (
+        *(VALUE, "integers from 0"),
+        lambda: audit(canaries=np.arange(11) + 0.5),
+    ),
+    "training": (
+        *(TYPE, r"`training` expected a function\(model, data\)"),
+        lambda: audit(training=3),
+    ),
+    "weights_file": (
+        *(TYPE, "`weights_file` expected a file"),
+        lambda: private().statement(weights_file=3),
+    ),
+    # In a tf.function
+    **{
+        f"{call.__name__}_in_a_function": (
+            *(VALUE, IN_FUNCTION),
+            lambda call=call, given=given: in_a_function(
+                lambda: call(model(), **given)
+            )(),
+        )
+        for call, given in (
+            (kpg.explain, {"batch_size": 4}),
+            (kpg.diagnose.what_fits, {"memory": "1GB"}),
+            (kpg.diagnose.predict_placement, {"x": X, "y": Y}),
+        )
+    },
     # Pipelines and devices
+    "placement_in_evaluate": (
+        *(VALUE, "DevicePlacement.*Received: a call of evaluate"),
+        lambda: model().evaluate(
+            X, Y, verbose=0, callbacks=[kpg.callbacks.DevicePlacement()]
+        ),
+    ),
+    "kernels": (
+        *(TYPE, "`kernels_table` expected a dict from ops to lists"),
+        lambda: kpg.diagnose.predict_placement(
+            model(), X, Y, kernels_table={"MatMul": "float32"}
+        ),
+    ),
+    "no_devices": (
+        *(TYPE, "a list of names from: CPU:0"),
+        lambda: kpg.diagnose.compare_devices(model(), X, Y, devices=[]),
+    ),
+    "memory_of_a_list": (
+        *(VALUE, "a list of numbers"),
+        lambda: kpg.diagnose.what_fits(model(), X.tolist(), Y, memory="1GB"),
+    ),
+    **{
+        f"{call.__name__}_of_a_data_set": (
+            *(VALUE, "the arrays of one batch.*Received: a Dataset"),
+            lambda call=call, given=given: call(
+                model(),
+                x=tf.data.Dataset.from_tensor_slices((X, Y)).batch(4),
+                **given,
+            ),
+        )
+        for call, given in (
+            (kpg.explain, {}),
+            (kpg.diagnose.what_fits, {"memory": "1GB"}),
+        )
+    },
+    "memory_of_no_sample": (
+        *(VALUE, "at least one sample"),
+        lambda: kpg.diagnose.what_fits(model(), X[:0], Y[:0], memory="1GB"),
+    ),
+    "check_of_no_sample": (
+        *(VALUE, "at least one sample"),
+        lambda: kpg.check_gradients(model(), X[:0], Y[:0], verbose=0),
+    ),
     **{
         f"profile_{data}": (
             *(TYPE, f"`data` expected a data set.*Received: data={data!r}"),

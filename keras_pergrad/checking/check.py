@@ -22,6 +22,7 @@ from keras_pergrad.checking.check_table import (
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.batches import (
     as_tensors,
+    common_length,
     require_weights,
     with_checked_lengths,
 )
@@ -159,7 +160,7 @@ def check_gradients(
     data = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
     batch = keras.utils.unpack_x_y_sample_weight(data)
-    samples = len(tf.nest.flatten(batch[0])[0])
+    samples = common_length(batch)
     tensors = as_tensors(batch)
     with_checked_lengths(*tensors)
     make_ready(model, tensors)

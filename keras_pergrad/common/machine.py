@@ -75,8 +75,10 @@ def requested_devices(devices):
         return present
     requested = [devices] if isinstance(devices, str) else devices
     available = ["CPU:0", *present]
-    if not isinstance(requested, Iterable) or not all(
-        isinstance(name, str) for name in requested
+    if (
+        not isinstance(requested, Iterable)
+        or not all(isinstance(name, str) for name in requested)
+        or not list(requested)
     ):
         raise TypeError(
             f"`devices` expected a list of names from: {', '.join(available)}. "

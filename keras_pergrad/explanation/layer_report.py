@@ -25,7 +25,10 @@ from keras_pergrad.explanation.explanation import (
     VouchedOp,
 )
 from keras_pergrad.factors import join, widened
-from keras_pergrad.functions.data_passes import require_call
+from keras_pergrad.functions.data_passes import (
+    require_call,
+    require_outside_functions,
+)
 from keras_pergrad.keras_internals.losses.losses import additional_losses
 from keras_pergrad.keras_internals.models.parts import (
     compiles_by_xla,
@@ -40,6 +43,7 @@ from keras_pergrad.modes.inspection import (
     fixed_batch_size,
     require_any_batch_size,
     require_model,
+    require_no_data_set,
 )
 from keras_pergrad.uses import TracedStep, sum_of_outputs
 
@@ -101,8 +105,10 @@ def explain(
     >>> table.verdict, table.rows[0].verdict
     ('proved', 'proved')
     """
+    require_outside_functions()
     require_model(model)
     require_call(model, _EXPLAIN_PARTS)
+    require_no_data_set(batch_size if x is None else x)
     if batch_size is None:
         batch_size = fixed_batch_size(model) or 32
     if x is None and not isinstance(batch_size, (int, np.integer)):

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_pergrad.common.arguments import parse_bytes, positive_integer
+from keras_pergrad.common.batches import common_length, require_arrays
 from keras_pergrad.common.machine import as_text
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.explanation.step_memory import (
@@ -17,9 +18,14 @@ from keras_pergrad.explanation.step_memory import (
     mode_of,
     too_large,
 )
+from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.modes import Accumulated
 from keras_pergrad.modes.base import gradient_modes
-from keras_pergrad.modes.inspection import require_any_batch_size, require_model
+from keras_pergrad.modes.inspection import (
+    require_any_batch_size,
+    require_model,
+    require_no_data_set,
+)
 
 # Peaks of processes differ by some percent, so a size that leaves this share
 # of the memory, or exact to one part in 16, is near enough.
@@ -129,7 +135,12 @@ def what_fits(
     >>> found.size, found.step.batch_size
     (1, 1)
     """
+    require_outside_functions()
     require_model(model)
+    if x is not None:
+        require_no_data_set(x)
+        require_arrays(x, y)
+        common_length((x, y, None))
     require_any_batch_size(model, "what_fits()", "tries batches of other sizes")
     memory = parse_bytes("memory", memory)
     at_most = positive_integer("at_most", at_most)

@@ -354,9 +354,9 @@ def concatenate_results(results) -> Any:
 
 
 _INSIDE_FUNCTION = (
-    "A function of samples' gradients is called while a tf.function is "
-    "traced. Expected a call outside of it, with arrays: it traces functions "
-    "of its own. Inside your own step take the gradients by "
+    "This function is called while a tf.function is traced. Expected a call "
+    "outside of it, with arrays: it traces functions of its own. Inside your "
+    "own step take the gradients by "
     "PerGradModel.compute_gradients(loss_fn, x, y), compiled with "
     "gradient_mode=keras_pergrad.Vectorized(aggregation=...); or leave out "
     "@tf.function."

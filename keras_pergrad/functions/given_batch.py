@@ -1,10 +1,22 @@
 """A batch that the user gives, as tensors."""
 
+import contextlib
+
+import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import require_arrays
+from keras_pergrad.common.batches import require_arrays, require_weights
+from keras_pergrad.functions.batch_loss import MissingLoss
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    require_inputs,
+    require_no_texts,
+)
+from keras_pergrad.keras_internals.replicas.advice import advising
+from keras_pergrad.keras_internals.state.model import preserve_random_state
+from keras_pergrad.modes.inspection import require_targets
 
 
 def as_batch(probe, name="probe"):
@@ -19,6 +31,7 @@ def as_batch(probe, name="probe"):
         )
     batch = (*probe, None, None)[:3]
     require_arrays(*batch[:2])
+    require_weights(batch[2])
     try:
         batch = tf.nest.map_structure(_as_tensor, batch)
     except (TypeError, ValueError) as error:
@@ -42,6 +55,34 @@ def as_batch(probe, name="probe"):
 
 def _as_tensor(part):
     return None if part is None else tf.convert_to_tensor(as_in_fit(part))
+
+
+@contextlib.contextmanager
+def explaining(model, batch, name="probe"):
+    """Say of an error that it is of this batch."""
+    try:
+        with advising():
+            yield
+    except MissingLoss:
+        raise
+    except Exception as error:  # whatever a model may say to a wrong input
+        advice = " ".join(["", *getattr(error, "__notes__", ())])
+        raise ValueError(
+            f"`{name}` expected a batch like those that model {model.name!r} "
+            f"is trained on. Received: {describe_batch(batch)}, for which its "
+            f"gradient cannot be computed: {error}{advice}"
+        ) from error
+
+
+def build_for(model, batch):
+    """Build a model for a batch, if its first call does; refuse others."""
+    with preserve_random_state():
+        require_targets(model, batch)
+        require_inputs(model, batch[0])
+        # One's own loss may look texts up.
+        if type(model).compute_loss is keras.Model.compute_loss:
+            require_no_texts(model, *batch[:2])
+        build_symbolically(model, batch)
 
 
 def describe_batch(probe):

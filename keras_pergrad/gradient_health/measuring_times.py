@@ -1,6 +1,7 @@
 """The times at which `GradientVariance` measures, and on which batch."""
 
 import math
+from typing import Any
 
 from keras_pergrad.common.arguments import positive_integer, require_one_of
 
@@ -10,11 +11,13 @@ _MIN_MEASUREMENTS = 10
 
 #: What `every` may be instead of a number.
 INTERVAL_NAMES = "auto", "epoch"
+_OR_A_NUMBER = " Or give a number of steps, a positive integer."
 
 
-def parse_every(every):
+def parse_every(every) -> Any:
     """Return `every`, if it is a number of steps or one of the names."""
-    if every in INTERVAL_NAMES:
+    if isinstance(every, str):
+        require_one_of("every", every, INTERVAL_NAMES, advice=_OR_A_NUMBER)
         return every
     return positive_integer("every", every, " or one of 'auto', 'epoch'")
 

@@ -8,17 +8,9 @@ from keras_pergrad.common.batch_marks import split_numbers
 from keras_pergrad.common.refusal_messages import without_batch_mode
 from keras_pergrad.functions.batch_loss import MissingLoss, try_loss
 from keras_pergrad.functions.data_passes import require_call
-from keras_pergrad.functions.given_batch import describe_batch
+from keras_pergrad.functions.given_batch import build_for, explaining
 from keras_pergrad.gradient_health.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.fit.train_function import look_ahead
-from keras_pergrad.keras_internals.models.parts import (
-    build_symbolically,
-    require_inputs,
-    require_no_texts,
-)
-from keras_pergrad.keras_internals.replicas.advice import advising
-from keras_pergrad.keras_internals.state.model import preserve_random_state
-from keras_pergrad.modes.inspection import require_targets
 
 _STATISTICS_IN_STEP = (
     "GradientVariance measures the gradient of that loss. For a train_step of "
@@ -36,13 +28,8 @@ def require_one_loss(model):
 
 def build(model, batch):
     """Build a model for a batch, if its first call does."""
-    with _explaining(model, batch), preserve_random_state():
-        require_targets(model, batch)
-        require_inputs(model, batch[0])
-        # One's own loss may look texts up.
-        if type(model).compute_loss is keras.Model.compute_loss:
-            require_no_texts(model, *batch[:2])
-        build_symbolically(model, batch)
+    with _explaining(model, batch):
+        build_for(model, batch)
 
 
 def make_meter(model, batch, quantities=None):
@@ -58,19 +45,12 @@ def make_meter(model, batch, quantities=None):
 def _explaining(model, batch):
     """Say of an error that it is of the probe."""
     try:
-        with advising():
+        with explaining(model, batch):
             yield
     except MissingLoss as error:
         raise MissingLoss(
             f"GradientVariance: {error}. {_STATISTICS_IN_STEP}"
         ) from None
-    except Exception as error:  # whatever a model may say to a wrong input
-        advice = " ".join(["", *getattr(error, "__notes__", ())])
-        raise ValueError(
-            "`probe` expected a batch like those that model "
-            f"{model.name!r} is trained on. Received: {describe_batch(batch)}, "
-            f"for which its gradient cannot be computed: {error}{advice}"
-        ) from error
 
 
 def unmeasured_message(meter, instruments):

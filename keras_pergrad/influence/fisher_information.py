@@ -35,13 +35,20 @@ from keras_pergrad.influence.likelihoods import (
     NoLikelihood,
     likelihoods_for,
 )
+from keras_pergrad.influence.preconditions import require_class_numbers
 from keras_pergrad.influence.sides import Kronecker
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    require_inputs,
+)
+from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.modes.inspection import require_compiled, require_targets
 
 KINDS = ("diagonal", "kfac")
 LABELS = ("sampled", "data")
 
 
+@advising()
 @named_arguments
 def fisher(
     model: keras.Model,
@@ -121,6 +128,9 @@ def fisher(
     batches = batches_of(x, y, sample_weight, batch_size=batch_size)
     for number, batch in enumerate(with_progress(batches, verbose)):
         batch, weights = _checked_batch(model, batch, labels)
+        if labels == "data" and totals is None:
+            build_symbolically(model, batch)  # Its loss fits the targets.
+            require_class_numbers(model, batch, batch[1] if y is None else y)
         for draw in range(draws):
             key = tf.constant([seed, number * draws + draw], tf.int64)
             if statistic is None:
@@ -149,6 +159,7 @@ def _checked_batch(model, batch, labels):
         y = None
     else:
         require_targets(model, batch)
+    require_inputs(model, x)
     weights = np.ones(n)
     if sample_weight is not None:
         if tf.nest.is_nested(sample_weight):

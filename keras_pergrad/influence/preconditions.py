@@ -15,6 +15,7 @@ from keras_pergrad.common.arguments import (
 from keras_pergrad.common.batches import batches_of
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import build_for_gradients
+from keras_pergrad.functions.given_batch import build_for, explaining
 from keras_pergrad.influence.fixed_order import FixedOrderBatches
 from keras_pergrad.influence.likelihoods import NoLikelihood, likelihoods_of
 from keras_pergrad.keras_internals.models.parts import (
@@ -151,6 +152,25 @@ def require_class_numbers(model, batch, y):
             "return_inverse=True)[1], or give the last layer as many units as "
             "there are classes."
         )
+
+
+def require_validation_batch(model, batch):
+    """Refuse validation data that have no loss, or one that is not finite."""
+    with explaining(model, batch, "validation_data"):
+        build_for(model, batch)
+        if batch[1] is not None:
+            require_class_numbers(model, batch, batch[1])
+        has_loss = np.isfinite(batch_loss.try_loss(model, batch))
+        if not has_loss and not all(map(_is_finite, tf.nest.flatten(batch))):
+            raise ValueError(
+                "its loss is not finite, with NaN or infinity in x, y or "
+                "sample_weight. Fill them in, or leave these samples out."
+            )
+
+
+def _is_finite(tensor):
+    is_real = tensor is not None and tensor.dtype.is_floating
+    return not is_real or bool(tf.reduce_all(tf.math.is_finite(tensor)))
 
 
 def make_test_batches(model, x, y, *, sample_weight):

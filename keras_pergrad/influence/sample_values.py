@@ -21,6 +21,7 @@ from keras_pergrad.common.optional import import_extra
 from keras_pergrad.common.text import as_text
 from keras_pergrad.functions.given_batch import as_batch
 from keras_pergrad.influence import value_reader
+from keras_pergrad.influence.preconditions import require_validation_batch
 from keras_pergrad.influence.value_reader import (
     ValueReader,
     ids_of,
@@ -28,6 +29,7 @@ from keras_pergrad.influence.value_reader import (
     require_value_support,
     value_dtype,
 )
+from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 
 
 class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
@@ -99,7 +101,8 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
     Raises:
         ValueError: an argument is out of range, or (in `fit`) the model, its
             mode or its optimizer is not supported, the ids do not fit the
-            data, or data sets have no numbers.
+            data, data sets have no numbers, or the validation data are not
+            those of the model, or have no finite loss.
         tf.errors.InvalidArgumentError: a number is that of no id; no weight
             has changed by that batch.
 
@@ -205,6 +208,8 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
                 "gradient_mode='vectorized', as PerGradModel.from_model(model) "
                 f"makes one. Received: a {type(self.model).__name__}."
             )
+        with out_of_scope():
+            require_validation_batch(self.model, self.validation)
         reader = ValueReader(
             self._state,
             self.validation,

@@ -12,6 +12,7 @@ from types import FunctionType
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.arguments import text
 from keras_pergrad.common.batches import (
     TEXTS_AS_TARGETS,
     TEXTS_TO_NUMBERS,
@@ -166,6 +167,8 @@ def function_gradients(
             f"Received: loss_fn of type {type(loss_fn).__name__}"
         )
     _require_three_arguments(loss_fn)
+    if name is not None:
+        text("name", name, " or None")
     mode = owner.gradient_mode
     optimizer = owner.optimizer if optimizer is None else optimizer
     if return_outputs and isinstance(mode, Accumulated):

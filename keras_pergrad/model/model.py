@@ -341,6 +341,7 @@ class PerGradModel(FitHooks, keras.Model):
             reader: a `keras_pergrad.modes.StepReader`; several may be open.
 
         Raises:
+            TypeError: it is no such object.
             ValueError: its steps cannot be read; the error says why. `compile`
                 raises it, too, while a reader is open.
         """

@@ -49,8 +49,8 @@ def require_targets(model, batch, expected="`y`, or a dataset of (x, y)"):
         )
 
 
-def require_one_batch(model, x, y):
-    """Refuse what is not one batch of arrays with its targets."""
+def require_no_data_set(x):
+    """Refuse a data set in place of one batch."""
     if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
         name = "Dataset" if isinstance(x, tf.data.Dataset) else "PyDataset"
         example = "next(iter(dataset))" if name == "Dataset" else "dataset[0]"
@@ -58,6 +58,11 @@ def require_one_batch(model, x, y):
             "Expected `x` and `y`, the arrays of one batch, such as "
             f"x, y = {example}. Received: a {name}"
         )
+
+
+def require_one_batch(model, x, y):
+    """Refuse what is not one batch of arrays with its targets."""
+    require_no_data_set(x)
     require_arrays(x, y)
     if y is None:
         require_targets(model, (x, y), "`y`")

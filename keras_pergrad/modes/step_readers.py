@@ -215,6 +215,11 @@ class StepReadings:
     @contextlib.contextmanager
     def opened(self, reader):
         """Have a reader read while this is open."""
+        if not isinstance(reader, StepReader):
+            raise TypeError(
+                "`reader` expected an object of a keras_pergrad.modes."
+                f"StepReader. Received: reader={reader!r}"
+            )
         model = self._model()
         require_own_step(model, self._base)
         require_readable(model)

@@ -82,6 +82,14 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
         self.warn: bool = bool(warn)
         self.report: PlacementReport | None = None
         self._train_function = None
+        self._is_in_fit = False
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if not self._is_in_fit:
+            raise ValueError(
+                "DevicePlacement reports where a training step runs. Expected "
+                "it in fit(callbacks=[...]). Received: a call of evaluate()."
+            )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.model.run_eagerly:
@@ -92,6 +100,7 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
                 "Received: run_eagerly=True"
             )
         self.report = None
+        self._is_in_fit = True
         self._restore()
         callback_list = running_fit(self.model).callback_list
         go_before_readers(self, callback_list)
@@ -129,6 +138,7 @@ class DevicePlacement(NamedArguments, keras.callbacks.Callback):
                 logs[name] = value
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._is_in_fit = False
         self._restore()
 
     def _restore(self):

@@ -12,6 +12,8 @@ import dataclasses
 import functools
 import importlib.resources
 import json
+import reprlib
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -188,7 +190,15 @@ def table_of(plugin, kernels=None):
     """Return the table of a plugin for Metal, or of the user's kernels."""
     generic = _load_table("tensorflow_generic_kernels.json")
     if kernels is not None:
-        return Table(USER_TABLE, kernels, generic)
+        if not isinstance(kernels, Mapping) or not all(
+            isinstance(types, (list, tuple)) for types in kernels.values()
+        ):
+            raise TypeError(
+                "`kernels_table` expected a dict from ops to lists of types, "
+                "such as {'MatMul': ['float32', 'float16']}. Received: "
+                f"kernels_table={reprlib.repr(kernels)}"
+            )
+        return Table(USER_TABLE, dict(kernels), generic)
     kernels = {**_load_table(plugin.kernels), **plugin.free_kernels}
     return Table(plugin.release, kernels, generic)
 

@@ -8,7 +8,10 @@ import keras
 from keras_pergrad.common.arguments import require_one_of
 from keras_pergrad.common.batches import as_tensors
 from keras_pergrad.common.names import named_arguments
-from keras_pergrad.functions.data_passes import make_ready
+from keras_pergrad.functions.data_passes import (
+    make_ready,
+    require_outside_functions,
+)
 from keras_pergrad.keras_internals.graphs.runs import (
     PLUMBING,
     as_in_fit,
@@ -85,6 +88,7 @@ def predict_placement(
     >>> [op for op, reason, number, layers in report.fallbacks()]
     ['AddV2']
     """
+    require_outside_functions()
     require_one_of("platform", platform, metal.PLUGINS)
     require_compiled(model)
     require_one_batch(model, x, y)

@@ -6,6 +6,7 @@ the result guesses for r of them whether they were, and v guesses are right.
 """
 
 import dataclasses
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.arguments import probability
+from keras_pergrad.common.arguments import (
+    function,
+    probability,
+    seed_or_none,
+)
 from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.dot_products import per_sample_dots
@@ -189,6 +194,9 @@ def audit_privacy(
         )
     rows = _canary_rows(canaries, private)
     confidence = probability("confidence", confidence)
+    seed = seed_or_none(seed)
+    if training is not None:
+        function("training", training, "(model, data)")
     generator = np.random.default_rng(seed)
     is_in = generator.random(len(rows)) < 0.5
     data = private.batches(x, y, sample_weight).without(rows[~is_in])
@@ -241,11 +249,17 @@ def _canary_rows(canaries, private):
             f"{mechanism.sampling!r} protects the exchange of one example for "
             "another. Audit the same model with sampling='poisson'."
         )
-    rows = np.unique(np.asarray(canaries, int))
-    if len(rows) < 10 or rows[0] < 0 or rows[-1] >= mechanism.examples:
+    rows = np.unique(np.asarray(canaries))
+    if (
+        rows.dtype.kind not in "iu"
+        or len(rows) < 10
+        or rows[0] < 0
+        or rows[-1] >= mechanism.examples
+    ):
         raise ValueError(
-            "`canaries` must be at least 10 different rows of the examples. "
-            f"Received: {len(rows)} rows"
+            "`canaries` expected at least 10 different rows of the "
+            f"{mechanism.examples} examples, integers from 0, such as "
+            f"range(100). Received: canaries={reprlib.repr(canaries)}"
         )
     return rows
 

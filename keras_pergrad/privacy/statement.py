@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_pergrad.common import page
+from keras_pergrad.common.arguments import path_text
 from keras_pergrad.common.machine import library_versions
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.privacy import (
@@ -196,6 +197,7 @@ def _versions():
 
 
 def _sha256(path):
+    path = path_text("weights_file", path, "a file, such as 'a.weights.h5'")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
