@@ -154,7 +154,7 @@ PASSES = {
 @pytest.mark.parametrize("curvature", PASSES)
 def test_each_pass_over_the_data_has_a_name(curvature, capsys):
     x, y = _data()
-    how = {"curvature": curvature, "batch_size": 6, "verbose": "auto"}
+    how = {"curvature": curvature, "batch_size": 6, "verbose": 2}
     _influence(_model(), x, y, **how).scores(x[:2], y[:2])
     printed = capsys.readouterr().out
     names = re.findall(r"^[A-Z][a-z A-Z]+$", printed, re.MULTILINE)
