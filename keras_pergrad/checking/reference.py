@@ -11,6 +11,7 @@ from keras_pergrad.aggregations.aggregation import variable_weights
 from keras_pergrad.checking.numerics import unit
 from keras_pergrad.checking.plain_tape import PlainTape, Uncheckable, cast
 from keras_pergrad.common.text import reason
+from keras_pergrad.keras_internals.models.parts import has_own_loss
 
 # The largest difference that rounding explains between a sample's outputs
 # alone and in its batch.
@@ -180,7 +181,7 @@ def _require_repeatable(model, first, second):
 def _require_samples(model, tape):
     if tape.coupling_reasons:
         raise _Coupled(tape.coupling_reasons[0].split(", so that")[0])
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         raise _Coupled(f"{type(model).__name__} overrides compute_loss")
 
 

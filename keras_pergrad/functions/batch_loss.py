@@ -3,7 +3,6 @@
 import contextlib
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -15,7 +14,11 @@ from keras_pergrad.keras_internals.losses.losses import (
     total_loss,
 )
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
-from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
+from keras_pergrad.keras_internals.models.parts import (
+    call_model,
+    compiled_loss,
+    has_own_loss,
+)
 from keras_pergrad.keras_internals.state.model import unchanged
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.inspection import require_any_batch_size
@@ -121,8 +124,7 @@ def _first_rows(batch, count):
 
 def require_loss(model, batch):
     """Refuse a model whose batches have no loss at all."""
-    own_loss = type(model).compute_loss is not keras.Model.compute_loss
-    if compiled_loss(model) is None and not own_loss:
+    if compiled_loss(model) is None and not has_own_loss(model):
         _terms(model, batch)  # of add_loss, or an error that says what to do
 
 
@@ -141,7 +143,7 @@ def measured_loss(model, x, y, y_pred, sample_weight, training=True):
     if (
         compiled_loss(model) is None
         and not additional_losses(model)
-        and type(model).compute_loss is keras.Model.compute_loss
+        and not has_own_loss(model)
     ):
         raise MissingLoss(
             f"Model {model.name!r} was compiled without a loss, and that of a "

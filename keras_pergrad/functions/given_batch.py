@@ -2,7 +2,6 @@
 
 import contextlib
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -11,6 +10,7 @@ from keras_pergrad.functions.batch_loss import MissingLoss
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
+    has_own_loss,
     require_inputs,
     require_no_texts,
 )
@@ -80,7 +80,7 @@ def build_for(model, batch):
         require_targets(model, batch)
         require_inputs(model, batch[0])
         # One's own loss may look texts up.
-        if type(model).compute_loss is keras.Model.compute_loss:
+        if not has_own_loss(model):
             require_no_texts(model, *batch[:2])
         build_symbolically(model, batch)
 

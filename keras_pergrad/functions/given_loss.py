@@ -7,6 +7,7 @@ import reprlib
 import keras
 
 from keras_pergrad.keras_internals.losses.compiled import compiled_with
+from keras_pergrad.keras_internals.models.parts import has_own_loss
 from keras_pergrad.modes.inspection import require_model
 
 
@@ -26,7 +27,7 @@ def given_loss(model, loss):
             )
         yield
         return
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         raise ValueError(
             f"Model {model.name!r} computes its loss in a compute_loss() of "
             "its own, which a given loss does not replace. Expected loss=None, "

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -31,6 +30,7 @@ from keras_pergrad.keras_internals.losses.terms import (
 from keras_pergrad.keras_internals.models.overwritten import is_overwritten
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
+    has_own_loss,
     loss_scale,
     require_variables,
 )
@@ -353,7 +353,7 @@ class GradientMeter:
 
     def _loss_of_data(self, loss):
         """Return the loss without the regularisers that Keras adds."""
-        if type(self.model).compute_loss is not keras.Model.compute_loss:
+        if has_own_loss(self.model):
             return loss
         penalty = regularization_loss(self._variables)
         return loss - tf.cast(penalty, loss.dtype)
@@ -420,7 +420,7 @@ class TrainingReader(StepReader):
             samples.n, samples.factors, gradients=results["mean"], dtype=dtype
         )
         loss = results["loss_with_penalties"] = samples.loss
-        if type(samples.model).compute_loss is keras.Model.compute_loss:
+        if not has_own_loss(samples.model):
             penalty = regularization_loss(samples.variables)
             loss -= tf.cast(penalty, loss.dtype)
         return {**results, "loss": loss}

@@ -11,6 +11,7 @@ from keras_pergrad.keras_internals.losses.losses import read_by_crossentropy
 from keras_pergrad.keras_internals.models.parts import (
     call_arguments_of,
     compile_arguments,
+    has_own_loss,
     mask_of,
     set_mask,
     trace_symbolically,
@@ -254,7 +255,7 @@ def likelihoods_of(model, outputs):
         NoLikelihood: its loss is none that is known.
     """
     arguments = compile_arguments(model)
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         raise NoLikelihood("a compute_loss of its own")
     if arguments.get("loss_weights") is not None:
         raise NoLikelihood(f"loss_weights={arguments['loss_weights']!r}")

@@ -17,6 +17,7 @@ from keras_pergrad.keras_internals.losses.losses import (
 )
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
+    has_own_loss,
     layers_of,
     takes_training,
 )
@@ -72,7 +73,7 @@ def loss_of_chunk(model, first_sample):
     """Return a chunk's loss: `_sum_of_losses` if it holds, or `loss_of_one`."""
     # It holds if the loss of a batch is a sum or a mean over its samples: not
     # where masks or weights are counted, or the model adds losses.
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         return loss_of_one
     added_losses, (x, y, sample_weight) = [], first_sample
     with recording_losses(model, added_losses):

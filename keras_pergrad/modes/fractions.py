@@ -24,6 +24,7 @@ from keras_pergrad.keras_internals.losses.losses import consistent_hinge_labels
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     entries_of,
+    has_own_loss,
     mask_of,
     set_mask,
 )
@@ -105,7 +106,7 @@ def _mean_over_views(fraction, views):
 
 def require_additive_loss(model):
     """Refuse a model that overrides `compute_loss`: its terms are unknown."""
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         raise NotAdditive(
             f"{type(model).__name__} overrides compute_loss, so that it is "
             "not known how its loss adds up over the parts of a batch. Put "
@@ -116,7 +117,7 @@ def require_additive_loss(model):
 
 def numerators(model, y, y_pred, sample_weight):
     """Return the sums of the losses' values; none for an own `compute_loss`."""
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         return []
     with consistent_hinge_labels():
         fractions = evaluate(compiled_loss(model), y, y_pred, sample_weight)
@@ -125,7 +126,7 @@ def numerators(model, y, y_pred, sample_weight):
 
 def sample_losses(model, y, y_pred, *, sample_weight):
     """Return what each sample adds to the compiled losses, (n,), or None."""
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         return None
     try:
         with consistent_hinge_labels():

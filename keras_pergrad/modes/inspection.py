@@ -8,6 +8,7 @@ from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
+    has_own_loss,
     layers_of,
     require_real_targets,
     symbolic_inputs,
@@ -41,7 +42,7 @@ def require_targets(model, batch, expected="`y`, or a dataset of (x, y)"):
     if (
         batch[1] is None
         and compiled_loss(model) is not None
-        and type(model).compute_loss is keras.Model.compute_loss
+        and not has_own_loss(model)
     ):
         raise ValueError(
             f"The loss of model {model.name!r} compares its outputs with "

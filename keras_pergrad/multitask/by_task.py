@@ -10,7 +10,7 @@ from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
 from keras_pergrad.aggregations.epoch_means import DefinedMean
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.losses import terms as loss_terms
-from keras_pergrad.keras_internals.models.parts import layers_of
+from keras_pergrad.keras_internals.models.parts import has_own_loss, layers_of
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.step_options import StepOptions
 from keras_pergrad.modes.sums import plus, times, unscaled
@@ -118,7 +118,7 @@ class ByTask(GradientMode):
         self.losses: dict[str, tuple[str, ...]] | None = _task_losses(losses)
 
     def require(self, model: Any) -> None:
-        if type(model).compute_loss is not keras.Model.compute_loss:
+        if has_own_loss(model):
             raise ValueError(overridden_loss(model))
         loss_names = loss_terms.term_names(model)
         tasks = self._tasks(model)

@@ -10,6 +10,7 @@ from keras_pergrad.keras_internals.models.overwritten import overwritten_weights
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     compiled_loss,
+    has_own_loss,
     layers_of,
     nested_optimizers,
 )
@@ -87,7 +88,7 @@ def _step_problems(model):
             "batch more than once, while only one use is counted. Put the "
             "loss into compile(loss=...) or add_loss()."
         )
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         yield (
             f"{type(model).__name__} overrides compute_loss, so that it is "
             "not known whether a sample's loss depends on others. Put the "

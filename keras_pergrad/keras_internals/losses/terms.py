@@ -18,6 +18,7 @@ from keras_pergrad.keras_internals.graphs.gradients import mark_whole_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     entries_of,
+    has_own_loss,
     layers_of,
     own_losses,
 )
@@ -120,9 +121,7 @@ class Penalties:
 
     def __init__(self, model):
         self.variables = list(model.trainable_variables)
-        overrides_loss = (
-            type(model).compute_loss is not keras.Model.compute_loss
-        )
+        overrides_loss = has_own_loss(model)
         penalized = [v for v in self.variables if v.regularizer is not None]
         self._penalized = penalized if overrides_loss else []
         self._penalties = []

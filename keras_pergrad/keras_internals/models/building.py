@@ -22,6 +22,7 @@ from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     compiled_metrics,
     compute_loss,
+    has_own_loss,
     inner_layers,
     layers_of,
     require_inputs,
@@ -121,7 +122,7 @@ def _with_any_batch_size(structure):
 
 def _has_unbuilt_own_loss(model):
     """Whether `compute_loss` is overridden, and a layer not yet built."""
-    overrides_loss = type(model).compute_loss is not keras.Model.compute_loss
+    overrides_loss = has_own_loss(model)
     return overrides_loss and not all(
         layer.built for layer in inner_layers(model)
     )

@@ -164,10 +164,14 @@ def require_no_texts(model, x, y):
     require_real_targets(model, y)
 
 
+def has_own_loss(model):
+    """Whether the model's class overrides `compute_loss`."""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
 def require_real_targets(model, y):
     """Refuse complex targets, which Keras's losses cast to real numbers."""
-    has_own_loss = type(model).compute_loss is not keras.Model.compute_loss
-    if has_own_loss or compiled_loss(model) is None:
+    if has_own_loss(model) or compiled_loss(model) is None:
         return
     if any(map(is_complex, tf.nest.flatten(y))):
         raise ValueError(
