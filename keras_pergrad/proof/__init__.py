@@ -6,12 +6,15 @@ one's own.
 """
 
 from keras_pergrad.proof import (  # noqa: F401
+    axis_rules,
+    contraction_rules,
+    draw_rules,
     elementwise_rules,
     list_rules,
     lookup_rules,
-    product_rules,
     shape_rules,
     slice_rules,
+    window_rules,
 )
 from keras_pergrad.proof.tensor_types import (
     At,

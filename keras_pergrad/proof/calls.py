@@ -1,7 +1,12 @@
-"""The types of calls, branches, loops and the variables in them."""
+"""The types of nodes put into a graph, and of calls, branches and loops.
+
+The nodes of a step are put into a graph in which the batch has a number of
+samples that nothing else has, so that all shapes are known there. What follows
+a call (of a function, a condition, a loop) is put there after its body, which
+gives the shapes of its outputs.
+"""
 
 import dataclasses
-import heapq
 from typing import Any
 
 import tensorflow as tf
@@ -11,14 +16,12 @@ from keras_pergrad.proof.op_facts import (
     CALLS,
     CALLS_FUNCTION,
     FACTS,
-    FORWARDS,
     IS_CONDITION,
     IS_LOOP,
     PADS,
-    READS,
-    SHAPED_BY_TYPE,
     has,
 )
+from keras_pergrad.proof.order import stages
 from keras_pergrad.proof.sample_loops import (
     CurrentSample,
     SampleLoop,
@@ -26,6 +29,7 @@ from keras_pergrad.proof.sample_loops import (
 )
 from keras_pergrad.proof.tensor_types import (
     FREE,
+    At,
     Free,
     Mixed,
     Mixes,
@@ -77,11 +81,116 @@ class Call:
         return [f.name for f in self.node.attr["branches"].list.func]
 
 
+def type_nodes(nodes, tensors, graph, *, typing):
+    """Put nodes into a graph and type them; extend name → tensor."""
+    for leading, names in stages(nodes, typing.has_known_shape):
+        for name in leading:
+            node_facts = FACTS[nodes.by_name[name].op]
+            type_node = _type_shaped
+            if node_facts.has(CALLS):
+                type_node = _type_called
+            type_node(nodes, name, tensors, graph=graph, typing=typing)
+        typing.run(nodes.put(graph, names, tensors))
+
+
+def type_function(name, arguments, types, *, typing, is_repeated=False):
+    """Return (inputs, outputs) of a function, typed, in a new graph.
+
+    `is_repeated`: it is called again with its own outputs, as a loop's body.
+    Then only inputs that it hands on keep known values.
+    """
+    nodes = typing.definitions.nodes(name)
+    if nodes is None:
+        raise Untyped(f"calls a function that is not known: {name}")
+    graph, tensors = tf.Graph(), {}
+    with graph.as_default():
+        inputs = [placeholder(t.dtype, t.shape, t) for t in arguments]
+    tensors.update(zip(nodes.inputs, inputs))
+    constants = (
+        nodes.passthrough_indices() if is_repeated else range(len(inputs))
+    )
+    for k, (inner, outer, input_type) in enumerate(
+        zip(inputs, arguments, types)
+    ):
+        typing.values.bind(inner, outer, input_type, is_equal=not is_repeated)
+        value = typing.numbers.of(outer)
+        if k in constants and value is not None:
+            with graph.as_default():
+                inner = tf.constant(value, outer.dtype)
+            typing.values.bind(inner, outer, input_type, is_equal=False)
+            tensors[nodes.inputs[k]] = inner
+    try:
+        type_nodes(nodes, tensors, graph, typing=typing)
+    except (ValueError, tf.errors.OpError) as error:
+        if typing.lengths.tied(error) is not None:
+            raise  # The step is typed again.
+        raise Untyped(f"shapes do not fit in {name}: {error}") from None
+    return inputs, [tensors[n] for n in nodes.outputs]
+
+
+def _type_called(nodes, name, tensors, *, graph, typing):
+    """Type a call; placeholders stand for its outputs."""
+    call = Call.of(nodes.by_name[name], tensors)
+    types = typing.values.types_of(call.inputs)
+    typing.count += 1
+    outputs: Any
+    results: Any
+    try:
+        with typing.inside(name):
+            outputs, results = type_call(call, types, typing)
+    except (Mixes, Untyped) as error:
+        mixed = typing.failed(call, str(error), isinstance(error, Untyped))
+        outputs = unknown_outputs(call)
+        results = [mixed] * len(outputs)
+    # Not inside of the graph: there nothing can be evaluated.
+    values: Any = [
+        call.values.get(k) if call.is_control_flow else typing.numbers.of(t)
+        for k, t in enumerate(outputs)
+    ]
+    with graph.as_default():
+        for k, (tensor, result) in enumerate(zip(outputs, results)):
+            stand_in = placeholder(tensor.dtype, tensor.shape, tensor)
+            tensors[f"{name}:{k}"] = stand_in
+            is_equal = not call.is_control_flow
+            typing.values.bind(stand_in, tensor, result, is_equal=is_equal)
+            if values[k] is not None:
+                stand_in = tf.constant(values[k], tensor.dtype)
+                typing.values.bind(stand_in, tensor, result, is_equal=False)
+                tensors[f"{name}:{k}"] = stand_in
+
+
+def _type_shaped(nodes, name, tensors, *, graph, typing):
+    """Put an op whose shapes its type, or a list, knows better."""
+    operations = nodes.put(graph, [name], tensors)
+    (op,) = operations
+    set_computed_shape(op, typing.numbers)
+    typing.run(operations)
+    value = typing.lists.value_of(op)
+    if value is not None:
+        # A constant, so that shapes that follow from it are known.
+        with graph.as_default():
+            tensors[f"{name}:1"] = tf.constant(value, op.outputs[1].dtype)
+        constant = typing.values[tensors[f"{name}:1"]]
+        constant.type = typing.of(op.outputs[1])
+    for k, tensor in enumerate(op.outputs):
+        shape = typing.lists.shape_of(op, k)
+        shape = nodes.shape_of(f"{name}:{k}", shape)
+        result = typing.of(tensor)
+        if shape.rank is not None and isinstance(result, At):
+            size = typing.n * result.rows * result.lead
+            sizes = shape.as_list()
+            if 0 <= result.axis < len(sizes):
+                sizes[result.axis] = size
+            shape = tf.TensorShape(sizes)
+        if tensor.shape.is_compatible_with(shape):
+            tensor.set_shape(shape)
+
+
 def type_call(call, types, typing):
     """Return tensors like the outputs of a call, and their types."""
     if has(call, CALLS_FUNCTION):
-        _, outputs = typing.type_function(
-            call.function("f"), call.inputs, types
+        _, outputs = type_function(
+            call.function("f"), call.inputs, types, typing=typing
         )
         return outputs, [typing.of(t) for t in outputs]
     if has(call, IS_CONDITION):
@@ -108,7 +217,9 @@ def _condition(call, types, typing):
         for name in call.branches():
             # Each branch finds the variables as they were before the choice.
             typing.state.assigned = dict(assigned_before)
-            _, outputs = typing.type_function(name, call.inputs[1:], types[1:])
+            _, outputs = type_function(
+                name, call.inputs[1:], types[1:], typing=typing
+            )
             branch_states.append(typing.state.assigned)
             branch_types = [typing.of(t) for t in outputs]
             if output_types is None:
@@ -212,8 +323,8 @@ def _find_fixed_point(call, loop_types, tensors, *, typing, sample_loop=None):
         for _ in range(_MAX_ITERATIONS):
             assigned_before = dict(typing.state.assigned)
             failure_count = len(typing.failures)
-            _, outputs = typing.type_function(
-                body, tensors, loop_types, is_repeated=True
+            _, outputs = type_function(
+                body, tensors, loop_types, typing=typing, is_repeated=True
             )
             new_types = [typing.of(t) for t in outputs]
             if sample_loop is None:
@@ -250,8 +361,8 @@ def _find_fixed_point(call, loop_types, tensors, *, typing, sample_loop=None):
             loop_types, tensors = new_types, merged_tensors
         else:
             raise Untyped("the types of its variables do not settle")
-        _, (condition_output,) = typing.type_function(
-            condition, tensors, loop_types, is_repeated=True
+        _, (condition_output,) = type_function(
+            condition, tensors, loop_types, typing=typing, is_repeated=True
         )
     if sample_loop is not None and isinstance(
         typing.of(condition_output), Free
@@ -290,50 +401,6 @@ def _join_all(call, first, second):
     return [join_or_mixed(call, a, b) for a, b in zip(first, second)]
 
 
-def stages(nodes, has_known_shape):
-    """Yield (first nodes, other nodes): what can be put into a graph together.
-
-    The first nodes are calls, and ops whose shapes are better known once they
-    are typed; `has_known_shape(name)`, if given, tells of more such ops. They
-    need only nodes of earlier stages.
-    """
-    levels, leading = {}, leading_nodes(nodes, has_known_shape)
-    # Leading nodes begin a level: what follows needs the shapes they give.
-    for name in topological_order(nodes.by_name, nodes.needs.get):
-        needed_levels = [
-            levels[need] for need in nodes.needs[name] if need in levels
-        ]
-        levels[name] = max(needed_levels, default=0) + (name in leading)
-    deepest = max(levels.values(), default=0)
-    by_level = [([], []) for _ in range(deepest + 1)]
-    for name, level in levels.items():
-        by_level[level][name not in leading].append(name)
-    return by_level
-
-
-def leading_nodes(nodes, has_known_shape):
-    """Return the names of nodes behind which shapes follow from types."""
-    leading = set()
-    for name, node in nodes.by_name.items():
-        traits = FACTS[node.op].traits
-        if (
-            traits & (CALLS | SHAPED_BY_TYPE)
-            or (has_known_shape is not None and has_known_shape(name))
-            or (traits & PADS and _is_computed_pad(nodes, node))
-        ):
-            leading.add(name)
-    return leading
-
-
-def _is_computed_pad(nodes, node):
-    """Whether TensorFlow may not see how wide the padding is.
-
-    A second derivative of `tf.concat` has such ops.
-    """
-    widths = nodes.by_name.get(node.input[1].split(":")[0])
-    return widths is None or widths.op != "Const"
-
-
 def set_computed_shape(op, numbers):
     """Set the shape of a padded tensor, or of counts, where it is known."""
     if not has(op, PADS) and op.type != "DenseBincount":
@@ -345,57 +412,3 @@ def set_computed_shape(op, numbers):
         op.outputs[0].set_shape(number.sum(1) + sizes.as_list())
     else:
         op.outputs[0].set_shape([*sizes[:-1], int(number)])
-
-
-def topological_order(items, needs):
-    """Yield items, each after those of them that it needs."""
-    items = list(items)
-    places = {item: k for k, item in enumerate(items)}
-    missing_counts, dependents = {}, {}
-    for item in items:
-        needed = {need for need in needs(item) if need in places}
-        missing_counts[item] = len(needed)
-        for need in needed:
-            dependents.setdefault(need, []).append(item)
-    ready = [places[item] for item in items if not missing_counts[item]]
-    # A heap: items that are ready come in their given order.
-    while ready:
-        item = items[heapq.heappop(ready)]
-        yield item
-        for dependent in dependents.get(item, ()):
-            missing_counts[dependent] -= 1
-            if not missing_counts[dependent]:
-                heapq.heappush(ready, places[dependent])
-
-
-def keep_order(nodes, graph, first, *, resources):
-    """Let reads and assignments of a variable stay in their order.
-
-    TensorFlow adds that order to a graph only when its trace ends. What was
-    assigned before the first op of the step, as by the optimizer of another
-    loss, the step finds as it is. `resources` has what is behind each handle
-    that the graph is given, by name.
-    """
-    variables, last_writes, pending_reads = dict(resources), {}, {}
-    operations = graph.get_operations()
-    earlier_ops = () if first is None else operations[: operations.index(first)]
-    earlier_ops = {op.name for op in earlier_ops}
-    for name in nodes.by_name:
-        op = graph.get_operation_by_name(name)
-        handles = {
-            k: variables.get(t.name, t.name)
-            for k, t in enumerate(op.inputs)
-            if t.dtype == tf.resource
-        }
-        if handles and has(op, FORWARDS):
-            for k, handle in handles.items():
-                variables[op.outputs[k].name] = handle
-            continue
-        for handle in handles.values():
-            # All wait for the last write, and a write for the reads before.
-            nodes.needs[name] += last_writes.get(handle, [])
-            if has(op, READS):
-                pending_reads.setdefault(handle, []).append(name)
-            elif name not in earlier_ops:
-                nodes.needs[name] += pending_reads.pop(handle, [])
-                last_writes[handle] = [name]

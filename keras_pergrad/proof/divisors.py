@@ -63,21 +63,17 @@ class Divisors:
         Raises:
             Mixes: the op does more with sums than scale all samples alike.
         """
-        type_list = (
-            output_types if isinstance(output_types, list) else [output_types]
-        )
         if op.type == "IdentityN":
             return output_types
-        if all(isinstance(t, (Divisor, Free)) for t in type_list):
+        if all(isinstance(t, (Divisor, Free)) for t in output_types):
             return output_types
-        if not all(map(_has_sample_parts, type_list)):
+        if not all(map(_has_sample_parts, output_types)):
             # A sum of masks alone, or a turn of a loop.
-            if all(isinstance(t, Total) for t in type_list):
+            if all(isinstance(t, Total) for t in output_types):
                 return output_types
             raise Mixes(_PER_SAMPLE_USE)
         factor = self._output_factor(op, types)
-        type_list = [_with_factor(t, factor) for t in type_list]
-        return type_list if isinstance(output_types, list) else type_list[0]
+        return [_with_factor(t, factor) for t in output_types]
 
     def _output_factor(self, op, types):
         if has(op, LINEAR):
@@ -187,9 +183,7 @@ def gradient_types(op, results, is_own):
         return results
     if is_own:
         raise Mixes(_OWN_GRADIENT_USE)
-    if isinstance(results, list):
-        return list(map(_as_gradient, results))
-    return _as_gradient(results)
+    return list(map(_as_gradient, results))
 
 
 def _as_gradient(tensor_type):

@@ -28,7 +28,6 @@ from keras_pergrad.proof.tensor_types import (
     At,
     Total,
     Untyped,
-    check_places,
 )
 
 _ELEMENTWISE_RULES = unary, elementwise
@@ -81,8 +80,6 @@ class EveryNumber:
 
     def check(self, op):
         """Refuse an op on samples that takes an irregular size or shape."""
-        if not self.is_needed:
-            return
         # A place in a list, or a hint at its shape, moves no entries.
         takes_size = not op.type.startswith(
             "TensorList"
@@ -159,7 +156,7 @@ class EveryNumber:
         ends = self.numbers.of(op.inputs[2])
         if (
             ends is None
-            or op.get_attr("end_mask") & 1
+            or op.attribute("end_mask") & 1
             or output_shape.rank != 1
         ):
             return False
@@ -179,24 +176,11 @@ def has_other_axis(tensor, tensor_type, n):
     return count_sample_axes(tensor, n) > own_axes
 
 
-def checked_types(op, types, n, *, any_number):
-    """Return the types of outputs, `BY_SIZE` where one has such an axis.
-
-    Types that have samples where there are none are refused.
-    """
-    check_places(op, types, n)
-    if not any_number:
-        return types
-    type_list = types if isinstance(types, list) else [types] * len(op.outputs)
-    is_flagged = [
-        has_other_axis(t, tensor_type, n)
-        for t, tensor_type in zip(op.outputs, type_list)
-    ]
-    if not any(is_flagged):
-        return types
+def with_other_axes(op, types, n):
+    """Return the types of outputs, `BY_SIZE` where one has such an axis."""
     return [
-        tensor_type.flagged(BY_SIZE) if flagged else tensor_type
-        for tensor_type, flagged in zip(type_list, is_flagged)
+        t.flagged(BY_SIZE) if has_other_axis(tensor, t, n) else t
+        for tensor, t in zip(op.outputs, types)
     ]
 
 

@@ -41,14 +41,11 @@ def number_range(op, tensor):
     return _Ranges(op).of(tensor)
 
 
-def is_constant(op, types, as_typed):
-    """Whether an op that has `MAY_BE_CONSTANT` is so with these inputs.
-
-    `as_typed(op)` returns the `TypedOp`.
-    """
+def is_constant(op, types):
+    """Whether an op that has `MAY_BE_CONSTANT` is so with these inputs."""
     if op.type == "Equal":
         return is_self_comparison(op)
-    return _has_only_number(as_typed(op), types)
+    return _has_only_number(op, types)
 
 
 def is_self_comparison(op):
@@ -75,7 +72,7 @@ def _has_only_number(op, types):
     least, greatest = number_range(op, output)
     if least != greatest:
         return False
-    op.numbers.set(output, least)
+    op.typing.numbers.set(output, least)
     return True
 
 

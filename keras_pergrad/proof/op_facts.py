@@ -260,6 +260,7 @@ class OpFacts:
         may_keep_state: whether it has state, or no definition that tells.
         size_inputs: the places of inputs that are sizes or places.
         arguments: its `Argument`s.
+        takes_several: whether one of them may have several tensors.
     """
 
     traits: int
@@ -268,6 +269,7 @@ class OpFacts:
     has_functions: bool
     size_inputs: tuple
     arguments: tuple
+    takes_several: bool
 
     def has(self, traits):
         """Whether it has one of these traits."""
@@ -277,7 +279,7 @@ class OpFacts:
         """Return the `Argument` of each input of an op."""
         if not self.arguments:  # It has no definition.
             return [Argument(k, str(k)) for k in range(len(op.inputs))]
-        if not any(a.count for a in self.arguments):
+        if not self.takes_several:
             return self.arguments
         return [a for a in self.arguments for _ in range(a.tensors(op))]
 
@@ -310,6 +312,9 @@ class OpFacts:
             arguments=tuple(
                 Argument(k, a.name, a.number_attr or a.type_list_attr)
                 for k, a in enumerate(inputs)
+            ),
+            takes_several=any(
+                a.number_attr or a.type_list_attr for a in inputs
             ),
         )
 

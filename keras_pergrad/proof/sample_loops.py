@@ -116,11 +116,6 @@ _KEEPS = (
 )
 
 
-def has_loop_types(types):
-    """Whether types are those of loops through the samples, or of lists."""
-    return any(isinstance(t, LOOP_TYPES) or is_list(t) for t in types)
-
-
 def type_in_loop(op, types):
     """Return the type of an op's outputs; None: as of any other op."""
     rule = _RULES.get(op.type)

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from keras_pergrad.proof.op_facts import (
     ADVANCES,
-    FACTS,
     FORWARDS,
     KNOWN_STATE,
     TELLS,
@@ -57,11 +56,12 @@ class State:
 
     def lose_if_other(self, handle, other):
         """Lose a handle that may lead elsewhere; tell whether that is new."""
-        if handle.dtype != tf.resource or not self.is_known(handle):
+        handle, other = self._values[handle], self._values[other]
+        if handle.tensor.dtype != tf.resource or not handle.is_known_handle:
             return False
-        if self.is_known(other) and self.key(handle) is self.key(other):
+        if other.is_known_handle and handle.key is other.key:
             return False
-        self._values[handle].is_lost = True
+        handle.is_lost = True
         return True
 
     def assign(self, op, types):
@@ -85,18 +85,6 @@ class State:
         """Note that an op draws from the state behind its first input."""
         self._changed.add(self.key(op.inputs[0]))
 
-    def assigned_type(self, handle):
-        """Return the type of what the step has assigned behind a handle."""
-        return self.assigned.get(self.key(handle), FREE)
-
-    def flags(self, handle):
-        """Return the flags of what is read from a handle."""
-        return TRAINED if self.key(handle) in self.trained else 0
-
-    def is_known(self, handle):
-        """Whether it is known to which variable a handle leads."""
-        return self._values[handle].is_known_handle
-
 
 def refuse_state_of_samples(op, types):
     """Refuse an op that uses what the step has kept of its samples."""
@@ -113,7 +101,7 @@ def has_unknown_state(op, types):
     if has(op, KNOWN_STATE):
         if op.type == "PrintV2":
             # What is printed into a file can be read from there.
-            return op.get_attr("output_stream").startswith(b"file:")
+            return op.attribute("output_stream").startswith(b"file:")
         draws_without_rule = has(op, ADVANCES) and not has_rule
         return draws_without_rule and not all(
             isinstance(t, Free) for t in types
@@ -121,18 +109,19 @@ def has_unknown_state(op, types):
     if has_rule:
         return False
     makes_handle = any(t.dtype == tf.resource for t in op.outputs)
-    return makes_handle or FACTS[op.type].has_state
+    return makes_handle or op.facts.has_state
 
 
 def type_read(op, typing):
     """Type what an op reads behind a handle; whether nothing is left to do."""
-    handle = op.inputs[0]
+    handle = op.input_values[0]
     lost = _lost_handle(op, handle, typing)
     if lost is not None:
         typing.set_types(op, lost)
         return True
-    held = typing.state.assigned_type(handle)
-    flags = typing.state.flags(handle)
+    key = handle.key
+    held = typing.state.assigned.get(key, FREE)
+    flags = TRAINED if key in typing.state.trained else 0
     if op.type == "ReadVariableOp":
         typing.set_types(op, held.flagged(flags) if flags else held)
         return True
@@ -141,7 +130,7 @@ def type_read(op, typing):
         typing.set_types(op, typing.failed(op, why, False))
         return True
     if flags | held.flags:
-        typing.values[handle].type = Free(flags | held.flags)
+        handle.type = Free(flags | held.flags)
     return False
 
 
@@ -153,7 +142,7 @@ def forward_handles(op, typing):
 
 def type_assignment(op, types, typing):
     """Note what an op assigns."""
-    lost = _lost_handle(op, op.inputs[0], typing)
+    lost = _lost_handle(op, op.input_values[0], typing)
     if lost is None:
         typing.state.assign(op, types)
     else:
@@ -164,19 +153,19 @@ def type_assignment(op, types, typing):
 def with_held_types(op, types, typing):
     """Return the types of inputs; a handle has that of what is kept."""
     held_types = list(types)
-    for k, tensor in enumerate(op.inputs):
-        if tensor.dtype == tf.resource:
-            held = _lost_handle(op, tensor, typing)
-            held = held or typing.state.assigned_type(tensor)
+    for k, handle in enumerate(op.input_values):
+        if handle.tensor.dtype == tf.resource:
+            held = _lost_handle(op, handle, typing)
+            held = held or typing.state.assigned.get(handle.key, FREE)
             held_types[k] = held.flagged(types[k].flags)
     return held_types
 
 
 def _lost_handle(op, handle, typing):
-    """Return a `Mixed` if it is not known what is behind a handle."""
-    if isinstance(typing.of(handle), Mixed):
-        return typing.of(handle)
-    if typing.state.is_known(handle):
+    """Return a `Mixed` if it is not known what is behind a handle's `Value`."""
+    if isinstance(handle.type, Mixed):
+        return handle.type
+    if handle.is_known_handle:
         return None
     why = "uses a handle that may lead to what samples have set"
     return typing.failed(op, why, False)

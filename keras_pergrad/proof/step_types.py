@@ -16,11 +16,7 @@ from keras_pergrad.keras_internals.graphs.nodes import (
 )
 from keras_pergrad.keras_internals.losses.losses import components
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.calls import (
-    keep_order,
-    leading_nodes,
-    topological_order,
-)
+from keras_pergrad.proof.calls import type_nodes
 from keras_pergrad.proof.every_number import has_other_axis
 from keras_pergrad.proof.numbers import (
     OpenLengths,
@@ -30,6 +26,11 @@ from keras_pergrad.proof.numbers import (
     lengths_that_may_fit,
 )
 from keras_pergrad.proof.op_facts import FACTS
+from keras_pergrad.proof.order import (
+    keep_order,
+    leading_nodes,
+    topological_order,
+)
 from keras_pergrad.proof.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.proof.typing import Typing
 
@@ -66,18 +67,9 @@ def type_step(
     names = [t.op.name for t in tensors]
     names += _ops_with_effects(nodes, graph, step.first_op)
     nodes.only(names)
-    n, primes = step.number, []
-    axes, definitions = step.open_axes, Definitions(graph)
-    if n is None or axes:
-        taken = known_numbers(graph, nodes, definitions)
-        taken.update(k for v in variables for k in v.shape if k)
-        taken.update([] if n is None else [n])
-        free_number, primes = free_primes(taken - {0})
-        n = free_number if n is None else n
-    dependences = functools.cache(lambda: step.dependences(nodes))
-    candidates = lengths_that_may_fit(axes, primes)
-    lengths = next(candidates)
-    while True:
+    definitions = Definitions(graph)
+
+    def type_with(n, **lengths):
         make_typing = functools.partial(
             Typing,
             definitions,
@@ -86,13 +78,36 @@ def type_step(
             is_vouched=is_vouched,
             has_known_shape=has_known_shape,
             backward=backward,
-            lengths=lengths,
-            lengths_at=functools.partial(step.lengths_at, dependences),
+            **lengths,
         )
+        return _types_with(
+            make_typing, step, nodes, has_known_shape=has_known_shape
+        )
+
+    if step.number is None or step.open_axes:
+        return _type_open_step(step, nodes, definitions, type_with=type_with)
+    try:
+        return type_with(step.number)
+    except (ValueError, tf.errors.OpError) as error:
+        number = step.number if step.fixed else None
+        raise ShapesUnknown(error, number=number) from None
+
+
+def _type_open_step(step, nodes, definitions, *, type_with):
+    """Return the `StepTypes` of a step with sizes that are not known."""
+    n, axes = step.number, step.open_axes
+    taken = known_numbers(step.graph, nodes, definitions)
+    taken.update(k for v in step.variables for k in v.shape if k)
+    taken.update([] if n is None else [n])
+    free_number, primes = free_primes(taken - {0})
+    n = free_number if n is None else n
+    dependences = functools.cache(lambda: step.dependences(nodes))
+    lengths_at = functools.partial(step.lengths_at, dependences)
+    candidates = lengths_that_may_fit(axes, primes)
+    lengths = next(candidates)
+    while True:
         try:
-            return _types_with(
-                make_typing, step, nodes, has_known_shape=has_known_shape
-            )
+            return type_with(n, lengths=lengths, lengths_at=lengths_at)
         except (ValueError, tf.errors.OpError) as failure:
             error = failure
         try:
@@ -112,6 +127,7 @@ class StepTypes:
     Attributes:
         number: the number of samples in the step; None: it takes any.
         fixed: whether all other sizes of the batch are known.
+        n: the number of samples with which the step is typed.
         by_name: the name of each tensor of the step → its type.
         assigned: pairs of a variable's handle and the type of what it gets.
     """
@@ -120,21 +136,11 @@ class StepTypes:
     _make_typing: Any
     _typing: Typing
     _tensors: dict
+    number: int | None
+    fixed: bool
+    n: int
     by_name: dict
     assigned: list
-
-    @property
-    def number(self):
-        return self._step.number
-
-    @property
-    def fixed(self):
-        return self._step.fixed
-
-    @property
-    def n(self):
-        """The number of samples with which the step is typed."""
-        return self._typing.n
 
     @property
     def failures(self):
@@ -203,7 +209,7 @@ class StepTypes:
                 )
         for name in sums:
             typing.values[tensors_by_name[name]].type = Total()
-        typing.run(nodes, tensors_by_name, graph)
+        type_nodes(nodes, tensors_by_name, graph, typing=typing)
         return [typing.of(tensors_by_name[t.name]) for t in tensors]
 
 
@@ -346,16 +352,19 @@ def _types_with(make_typing, step, nodes, *, has_known_shape):
             state.trained.add(key)
     if is_in_place:
         names = topological_order(nodes.by_name, nodes.needs.get)
-        ops = [step.graph.get_operation_by_name(name) for name in names]
-        typing.run_in_place(ops)
+        ops = {step.graph.get_operation_by_name(name): name for name in names}
+        typing.run(ops)
         tensors.update((t.name, t) for op in ops for t in op.outputs)
     else:
-        typing.run(nodes, tensors, graph)
+        type_nodes(nodes, tensors, graph, typing=typing)
     return StepTypes(
         step,
         make_typing,
         typing,
         _tensors=tensors,
+        number=step.number,
+        fixed=step.fixed,
+        n=n,
         by_name=dict(zip(tensors, typing.values.types_of(tensors.values()))),
         assigned=[
             (handles.get(key), assigned_type)

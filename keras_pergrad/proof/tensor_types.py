@@ -20,7 +20,6 @@ import tensorflow as tf
 from keras_pergrad.common.arguments import function as require_function
 from keras_pergrad.common.names import named_arguments
 from keras_pergrad.proof.messages import UNEQUAL
-from keras_pergrad.proof.op_facts import FACTS
 
 #: What entries depend on in addition to their own sample, and how.
 TRAINED = 1  # on trainable weights
@@ -371,13 +370,9 @@ def rule_of(op_type):
     return USER_RULES.get(op_type, RULES.get(op_type))
 
 
-def refuse_other_inputs(op, types):
-    """Refuse samples in an input at which the rule of an op does not look."""
-    inputs = USER_INPUTS if op.type in USER_RULES else INPUTS
-    places = inputs[op.type]
-    if places == ALL:
-        return
-    for argument, input_type in zip(FACTS[op.type].arguments_of(op), types):
+def refuse_other_inputs(op, types, places):
+    """Refuse samples in an input of which the place is not among these."""
+    for argument, input_type in zip(op.facts.arguments_of(op.op), types):
         if argument.place not in places and not isinstance(input_type, Free):
             raise Mixes(f"takes its input `{argument.name}` from the samples")
 
@@ -391,26 +386,36 @@ class TypedOp:
 
     Attributes:
         op: the op.
+        name: the name of its node in the graph that is typed.
         type: its type, a string.
+        facts: its `OpFacts`.
         inputs, outputs: the tensors that it takes and gives.
-        type_of: the type of a tensor.
-        lengths: the `OpenLengths` of the parts of the batch that it follows.
+        input_values, output_values: the `Value`s of these.
         n: the number of samples, with which it is typed.
         any_number: whether the step takes any number of samples.
-        numbers: the `StaticNumbers` of the typed graph.
-        lists: its `ListShapes`.
+        typing: the `Typing` that knows its tensors.
     """
 
     op: Any
+    name: str
     type: str
+    facts: Any
     inputs: Any
     outputs: Any
-    type_of: Any
-    lengths: Any
+    input_values: list
+    output_values: list
     n: int
     any_number: bool
-    numbers: Any
-    lists: Any
+    typing: Any
+
+    @property
+    def lengths(self):
+        """The `OpenLengths` of the parts of the batch that it follows."""
+        return self.typing.lengths_of(self)
+
+    def type_of(self, tensor):
+        """Return the type of a tensor."""
+        return self.typing.of(tensor)
 
     def attribute(self, name):
         """Return an attribute of the op."""
@@ -436,26 +441,26 @@ class TypedOp:
 
     def number(self, k):
         """Return the array that shapes alone make of an input, or `Untyped`."""
-        value = self.numbers.of(self.op.inputs[k])
+        value = self.typing.numbers.of(self.op.inputs[k])
         if value is None:
             raise Untyped(f"input {k} is not known while tracing")
         return np.asarray(value)
 
     def number_or_none(self, k):
         """Return the same, or None."""
-        return self.numbers.of(self.op.inputs[k])
+        return self.typing.numbers.of(self.op.inputs[k])
 
     def length(self, k):
         """Return how many tensors are in a list, or None."""
-        return self.lists.count(self.op.inputs[k])
+        return self.typing.lists.count(self.op.inputs[k])
 
     def value_of(self, tensor):
         """Return the value of a tensor that shapes alone determine, or None."""
-        return self.numbers.of(tensor)
+        return self.typing.numbers.of(tensor)
 
     def partial_number(self, k):
         """Return a vector of which some entries may be None."""
-        value = self.numbers.of(self.op.inputs[k])
+        value = self.typing.numbers.of(self.op.inputs[k])
         if value is None:
             value = tf.get_static_value(self.op.inputs[k], partial=True)
         if value is None:
@@ -479,21 +484,6 @@ def product(sizes):
     if any(s is None for s in sizes):
         raise Untyped("a size is not known while tracing")
     return math.prod(sizes)
-
-
-def check_places(op, results, n):
-    """Refuse a result of a rule that has samples where there are none."""
-    if not isinstance(results, list):
-        results = [results] * len(op.outputs)
-    for tensor, result in zip(op.outputs, results):
-        if not isinstance(result, At) or tensor.dtype == tf.variant:
-            continue
-        shape, length = tensor.shape, n * result.rows * result.lead
-        if shape.rank is not None and (
-            not 0 <= result.axis < shape.rank
-            or shape[result.axis] not in (None, length)
-        ):
-            raise Untyped("has no axis for the samples where its rule says")
 
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])

@@ -1,28 +1,19 @@
-"""The type of every tensor of a graph, without running it.
+"""The type of every tensor of a graph, without running it."""
 
-The graph's nodes are put into another one, in which the batch has a number of
-samples that nothing else has, so that all shapes are known there. What follows
-a call (of a function, a condition, a loop) is put there after its body, which
-gives the shapes of its outputs. Without such nodes, and where all sizes are
-known, the ops are typed where they are.
-"""
-
+import contextlib
 import dataclasses
-from typing import Any
+import functools
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs import gradients
-from keras_pergrad.keras_internals.graphs.nodes import placeholder
 from keras_pergrad.proof import (
-    calls,
     divisors,
     op_facts,
     sample_loops,
     static_numbers,
 )
-from keras_pergrad.proof.calls import set_computed_shape, stages
-from keras_pergrad.proof.every_number import EveryNumber, checked_types
+from keras_pergrad.proof.every_number import EveryNumber, with_other_axes
 from keras_pergrad.proof.intervals import is_constant
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths, all_lengths
@@ -43,8 +34,14 @@ from keras_pergrad.proof.static_numbers import (
     without_size_flags,
 )
 from keras_pergrad.proof.tensor_types import (
+    ALL,
     BY_SIZE,
     DIVIDED,
+    INPUTS,
+    OF_LIST,
+    RULES,
+    USER_INPUTS,
+    USER_RULES,
     VALUES,
     At,
     Divisor,
@@ -56,7 +53,6 @@ from keras_pergrad.proof.tensor_types import (
     Untyped,
     flags_of,
     refuse_other_inputs,
-    rule_of,
     settle_factor,
 )
 from keras_pergrad.proof.values import Values
@@ -85,7 +81,6 @@ class Typing:
         values: what is known of each tensor, a `Values`.
         numbers: the values that shapes alone determine, a `StaticNumbers`.
         state: what variables hold, a `State`.
-        lists: what is known of lists, a `ListShapes`.
         level: how many loops through the samples are being typed.
         failures: the `Mixed` that arose, in order.
         effects: those of ops that keep state in a way that is not known.
@@ -110,7 +105,7 @@ class Typing:
         self.definitions, self.n = definitions, n
         self.lengths = lengths or OpenLengths()
         self.any_number = any_number
-        self._vouches_for, self._has_known_shape = is_vouched, has_known_shape
+        self._vouches_for, self.has_known_shape = is_vouched, has_known_shape
         self._lengths_at, self._top = lengths_at or all_lengths, None
         self._backward, self._in_backward = backward, False
         self._in_own_gradient = False
@@ -122,11 +117,15 @@ class Typing:
         self.numbers = StaticNumbers(self.values)
         self._sizes = Sizes(n, any_number, self.numbers, values=self.values)
         self._every_number = EveryNumber(
-            n, self.numbers, self.values, lengths_of=self._lengths_of
+            n, self.numbers, self.values, lengths_of=self.lengths_of
         )
-        self.lists = ListShapes(self.values, self.numbers)
-        self._names, self._path = {}, ""
+        self._path = ""
         self.level, self.assumes_same_for_all = 0, False
+
+    @functools.cached_property
+    def lists(self):
+        """What is known of lists, a `ListShapes`."""
+        return ListShapes(self.values, self.numbers)
 
     def of(self, tensor):
         """Return the type of a tensor."""
@@ -134,126 +133,48 @@ class Typing:
 
     def set_inputs(self, tensors, types):
         """Set the types of tensors of the batch, of which no value is known."""
-        self.values.set_types(tensors, types)
+        for tensor, tensor_type in zip(tensors, types):
+            self.values[tensor].type = tensor_type
         self.numbers.forget(tensors)
 
-    def run(self, nodes, tensors, graph):
-        """Put nodes into a graph and type them; extend name → tensor."""
-        for leading, names in stages(nodes, self._has_known_shape):
-            for name in leading:
-                if FACTS[nodes.by_name[name].op].traits & op_facts.CALLS:
-                    self._type_call(nodes, name, tensors, graph=graph)
-                else:
-                    self._put_with_shape(nodes, name, tensors, graph=graph)
-            operations = nodes.put(graph, names, tensors)
-            self._names.update(operations)
-            for op in operations:
-                self._type_op(op)
+    def run(self, operations):
+        """Type ops, each after those that it needs.
 
-    def run_in_place(self, operations):
-        """Type ops where they are, each after those that it needs."""
-        for op in operations:
-            self._type_op(op)
-
-    def type_function(self, name, arguments, types, *, is_repeated=False):
-        """Return (inputs, outputs) of a function, typed, in a new graph.
-
-        `is_repeated`: it is called again with its own outputs, as a loop's
-        body. Then only inputs that it hands on keep known values.
+        `operations`: op → the name of its node.
         """
-        nodes = self.definitions.nodes(name)
-        if nodes is None:
-            raise Untyped(f"calls a function that is not known: {name}")
-        graph, tensors = tf.Graph(), {}
-        with graph.as_default():
-            inputs = [placeholder(t.dtype, t.shape, t) for t in arguments]
-        tensors.update(zip(nodes.inputs, inputs))
-        constants = (
-            nodes.passthrough_indices() if is_repeated else range(len(inputs))
-        )
-        for k, (inner, outer, input_type) in enumerate(
-            zip(inputs, arguments, types)
-        ):
-            self.values.bind(inner, outer, input_type, is_equal=not is_repeated)
-            value = self.numbers.of(outer)
-            if k in constants and value is not None:
-                with graph.as_default():
-                    inner = tf.constant(value, outer.dtype)
-                self.values.bind(inner, outer, input_type, is_equal=False)
-                tensors[nodes.inputs[k]] = inner
-        try:
-            self.run(nodes, tensors, graph)
-        except (ValueError, tf.errors.OpError) as error:
-            if self.lengths.tied(error) is not None:
-                raise  # The step is typed again.
-            raise Untyped(f"shapes do not fit in {name}: {error}") from None
-        return inputs, [tensors[n] for n in nodes.outputs]
+        # All records at once: this is less work than for each op.
+        for op, input_values, output_values in self.values.around(operations):
+            facts = FACTS[op.type]
+            if facts.traits & op_facts.IS_GIVEN:
+                continue
+            typed_op = TypedOp(
+                op,
+                name=operations[op],
+                type=op.type,
+                facts=facts,
+                inputs=op.inputs,
+                outputs=op.outputs,
+                input_values=input_values,
+                output_values=output_values,
+                n=self.n,
+                any_number=self.any_number,
+                typing=self,
+            )
+            self._type_op(typed_op, facts)
 
-    def _type_call(self, nodes, name, tensors, *, graph):
-        """Type a call; placeholders stand for its outputs."""
-        call = calls.Call.of(nodes.by_name[name], tensors)
-        types = self.values.types_of(call.inputs)
-        self.count += 1
-        was_backward = self._in_backward, self._in_own_gradient
+    @contextlib.contextmanager
+    def inside(self, name):
+        """Name and place ops, meanwhile, as those of a call."""
+        before = self._in_backward, self._in_own_gradient, self._path, self._top
         self._in_backward = self._is_backward(name)
         is_own = self._is_own_gradient(name)
         self._in_own_gradient = self._in_backward and is_own
-        path, self._path = self._path, f"{self._path}{name}/"
-        top, self._top = self._top, self._top or name
-        outputs: Any
-        results: Any
+        self._path, self._top = f"{self._path}{name}/", self._top or name
         try:
-            outputs, results = calls.type_call(call, types, self)
-        except (Mixes, Untyped) as error:
-            # First the path: the failure is named as of the call itself.
-            self._path, self._top = path, top
-            self._in_backward, self._in_own_gradient = was_backward
-            mixed = self.failed(call, str(error), isinstance(error, Untyped))
-            outputs = calls.unknown_outputs(call)
-            results = [mixed] * len(outputs)
-        self._path, self._top = path, top
-        self._in_backward, self._in_own_gradient = was_backward
-        # Not inside of the graph: there nothing can be evaluated.
-        values: Any = [
-            call.values.get(k) if call.is_control_flow else self.numbers.of(t)
-            for k, t in enumerate(outputs)
-        ]
-        with graph.as_default():
-            for k, (tensor, result) in enumerate(zip(outputs, results)):
-                stand_in = placeholder(tensor.dtype, tensor.shape, tensor)
-                tensors[f"{name}:{k}"] = stand_in
-                is_equal = not call.is_control_flow
-                self.values.bind(stand_in, tensor, result, is_equal=is_equal)
-                if values[k] is not None:
-                    stand_in = tf.constant(values[k], tensor.dtype)
-                    self.values.bind(stand_in, tensor, result, is_equal=False)
-                    tensors[f"{name}:{k}"] = stand_in
-
-    def _put_with_shape(self, nodes, name, tensors, *, graph):
-        """Put an op whose shapes its type, or a list, knows better."""
-        operations = nodes.put(graph, [name], tensors)
-        self._names.update(operations)
-        (op,) = operations
-        set_computed_shape(op, self.numbers)
-        self._type_op(op)
-        value = self.lists.value_of(op)
-        if value is not None:
-            # A constant, so that shapes that follow from it are known.
-            with graph.as_default():
-                tensors[f"{name}:1"] = tf.constant(value, op.outputs[1].dtype)
-            self.values[tensors[f"{name}:1"]].type = self.of(op.outputs[1])
-        for k, tensor in enumerate(op.outputs):
-            shape = self.lists.shape_of(op, k)
-            shape = nodes.shape_of(f"{name}:{k}", shape)
-            result = self.of(tensor)
-            if shape.rank is not None and isinstance(result, At):
-                size = self.n * result.rows * result.lead
-                sizes = shape.as_list()
-                if 0 <= result.axis < len(sizes):
-                    sizes[result.axis] = size
-                shape = tf.TensorShape(sizes)
-            if tensor.shape.is_compatible_with(shape):
-                tensor.set_shape(shape)
+            yield
+        finally:
+            self._in_backward, self._in_own_gradient = before[:2]
+            self._path, self._top = before[2:]
 
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""
@@ -263,10 +184,7 @@ class Typing:
 
     def _called_name(self, op):
         """Return the name of an op where it is called."""
-        name = op.name
-        if isinstance(op, tf.Operation):
-            name = self._names.get(op, name)
-        return f"{self._path}{name}"
+        return f"{self._path}{op.name}"
 
     def _is_backward(self, name):
         """Whether a node is of the backward pass, or called from there."""
@@ -275,8 +193,7 @@ class Typing:
 
     def _without_loss(self, op, types):
         """Return the types of inputs as a custom gradient finds them."""
-        name = self._names.get(op, op.name)
-        if self._is_backward(name) and self._is_own_gradient(name):
+        if self._is_backward(op.name) and self._is_own_gradient(op.name):
             return list(map(divisors.without_loss, types))
         return types
 
@@ -284,11 +201,8 @@ class Typing:
         """Whether a node of the backward pass is of a custom gradient."""
         return self._in_own_gradient or not gradients.is_made_gradient(name)
 
-    def _type_op(self, op):
-        facts = FACTS[op.type]
-        if facts.traits & op_facts.IS_GIVEN:
-            return
-        types = self.values.types_of(op.inputs)
+    def _type_op(self, op, facts):
+        types = [value.type for value in op.input_values]
         if facts.traits & op_facts.ON_LISTS:
             self.lists.note(op)
         if facts.traits & op_facts.READS and type_read(op, self):
@@ -301,7 +215,7 @@ class Typing:
             self.set_types(op, self._size_types(op, types))
             self._sizes.note(op.outputs)
             self._every_number.note_sizes(op)
-        elif self._has_unknown_state(op, facts, types):
+        elif facts.may_keep_state and self._has_unknown_state(op, types):
             self.set_types(op, self.effects[-1])
         elif op.outputs:
             if facts.traits & op_facts.ADVANCES:
@@ -315,32 +229,33 @@ class Typing:
 
     def _is_marked(self, op, types):
         """Whether the package has marked an op; then note what it says."""
-        mark = gradients.mark_of(op)
+        mark = gradients.mark_of(op.op)
         if mark == gradients.SAME_FOR_ALL:
             self.assumes_same_for_all = True
         elif mark == gradients.WHOLE_LOSS:
-            self.values[op.outputs[0]].type = settle_factor(types[0])
+            op.output_values[0].type = settle_factor(types[0])
         return mark in (gradients.SAME_FOR_ALL, gradients.WHOLE_LOSS)
 
     def _type_computation(self, op, facts, types):
         may_be_constant = facts.traits & op_facts.MAY_BE_CONSTANT
-        if may_be_constant and is_constant(op, types, self._typed_op):
+        if may_be_constant and is_constant(op, types):
             return
-        mixed = next((t for t in types if isinstance(t, Mixed)), None)
-        if mixed is not None:
+        classes, flags = set(map(type, types)), 0
+        if Mixed in classes:
             # A mixed tensor is no error by itself: it matters where it
             # arrives.
+            mixed = next(t for t in types if isinstance(t, Mixed))
             self.set_types(op, mixed)
             return
-        flags = flags_of(types)
+        for input_type in types:
+            flags |= input_type.flags
         if facts.size_inputs and flags & BY_SIZE:
             types = without_size_flags(op, types)
             flags = flags_of(types)
         # The types of counters in loops are subclasses of `Free`, with rules.
-        if facts.traits & op_facts.IN_PYTHON or not all(
-            type(t) is Free for t in types
-        ):
-            self.set_types(op, self._by_rule(op, facts, types))
+        if facts.traits & op_facts.IN_PYTHON or not classes <= {Free}:
+            results = self._by_rule(op, facts, types, classes=classes)
+            self.set_types(op, results)
             return
         if self.any_number or self._every_number.is_needed or flags & BY_SIZE:
             self._set_free(op, types, flags)
@@ -359,53 +274,47 @@ class Typing:
 
     def _apply_rule(self, op, types):
         """Return what an op's rule says of these types of its inputs."""
-        if FACTS[op.type].has_state:
+        if op.facts.has_state:
             refuse_state_of_samples(op, types)
-        rule = rule_of(op.type)
+        is_users = op.type in USER_RULES
+        rule = (USER_RULES if is_users else RULES).get(op.type)
         if rule is None:
             raise Untyped("has no type rule")
-        refuse_other_inputs(op, types)
-        return rule(self._typed_op(op), types)
+        places = (USER_INPUTS if is_users else INPUTS)[op.type]
+        if places != ALL:
+            refuse_other_inputs(op, types, places)
+        return rule(op, types)
 
-    def _typed_op(self, op):
-        return TypedOp(
-            op,
-            type=op.type,
-            inputs=op.inputs,
-            outputs=op.outputs,
-            type_of=self.of,
-            lengths=self._lengths_of(op),
-            n=self.n,
-            any_number=self.any_number,
-            numbers=self.numbers,
-            lists=self.lists,
-        )
-
-    def _lengths_of(self, op):
+    def lengths_of(self, op):
         """Return the lengths that an op may have in its shapes."""
-        name = self._top or self._names.get(op, op.name)
+        name = self._top or op.name
         op = None if self._top else op
         return self._lengths_at(self.lengths, name, op=op)
 
-    def _by_rule(self, op, facts, types):
-        """Return what the rule of an op gives, or a `Mixed` with its reason."""
+    def _by_rule(self, op, facts, types, *, classes):
+        """Return what the rule of an op gives, or a `Mixed` with its reason.
+
+        `classes`: those of the types.
+        """
         try:
-            if self._backward and any(isinstance(t, Divisor) for t in types):
+            if self._backward and Divisor in classes:
                 types = self._without_loss(op, types)
                 if all(isinstance(t, Free) for t in types):
                     return Free(flags_of(types))
-            self._every_number.check(op)
-            is_in_loop = sample_loops.has_loop_types(types)
-            if is_in_loop and not facts.traits & op_facts.IN_PYTHON:
-                results = sample_loops.type_in_loop(self._typed_op(op), types)
+            if self._every_number.is_needed:
+                self._every_number.check(op)
+            in_python = facts.traits & op_facts.IN_PYTHON
+            if not in_python and _are_of_loops(types, classes):
+                results = sample_loops.type_in_loop(op, types)
                 results = Free(flags_of(types)) if results is None else results
             else:
                 results = self._apply_rule(op, types)
-            results = checked_types(
-                op, results, self.n, any_number=self.any_number
-            )
-            result_list = results if isinstance(results, list) else [results]
-            if flags_of(result_list) & DIVIDED:
+            if not isinstance(results, list):
+                results = [results] * len(op.outputs)
+            self._require_axes(op, results)
+            if self.any_number:
+                results = with_other_axes(op, results, self.n)
+            if any(t.flags & DIVIDED for t in results):
                 results = self._with_factors(op, types, results)
             return results
         except (Mixes, Untyped) as error:
@@ -417,12 +326,25 @@ class Typing:
             return static_numbers.types_of_one_sample(op, types, self.n)
         return self._vouched_or_mixed(op, types, why, untyped=untyped)
 
+    def _require_axes(self, op, results):
+        """Refuse a result of a rule that has samples where there are none."""
+        for tensor, result in zip(op.outputs, results):
+            if not isinstance(result, At) or tensor.dtype == tf.variant:
+                continue
+            shape, length = tensor.shape, self.n * result.rows * result.lead
+            if shape.rank is not None and (
+                not 0 <= result.axis < shape.rank
+                or shape[result.axis] not in (None, length)
+            ):
+                why = "has no axis for the samples where its rule says"
+                raise Untyped(why)
+
     def _with_factors(self, op, types, results):
         """Return the types of outputs that sums of masks multiply."""
-        name = self._names.get(op, op.name)
-        if not self._is_backward(name):
+        if not self._is_backward(op.name):
             return self._divisors.apply_factors(op, types, results)
-        return divisors.gradient_types(op, results, self._is_own_gradient(name))
+        is_own = self._is_own_gradient(op.name)
+        return divisors.gradient_types(op, results, is_own)
 
     def _is_vouched(self, op):
         asks, name = self._vouches_for, self._called_name(op)
@@ -443,14 +365,14 @@ class Typing:
         """Set the types of the outputs of an op."""
         if not isinstance(types, (list, tuple)):
             types = [types] * len(op.outputs)
-        types = list(types)
-        for k, (tensor, tensor_type) in enumerate(zip(op.outputs, types)):
-            is_mask = tensor.dtype == tf.bool and tensor_type.flags & VALUES
-            if is_mask and not isinstance(tensor_type, Mixed):
-                # A mask: how many there are may divide a loss.
+        for value, tensor_type in zip(op.output_values, types):
+            is_mask = value.tensor.dtype == tf.bool
+            has_values = is_mask and tensor_type.flags & VALUES
+            if has_values and not isinstance(tensor_type, Mixed):
+                # How many there are may divide a loss.
                 flags = tensor_type.flags & ~VALUES
-                types[k] = dataclasses.replace(tensor_type, flags=flags)
-        self.values.set_types(op.outputs, types)
+                tensor_type = dataclasses.replace(tensor_type, flags=flags)
+            value.type = tensor_type
 
     def _size_types(self, op, types):
         """Return the type of sizes: free, unless they follow values."""
@@ -463,15 +385,22 @@ class Typing:
                 return self._vouched_or_mixed(op, types, why, untyped=True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
-    def _has_unknown_state(self, op, facts, types):
+    def _has_unknown_state(self, op, types):
         """Whether an op keeps state, and neither a rule nor the user knows it.
 
         Queues, stages, files and the like, also without outputs.
         """
-        if self.n <= 1 or not facts.may_keep_state:
+        if self.n <= 1 or not has_unknown_state(op, types):
             return False
-        if not has_unknown_state(op, types) or self._is_vouched(op):
+        if self._is_vouched(op):
             return False
         why = "has no type rule, and may keep state or read what is kept"
         self.effects.append(self.failed(op, why, True))
         return True
+
+
+def _are_of_loops(types, classes):
+    """Whether types are those of loops through the samples, or of lists."""
+    if not classes.isdisjoint(sample_loops.LOOP_TYPES):
+        return True
+    return At in classes and OF_LIST in [t.axis for t in types if type(t) is At]

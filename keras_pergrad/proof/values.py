@@ -104,11 +104,12 @@ class Values:
         values = [self._by_id.get(id(t)) for t in tensors]
         return [FREE if value is None else value.type for value in values]
 
-    def set_types(self, tensors, types):
-        """Set the types of several tensors."""
-        for tensor, tensor_type in zip(tensors, types):
-            if tensor_type != FREE:
-                self[tensor].type = tensor_type
+    def around(self, operations):
+        """Return (op, `Value`s of its inputs, those of its outputs) of ops."""
+        return [
+            (op, [self[t] for t in op.inputs], [self[t] for t in op.outputs])
+            for op in operations
+        ]
 
     def bind(self, stand_in, tensor, tensor_type, *, is_equal=True):
         """Let a tensor stand for one of another graph.

@@ -73,7 +73,7 @@ def draw(seed, index, length=4):
     for tensor in given:
         typing.set_inputs([tensor], [At(0)])
     try:
-        typing.run_in_place(graph.get_operations())
+        typing.run({op: op.name for op in graph.get_operations()})
     except Exception as error:
         used = [op.type for op in graph.get_operations()]
         return [f"{type(error).__name__} of {used}: {error}"]

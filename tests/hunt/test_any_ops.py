@@ -44,7 +44,7 @@ def _typed(make):
         made = make(given)
     typing = Typing(Definitions(graph), any_ops.N, True)
     typing.set_inputs([given], [At(0)])
-    typing.run_in_place(graph.get_operations())
+    typing.run({op: op.name for op in graph.get_operations()})
     return typing, made
 
 

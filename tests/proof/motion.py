@@ -11,6 +11,7 @@ from keras_pergrad.keras_internals.graphs.nodes import (
     Nodes,
     placeholder,
 )
+from keras_pergrad.proof.calls import type_nodes
 from keras_pergrad.proof.tensor_types import At, Free, Mixed, Total
 from keras_pergrad.proof.typing import Typing
 
@@ -158,5 +159,5 @@ def _types(concrete, count, wanted):
             known[tensor.name] = placeholder(tensor.dtype, shape, tensor)
     for tensor in inputs[:count]:
         typing.values[known[tensor.name]].type = At(0)
-    typing.run(nodes, known, typed)
+    type_nodes(nodes, known, typed, typing=typing)
     return {name: typing.of(known[name]) for name in wanted}

@@ -144,9 +144,9 @@ class Trial:
         """Return the types of the outputs; `types` are those of what is fed."""
         typing = Typing(Definitions(self._graph), n, False)
         typing.set_inputs([self._fed[k] for k in types], types.values())
-        operations = self.outputs[0].op
-        upto = self._graph.get_operations().index(operations)
-        typing.run_in_place(self._graph.get_operations()[: upto + 1])
+        operations = self._graph.get_operations()
+        operations = operations[: operations.index(self.outputs[0].op) + 1]
+        typing.run({op: op.name for op in operations})
         return [typing.of(t) for t in self.outputs]
 
     def run(self, arrays):
