@@ -12,8 +12,11 @@ from keras_pergrad.batch_norm.exchange import (
     norms,
     refuse_saving,
 )
-from keras_pergrad.common.arguments import positive_integer, require_one_of
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import (
+    named_arguments,
+    positive_integer,
+    require_one_of,
+)
 from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.models.parts import (
     is_only_layers,

@@ -19,7 +19,7 @@ from keras_pergrad.checking.check_table import (
     CheckRow,
     GradientCheck,
 )
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.arguments import named_arguments, positive_integer
 from keras_pergrad.common.batches import (
     as_tensors,
     common_length,
@@ -28,7 +28,7 @@ from keras_pergrad.common.batches import (
 )
 from keras_pergrad.common.machine import accelerators
 from keras_pergrad.common.machine import requested_devices as device_names
-from keras_pergrad.common.names import did_you_mean, named_arguments
+from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
 from keras_pergrad.functions.data_passes import (

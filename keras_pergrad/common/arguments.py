@@ -1,19 +1,127 @@
-"""Checks of arguments, each kind with one message.
+"""Checks of arguments: of their names, and of each kind with one message.
 
 A message says what was expected, what was received, and what to do where that
 does not follow. It needs no TensorFlow: comparisons of runs do without.
 """
 
+import functools
+import inspect
 import math
 import numbers
 import operator
 import os
 import re
 import reprlib
-
-import numpy as np
+from typing import Any, TypeVar
 
 from keras_pergrad.common.names import did_you_mean
+
+Function = TypeVar("Function")
+
+
+def named_arguments(function: Function) -> Function:
+    """Decorate a function: it explains an argument that it does not have.
+
+    And one that is neither on nor off: a text such as "False" would be on.
+    """
+    called: Any = function
+    parameters = inspect.signature(called).parameters
+
+    @functools.wraps(called)
+    def explaining(*args, **kwargs):
+        require_known(called.__qualname__, parameters, kwargs)
+        _require_places(called.__qualname__, parameters, args)
+        _require_switches(parameters, args, kwargs)
+        return called(*args, **kwargs)
+
+    explained: Any = explaining
+    return explained
+
+
+class NamedArguments:
+    """A base of classes that explain an argument which they do not have."""
+
+    def __new__(cls, *args, **kwargs):
+        takes_none = cls.__init__ is object.__init__
+        if takes_none and args:  # Python passes over them.
+            raise TypeError(
+                f"{cls.__name__}() expected no arguments. Received: "
+                f"{', '.join(map(reprlib.repr, args))}"
+            )
+        parameters = inspect.signature(cls.__init__).parameters
+        require_known(cls.__name__, {} if takes_none else parameters, kwargs)
+        _require_places(cls.__name__, parameters, (None, *args))
+        # A user's class may take other things where its default is a bool.
+        module = getattr(cls.__init__, "__module__", "")
+        if module.startswith("keras_pergrad."):
+            _require_switches(parameters, (None, *args), kwargs)
+        base = super().__new__
+        return (
+            base(cls) if base is object.__new__ else base(cls, *args, **kwargs)
+        )
+
+
+def require_known(owner, parameters, arguments):
+    """Refuse arguments by name that are none of a signature's parameters."""
+    unknown = [name for name in arguments if name not in parameters]
+    if not unknown or _names_of(parameters, inspect.Parameter.VAR_KEYWORD):
+        return
+    known = [name for name in parameters if name != "self"]
+    among = f"arguments among {', '.join(known)}" if known else "no arguments"
+    name = unknown[0]
+    raise TypeError(
+        f"{owner}() expected {among}. Received: {name}="
+        f"{reprlib.repr(arguments[name])}.{did_you_mean(name, known)}"
+    )
+
+
+def _require_places(owner, parameters, args):
+    """Refuse arguments without a name that a signature takes by name."""
+    by_place = _names_of(parameters, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if len(args) <= len(by_place):
+        return
+    by_name = _names_of(parameters, inspect.Parameter.KEYWORD_ONLY)
+    any_number = _names_of(parameters, inspect.Parameter.VAR_POSITIONAL)
+    if any_number or not by_name:
+        return
+    known = [name for name in by_place if name != "self"]
+    received = len(args) - (len(by_place) - len(known))
+    listed = f"{', '.join(known)} without a name, others" if known else "all"
+    raise TypeError(
+        f"{owner}() expected {listed} as name=value: {', '.join(by_name)}. "
+        f"Received: {received} without a name"
+    )
+
+
+def _names_of(parameters, kind):
+    return [name for name, p in parameters.items() if p.kind == kind]
+
+
+def _require_switches(parameters, args, kwargs):
+    """Check each argument whose default is True or False, and `verbose`."""
+    # All but what follows *args, which stands for any number.
+    by_place = _names_of(parameters, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for name, value in {**dict(zip(by_place, args)), **kwargs}.items():
+        default = getattr(parameters.get(name), "default", None)
+        if name == "verbose":
+            require_switch(name, value, most=2)
+        elif isinstance(default, bool):
+            require_switch(name, value)
+
+
+def require_switch(name, value, most=1):
+    """Refuse what is no bool, nor an integer from 0 to `most`, 1 or 2."""
+    is_integer = _is_bool(value) or isinstance(value, numbers.Integral)
+    if not is_integer or int(value) not in range(most + 1):
+        expected = "0, 1 or 2" if most == 2 else "True or False"
+        raise ValueError(
+            f"`{name}` expected {expected}. Received: {name}="
+            f"{reprlib.repr(value)}"
+        )
+
+
+def _is_bool(value):
+    return type(value).__name__ in ("bool", "bool_")  # NumPy's, too
 
 
 def is_number(value):
@@ -155,8 +263,7 @@ def _refusal(name, value, expected, *, advice=""):
 
 def _integer_or_none(value):
     try:
-        is_bool = isinstance(value, (bool, np.bool_))
-        return None if is_bool else operator.index(value)
+        return None if _is_bool(value) else operator.index(value)
     except TypeError:
         return None
 

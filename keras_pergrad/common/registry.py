@@ -6,7 +6,8 @@ from typing import Any, Self, TypeVar
 
 import keras
 
-from keras_pergrad.common.names import NamedArguments, did_you_mean
+from keras_pergrad.common.arguments import NamedArguments
+from keras_pergrad.common.names import did_you_mean
 
 PACKAGE = "keras_pergrad"
 

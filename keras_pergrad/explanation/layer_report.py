@@ -13,9 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.checking.numerics import precision
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.arguments import (
+    named_arguments,
+    positive_integer,
+    require_switch,
+)
 from keras_pergrad.common.batches import require_arrays
-from keras_pergrad.common.names import named_arguments, require_switch
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.explanation import step_memory
 from keras_pergrad.explanation.explanation import (

@@ -6,10 +6,13 @@ from typing import Any
 
 import keras
 
-from keras_pergrad.common.arguments import parse_bytes, positive_integer
+from keras_pergrad.common.arguments import (
+    named_arguments,
+    parse_bytes,
+    positive_integer,
+)
 from keras_pergrad.common.batches import common_length, require_arrays
 from keras_pergrad.common.machine import as_text
-from keras_pergrad.common.names import named_arguments
 from keras_pergrad.explanation.step_memory import (
     SavedModel,
     StepMemory,

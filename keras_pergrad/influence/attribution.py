@@ -8,13 +8,14 @@ import keras
 import numpy as np
 
 from keras_pergrad.common.arguments import (
+    NamedArguments,
     integer_seed,
+    named_arguments,
     path_text,
     positive_integer,
     require_one_of,
 )
 from keras_pergrad.common.batches import batches_of, require_arrays
-from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.common.page import PAGE, write
 from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.influence.checkpoints import Checkpoints

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from keras_pergrad.common.arguments import (
     integer_seed,
+    named_arguments,
     positive_integer,
     require_one_of,
 )
 from keras_pergrad.common.batches import batches_of, first_tensor
-from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import (
     build_for_gradients,

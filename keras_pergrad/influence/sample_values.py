@@ -10,13 +10,14 @@ import numpy as np
 
 from keras_pergrad.common import batch_marks
 from keras_pergrad.common.arguments import (
+    NamedArguments,
+    named_arguments,
     path_text,
     positive_integer,
     require_one_of,
     seed_or_none,
 )
 from keras_pergrad.common.callback_list import PreparesFit, at_end_of_fit
-from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.common.optional import import_extra
 from keras_pergrad.common.text import as_text
 from keras_pergrad.functions.given_batch import as_batch

@@ -7,9 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.arguments import positive_integer, require_one_of
+from keras_pergrad.common.arguments import (
+    named_arguments,
+    positive_integer,
+    require_one_of,
+)
 from keras_pergrad.common.batches import batches_of
-from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.functions.given_loss import given_loss
 from keras_pergrad.inputs.arrays import (

@@ -11,17 +11,14 @@ import tensorflow as tf
 
 from keras_pergrad import modes
 from keras_pergrad.common import batches
+from keras_pergrad.common.arguments import named_arguments, require_known
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.callback_list import (
     as_callback_list,
     prepare_fit,
     restored_order,
 )
-from keras_pergrad.common.names import (
-    did_you_mean,
-    named_arguments,
-    require_known,
-)
+from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data.views import rows_of_views
 from keras_pergrad.keras_internals.fit.end_of_epochs import end_of_epochs

@@ -14,7 +14,7 @@ from keras_pergrad.aggregations.aggregation import (
     weighs,
 )
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.blanking import select

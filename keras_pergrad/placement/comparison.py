@@ -12,8 +12,8 @@ from keras_pergrad.checking import numerics
 from keras_pergrad.checking.check import check_gradients
 from keras_pergrad.checking.check_table import CheckRow
 from keras_pergrad.checking.execution import TracedMode
+from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.common.machine import accelerators, requested_devices
-from keras_pergrad.common.names import named_arguments
 from keras_pergrad.keras_internals.graphs.runs import (
     RUNTIME,
     GraphCopy,

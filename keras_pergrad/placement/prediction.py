@@ -5,9 +5,8 @@ from typing import Any, Literal
 
 import keras
 
-from keras_pergrad.common.arguments import require_one_of
+from keras_pergrad.common.arguments import named_arguments, require_one_of
 from keras_pergrad.common.batches import as_tensors
-from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.data_passes import (
     make_ready,
     require_outside_functions,

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from typing import Any
 
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.common.text import first_few
 from keras_pergrad.placement.graph import CALL, XLA
 from keras_pergrad.placement.operations import TO_DEVICE, Copy, Operation

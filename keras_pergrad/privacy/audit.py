@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from keras_pergrad.common.arguments import (
     function,
+    named_arguments,
     probability,
     seed_or_none,
 )
 from keras_pergrad.common.batches import map_tensors
-from keras_pergrad.common.names import named_arguments
 from keras_pergrad.functions.dot_products import per_sample_dots
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope

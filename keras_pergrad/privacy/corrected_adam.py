@@ -5,8 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_pergrad.common.arguments import positive_number
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import named_arguments, positive_number
 from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals.models.parts import (
     adam_moments,

@@ -18,8 +18,11 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_pergrad.common.arguments import positive_integer, seed_or_none
-from keras_pergrad.common.names import require_known
+from keras_pergrad.common.arguments import (
+    positive_integer,
+    require_known,
+    seed_or_none,
+)
 from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.mechanism import TrialSearch
 from keras_pergrad.privacy.random_access import make_source

@@ -10,14 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_pergrad.common import page
-from keras_pergrad.common.arguments import path_text
+from keras_pergrad.common.arguments import named_arguments, path_text
 from keras_pergrad.common.machine import library_versions
-from keras_pergrad.common.names import named_arguments
-from keras_pergrad.privacy import (
-    accounting,
-    statement_page,
-    statement_words,
-)
+from keras_pergrad.privacy import accounting, statement_page, statement_words
 from keras_pergrad.privacy.mechanism import (
     BOUNDING,
     EXAMPLE,

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_pergrad.aggregations.clipping import ClippedMean, Schedule
-from keras_pergrad.common.names import NamedArguments, named_arguments
+from keras_pergrad.common.arguments import NamedArguments, named_arguments
 from keras_pergrad.common.warning import warn_user
 from keras_pergrad.modes import Accumulated, GradientMode
 from keras_pergrad.privacy import accounting

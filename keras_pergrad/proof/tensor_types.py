@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import function as require_function
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.proof.messages import UNEQUAL
 
 #: What entries depend on in addition to their own sample, and how.

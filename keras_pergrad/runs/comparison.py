@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from keras_pergrad.common import page
-from keras_pergrad.common.arguments import number_from, positive_integer
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import (
+    named_arguments,
+    number_from,
+    positive_integer,
+)
 from keras_pergrad.common.optional import import_if_there
 from keras_pergrad.runs import (
     alignment,

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.common.arguments import path_text, require_one_of
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import (
+    named_arguments,
+    path_text,
+    require_one_of,
+)
 from keras_pergrad.runs import figures, run_folder
 from keras_pergrad.runs.reading import Reading, from_fields
 from keras_pergrad.runs.run_folder import DamagedRun

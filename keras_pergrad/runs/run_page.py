@@ -6,7 +6,7 @@ import time
 from html import escape
 
 from keras_pergrad.common import text as tables
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.common.page import figure, main, whole, write
 from keras_pergrad.common.pictures import gallery
 from keras_pergrad.runs import drawing, records

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import named_arguments
 
 #: A stall with a smaller share of the time is no bottleneck.
 SMALL_SHARE = 0.05

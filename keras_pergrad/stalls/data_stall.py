@@ -9,11 +9,12 @@ import keras
 
 from keras_pergrad.common import callback_list
 from keras_pergrad.common.arguments import (
+    NamedArguments,
+    named_arguments,
     number_from,
     require_one_of,
 )
 from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
-from keras_pergrad.common.names import NamedArguments, named_arguments
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
 from keras_pergrad.stalls.accounting import Epoch, StallReport

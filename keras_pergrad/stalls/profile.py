@@ -11,9 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.arguments import named_arguments, positive_integer
 from keras_pergrad.common.batches import as_tensors
-from keras_pergrad.common.names import named_arguments
 from keras_pergrad.common.text import as_text, bullets
 from keras_pergrad.functions.data_passes import make_ready
 from keras_pergrad.keras_internals.replicas.advice import advising

@@ -4,7 +4,7 @@ import contextlib
 import math
 from typing import Any
 
-from keras_pergrad.common.names import NamedArguments
+from keras_pergrad.common.arguments import NamedArguments
 from keras_pergrad.common.text import reason
 from keras_pergrad.runs.records import is_tracker
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import keras
 
 from keras_pergrad.common.arguments import function as require_function
-from keras_pergrad.common.names import named_arguments
+from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.proof import layer_methods
 
 
