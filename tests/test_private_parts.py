@@ -20,7 +20,7 @@ from tensorflow.python.data.ops.structured_function import (
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.data import sources
-from keras_pergrad.keras_internals.models import parts
+from keras_pergrad.keras_internals.models import layers
 from keras_pergrad.privacy.adapted_layers import adapted_layers
 from tests.models.making import compiled, net, trained
 
@@ -243,7 +243,7 @@ OPTIONAL = {
 def test_what_is_lost_with_a_name_is_said(name, monkeypatch, tmp_path):
     cls, ask = OPTIONAL[name]
     cls = cls if isinstance(cls, type) else cls(name)
-    monkeypatch.setattr(parts, "_SEEN", set())
+    monkeypatch.setattr(layers, "_SEEN", set())
     renamed = _Renamed(name, cls.__dict__.get(name))
     monkeypatch.setattr(cls, name, renamed, raising=False)
     with pytest.warns(UserWarning, match=rf"has no \w+\.{name}, so that"):
@@ -251,7 +251,7 @@ def test_what_is_lost_with_a_name_is_said(name, monkeypatch, tmp_path):
 
 
 def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(parts, "_SEEN", set())
+    monkeypatch.setattr(layers, "_SEEN", set())
     _profile()
     _record(tmp_path)
     assert sources.buffer_size(PLAIN) is None

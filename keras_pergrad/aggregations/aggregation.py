@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.callback_list import PreparesFit
 from keras_pergrad.common.registry import Class, Configured, Registry
-from keras_pergrad.keras_internals.models.parts import nested_optimizers
+from keras_pergrad.keras_internals.models.optimizers import nested_optimizers
 
 
 class Aggregation(Configured, PreparesFit):

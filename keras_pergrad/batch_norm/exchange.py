@@ -6,12 +6,12 @@ import math
 
 import keras
 
-from keras_pergrad.keras_internals.models.parts import (
+from keras_pergrad.keras_internals.models.layers import (
     call_nodes,
     is_only_layers,
-    layers_of,
     turn_into,
 )
+from keras_pergrad.keras_internals.models.parts import layers_of
 
 #: As published with group normalisation (Wu and He, arXiv 1803.08494).
 _MAX_GROUPS = 32

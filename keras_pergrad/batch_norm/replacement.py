@@ -17,10 +17,10 @@ from keras_pergrad.common.arguments import (
     positive_integer,
     require_one_of,
 )
-from keras_pergrad.common.patching import patched_attribute
+from keras_pergrad.keras_internals.models.layers import is_only_layers
 from keras_pergrad.keras_internals.models.parts import (
-    is_only_layers,
     layers_of,
+    patched_attribute,
     symbolic_inputs,
 )
 from keras_pergrad.modes.inspection import require_model

@@ -36,10 +36,10 @@ from keras_pergrad.functions.data_passes import (
     require_outside_functions,
 )
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
-from keras_pergrad.keras_internals.models.overwritten import (
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
     require_none_overwritten,
 )
-from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import ModelState

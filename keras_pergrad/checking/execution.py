@@ -9,16 +9,19 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.machine import short_name
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.graphs.runs import (
     GraphCopy,
     NotCopyable,
     trace_step,
 )
-from keras_pergrad.keras_internals.models.parts import call_model, loss_scale
+from keras_pergrad.keras_internals.models.parts import (
+    call_model,
+    patched_attribute,
+)
 from keras_pergrad.keras_internals.state.saved import AggregationState
 from keras_pergrad.keras_internals.tensorflow import onednn
+from keras_pergrad.modes.one_step import loss_scale
 
 SETTINGS = ("eager", "graph", "xla")
 NO_BATCH_GRADIENT = (

@@ -17,10 +17,10 @@ from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.losses.compiled import losses_computing_in
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import regularization_gradients
+from keras_pergrad.keras_internals.models.layers import layer_computing_in
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     compiled_loss,
-    layer_computing_in,
     layers_of,
     logits_behind,
     mask_of,

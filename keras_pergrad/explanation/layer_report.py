@@ -33,11 +33,11 @@ from keras_pergrad.functions.data_passes import (
     require_outside_functions,
 )
 from keras_pergrad.keras_internals.losses.losses import additional_losses
-from keras_pergrad.keras_internals.models.parts import (
-    compiles_by_xla,
+from keras_pergrad.keras_internals.models.layers import (
     direct_sublayers,
     own_weights,
 )
+from keras_pergrad.keras_internals.models.parts import compiles_by_xla
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.keras_internals.tensorflow import settings

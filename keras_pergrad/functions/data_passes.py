@@ -12,14 +12,13 @@ from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
 from keras_pergrad.functions.batch_loss import is_mean_over_samples
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.models.overwritten import (
-    require_none_overwritten,
-)
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     inner_layers,
     require_gradients,
     require_inputs,
+    require_none_overwritten,
+    require_targets,
     require_variables,
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
@@ -34,7 +33,6 @@ from keras_pergrad.modes.inspection import (
     mixes_in_training_only,
     require_any_batch_size,
     require_compiled,
-    require_targets,
 )
 from keras_pergrad.modes.one_step import WholeBatch
 from keras_pergrad.modes.per_sample import Samples

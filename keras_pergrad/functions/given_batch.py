@@ -13,10 +13,10 @@ from keras_pergrad.keras_internals.models.parts import (
     has_own_loss,
     require_inputs,
     require_no_texts,
+    require_targets,
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.state.model import preserve_random_state
-from keras_pergrad.modes.inspection import require_targets
 
 
 def as_batch(probe, name="probe"):

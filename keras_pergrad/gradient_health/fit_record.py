@@ -11,10 +11,8 @@ from keras_pergrad.gradient_health.premises import (
     calls_per_update,
     facts_of_updates,
 )
-from keras_pergrad.keras_internals.models.parts import (
-    call_model,
-    learning_rate,
-)
+from keras_pergrad.keras_internals.models.optimizers import learning_rate
+from keras_pergrad.keras_internals.models.parts import call_model
 from keras_pergrad.keras_internals.state.model import unchanged
 
 

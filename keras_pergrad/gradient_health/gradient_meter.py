@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import (
-    first_tensor,
-    pack_like,
-    tensors_of,
-)
+from keras_pergrad.common.batches import first_tensor, pack_like, tensors_of
 from keras_pergrad.common.gradients import dense_gradients
 from keras_pergrad.common.text import reason
 from keras_pergrad.factors.written_out import norm_type
@@ -27,11 +23,10 @@ from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
     regularization_loss,
 )
-from keras_pergrad.keras_internals.models.overwritten import is_overwritten
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     has_own_loss,
-    loss_scale,
+    is_overwritten,
     require_variables,
 )
 from keras_pergrad.keras_internals.state.model import (
@@ -42,6 +37,7 @@ from keras_pergrad.keras_internals.state.model import (
     unchanged,
 )
 from keras_pergrad.modes.fractions import sample_losses
+from keras_pergrad.modes.one_step import loss_scale
 from keras_pergrad.modes.step_readers import StepReader
 from keras_pergrad.uses import TracedStep
 

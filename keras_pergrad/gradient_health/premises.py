@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_pergrad.aggregations.aggregation import Mean
-from keras_pergrad.keras_internals.models.parts import (
+from keras_pergrad.keras_internals.models.optimizers import (
     accumulating_optimizer,
     nested_optimizers,
 )

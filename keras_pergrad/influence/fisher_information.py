@@ -40,9 +40,10 @@ from keras_pergrad.influence.sides import Kronecker
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     require_inputs,
+    require_targets,
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
-from keras_pergrad.modes.inspection import require_compiled, require_targets
+from keras_pergrad.modes.inspection import require_compiled
 
 KINDS = ("diagonal", "kfac")
 LABELS = ("sampled", "data")

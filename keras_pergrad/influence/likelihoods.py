@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.gradients import mark_same_for_all
 from keras_pergrad.keras_internals.losses.losses import read_by_crossentropy
+from keras_pergrad.keras_internals.models.layers import call_arguments_of
 from keras_pergrad.keras_internals.models.parts import (
-    call_arguments_of,
     compile_arguments,
     has_own_loss,
     mask_of,

@@ -23,9 +23,10 @@ from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     entries_of,
     require_inputs,
+    require_targets,
     trace_symbolically,
 )
-from keras_pergrad.modes.inspection import require_compiled, require_targets
+from keras_pergrad.modes.inspection import require_compiled
 
 Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
 #: What the path of a store is.

@@ -33,7 +33,7 @@ from keras_pergrad.factors import wide
 from keras_pergrad.influence.projected_factors import dot_is_less, project
 from keras_pergrad.influence.projection import projections
 from keras_pergrad.influence.validation_gradient import ValidationGradient
-from keras_pergrad.keras_internals.models.parts import (
+from keras_pergrad.keras_internals.models.optimizers import (
     accumulating_optimizer,
     learning_rate,
     nested_optimizers,

@@ -10,7 +10,6 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.losses.losses import (
     recording_losses,
     total_loss,
@@ -19,6 +18,7 @@ from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     has_own_loss,
     layers_of,
+    patched_attribute,
     takes_training,
 )
 from keras_pergrad.keras_internals.state.model import twice_differentiable

@@ -33,6 +33,7 @@ from keras_pergrad.inputs.targets import Selection, outputs_text
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     require_inputs,
+    require_targets,
 )
 from keras_pergrad.keras_internals.replicas.advice import advising
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
@@ -42,11 +43,7 @@ from keras_pergrad.keras_internals.state.model import (
     run_and_restore,
     unchanged,
 )
-from keras_pergrad.modes.inspection import (
-    require_any_batch_size,
-    require_model,
-    require_targets,
-)
+from keras_pergrad.modes.inspection import require_any_batch_size, require_model
 
 
 @advising()

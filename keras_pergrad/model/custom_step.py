@@ -24,9 +24,9 @@ from keras_pergrad.keras_internals.losses.compiled import (
     compile_loss_of_samples,
 )
 from keras_pergrad.keras_internals.losses.losses import track_loss
+from keras_pergrad.keras_internals.models.optimizers import nested_optimizers
 from keras_pergrad.keras_internals.models.parts import (
     inner_layers,
-    nested_optimizers,
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.replicas import replicas

@@ -36,6 +36,7 @@ from keras_pergrad.keras_internals.models.parts import (
     require_free_names,
     require_gradients,
     require_no_texts,
+    require_targets,
     require_variables,
 )
 from keras_pergrad.keras_internals.replicas import replicas
@@ -54,7 +55,6 @@ from keras_pergrad.keras_internals.state.saved import (
 from keras_pergrad.model import custom_step
 from keras_pergrad.model.logs import Logs, log_statistics
 from keras_pergrad.modes.batch import evaluate
-from keras_pergrad.modes.inspection import require_targets
 from keras_pergrad.modes.one_step import for_optimizer
 from keras_pergrad.modes.part_metrics import update_metrics
 from keras_pergrad.modes.step_options import StepOptions

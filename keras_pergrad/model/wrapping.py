@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals.losses.compiled import (
     compile_like,
@@ -19,6 +18,7 @@ from keras_pergrad.keras_internals.losses.compiled import (
 from keras_pergrad.keras_internals.models.parts import (
     Functional,
     compute_loss,
+    patched_attribute,
     symbolic_inputs,
     symbolic_outputs,
     takes_training,

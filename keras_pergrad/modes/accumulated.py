@@ -14,7 +14,9 @@ from keras_pergrad.common.batches import is_composite
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.models.building import stateful_layers
-from keras_pergrad.keras_internals.models.parts import accumulating_optimizer
+from keras_pergrad.keras_internals.models.optimizers import (
+    accumulating_optimizer,
+)
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.state.saved import SavedState
 from keras_pergrad.modes.base import (

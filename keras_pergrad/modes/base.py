@@ -12,10 +12,11 @@ from keras_pergrad.aggregations.aggregation import Aggregation
 from keras_pergrad.aggregations.epoch_means import STATISTICS
 from keras_pergrad.common.batches import ranks
 from keras_pergrad.common.registry import Class, Configured, Registry
-from keras_pergrad.keras_internals.models.overwritten import (
+from keras_pergrad.keras_internals.models.parts import (
+    mask_of,
     require_none_overwritten,
+    set_mask,
 )
-from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
 from keras_pergrad.modes import microbatches, one_step

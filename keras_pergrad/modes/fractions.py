@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.data.views import (
     count_views,
     rows_of_views,
@@ -26,6 +25,7 @@ from keras_pergrad.keras_internals.models.parts import (
     entries_of,
     has_own_loss,
     mask_of,
+    patched_attribute,
     set_mask,
 )
 

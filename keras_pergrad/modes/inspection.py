@@ -7,10 +7,8 @@ import tensorflow as tf
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.keras_internals.models.parts import (
-    compiled_loss,
-    has_own_loss,
     layers_of,
-    require_real_targets,
+    require_targets,
     symbolic_inputs,
     trace_symbolically,
 )
@@ -33,20 +31,6 @@ def require_compiled(model):
         raise ValueError(
             f"Model {model.name!r} is not compiled, so it has no loss. Call "
             "model.compile(loss=...) first."
-        )
-
-
-def require_targets(model, batch, expected="`y`, or a dataset of (x, y)"):
-    """Refuse a batch without the targets that the loss needs, or complex."""
-    require_real_targets(model, batch[1])
-    if (
-        batch[1] is None
-        and compiled_loss(model) is not None
-        and not has_own_loss(model)
-    ):
-        raise ValueError(
-            f"The loss of model {model.name!r} compares its outputs with "
-            f"targets. Expected {expected}. Received: y=None"
         )
 
 

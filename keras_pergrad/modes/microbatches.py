@@ -19,7 +19,6 @@ from keras_pergrad.common.batches import (
     sample_count,
 )
 from keras_pergrad.keras_internals.losses.losses import track_loss
-from keras_pergrad.keras_internals.models.parts import loss_scale
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.modes import fractions
@@ -29,6 +28,7 @@ from keras_pergrad.modes.one_step import (
     StepBatch,
     current_aggregation,
     for_optimizer,
+    loss_scale,
     overflow_to_infinity,
     step_of_whole_batch,
 )

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import (
@@ -27,10 +28,7 @@ from keras_pergrad.keras_internals.losses.terms import (
     regularization_gradients,
     without_gradients,
 )
-from keras_pergrad.keras_internals.models.parts import (
-    compiled_loss,
-    loss_scale,
-)
+from keras_pergrad.keras_internals.models.parts import compiled_loss
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import require_no_tf32
 from keras_pergrad.modes.fractions import tracking_where_present
@@ -327,3 +325,14 @@ def _merge_duplicate_ids(slices):
     values = tf.math.unsorted_segment_sum(slices.values, positions, count)
     values.set_shape(slices.values.shape)
     return tf.IndexedSlices(values, ids, slices.dense_shape)
+
+
+def loss_scale(optimizer):
+    """Return the factor by which the optimizer scales the loss, or None."""
+    if optimizer is None:
+        return None
+    is_double = keras.config.floatx() == "float64"
+    unit = tf.ones([], "float64" if is_double else "float32")
+    scaled = optimizer.scale_loss(unit)
+    # An optimizer without a scale returns the very same tensor.
+    return None if scaled is unit else scaled

@@ -22,18 +22,13 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages as messages
-from keras_pergrad.common.batches import (
-    first_tensor,
-    map_tensors,
-    sample_count,
-)
+from keras_pergrad.common.batches import first_tensor, map_tensors, sample_count
 from keras_pergrad.common.gradients import with_shapes
 from keras_pergrad.keras_internals.data import views
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.losses.terms import regularization_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
-    has_fixed_shapes,
     mask_of,
     set_mask,
 )
@@ -517,3 +512,11 @@ def _without_padding(term, padded):
     """Return a term of the loss without what added samples add to it."""
     values = padded.weights(term.by_sample)
     return dataclasses.replace(term, numerator=tf.reduce_sum(values))
+
+
+def has_fixed_shapes(model):
+    """Whether every batch of a functional model has the same shapes."""
+    inputs = getattr(model, "inputs", None)
+    return bool(inputs) and all(
+        None not in t.shape[1:] for t in tf.nest.flatten(inputs)
+    )

@@ -5,11 +5,11 @@ import numpy as np
 
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.text import first_few
-from keras_pergrad.keras_internals.models.parts import (
+from keras_pergrad.keras_internals.models.layers import (
     has_fixed_vocabulary,
-    layers_of,
     lookup_of,
 )
+from keras_pergrad.keras_internals.models.parts import layers_of
 
 layers = keras.layers
 

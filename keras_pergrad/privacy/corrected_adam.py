@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_pergrad.common.arguments import named_arguments, positive_number
 from keras_pergrad.common.registry import PACKAGE
-from keras_pergrad.keras_internals.models.parts import (
+from keras_pergrad.keras_internals.models.optimizers import (
     adam_moments,
     copy_decay_exclusions,
 )

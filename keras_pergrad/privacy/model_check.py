@@ -6,31 +6,23 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.models.building import stateful_layers
-from keras_pergrad.keras_internals.models.overwritten import overwritten_weights
+from keras_pergrad.keras_internals.models.optimizers import nested_optimizers
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     compiled_loss,
     has_own_loss,
     layers_of,
-    nested_optimizers,
+    overwritten_weights,
+    require_targets,
 )
 from keras_pergrad.model.model import PerGradModel
 from keras_pergrad.modes import fractions
-from keras_pergrad.modes.inspection import require_targets
-from keras_pergrad.privacy.adapted_layers import (
-    adapted_layers,
-    require_layers,
-)
+from keras_pergrad.privacy.adapted_layers import adapted_layers, require_layers
 from keras_pergrad.privacy.assigned_state import AssignedState
 from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
-from keras_pergrad.uses import (
-    TracedStep,
-    added_powers,
-    refusals,
-    vouched_ops,
-)
+from keras_pergrad.uses import TracedStep, added_powers, refusals, vouched_ops
 
 #: There may be one example more or less; losses are looked at as fractions.
 _EXAMPLE_OPTIONS = {

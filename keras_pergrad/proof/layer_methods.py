@@ -8,7 +8,7 @@ import inspect
 
 import keras
 
-from keras_pergrad.keras_internals.models.parts import lookup_of
+from keras_pergrad.keras_internals.models.layers import lookup_of
 
 #: Methods that do not compute outputs.
 _HARMLESS = {

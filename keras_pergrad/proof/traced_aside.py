@@ -17,11 +17,8 @@ from keras_pergrad.keras_internals.losses.losses import (
     recording_losses,
 )
 from keras_pergrad.keras_internals.models.building import states_of
-from keras_pergrad.keras_internals.models.parts import (
-    compiled_loss,
-    layers_of,
-    shared_seed_state,
-)
+from keras_pergrad.keras_internals.models.layers import shared_seed_state
+from keras_pergrad.keras_internals.models.parts import compiled_loss, layers_of
 from keras_pergrad.keras_internals.state.model import (
     preserve_layer_losses,
     preserve_random_state,
@@ -33,13 +30,7 @@ from keras_pergrad.keras_internals.tensorflow.settings import (
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.reductions import Reductions
 from keras_pergrad.proof.step_proof import prove_step
-from keras_pergrad.proof.tensor_types import (
-    BY_SIZE,
-    DIVIDED,
-    At,
-    Free,
-    Mixed,
-)
+from keras_pergrad.proof.tensor_types import BY_SIZE, DIVIDED, At, Free, Mixed
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"

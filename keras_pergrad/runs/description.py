@@ -21,13 +21,12 @@ import tensorflow as tf
 
 from keras_pergrad.common import machine
 from keras_pergrad.keras_internals.models import parts
-from keras_pergrad.keras_internals.models.parts import (
+from keras_pergrad.keras_internals.models.layers import (
     call_arguments_of,
     call_nodes,
-    entries_of,
-    inner_layers,
     inner_model,
 )
+from keras_pergrad.keras_internals.models.parts import entries_of, inner_layers
 from keras_pergrad.keras_internals.state.saved import (
     global_seed,
     is_deterministic,

@@ -16,8 +16,8 @@ import pathlib
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.fit import train_function
+from keras_pergrad.keras_internals.models.parts import patched_attribute
 from keras_pergrad.keras_internals.replicas.hooks import bounded_samples
 from keras_pergrad.keras_internals.state.model import (
     ModelState,

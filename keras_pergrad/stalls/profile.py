@@ -15,8 +15,9 @@ from keras_pergrad.common.arguments import named_arguments, positive_integer
 from keras_pergrad.common.batches import as_tensors
 from keras_pergrad.common.text import as_text, bullets
 from keras_pergrad.functions.data_passes import make_ready
+from keras_pergrad.keras_internals.models.parts import require_targets
 from keras_pergrad.keras_internals.replicas.advice import advising
-from keras_pergrad.modes.inspection import require_compiled, require_targets
+from keras_pergrad.modes.inspection import require_compiled
 from keras_pergrad.stalls import verdicts
 from keras_pergrad.stalls.accounting import TOO_MANY_FETCHES, StallReport
 from keras_pergrad.stalls.facts import kind_of

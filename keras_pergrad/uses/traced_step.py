@@ -15,15 +15,15 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batches import first_tensor, sample_count
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
-from keras_pergrad.keras_internals.models.overwritten import overwritten_weights
 from keras_pergrad.keras_internals.models.parts import (
     layers_of,
+    overwritten_weights,
+    patched_attribute,
     recording_scopes,
 )
 from keras_pergrad.keras_internals.tensorflow.cudnn import loops_instead

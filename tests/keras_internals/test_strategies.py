@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.common.patching import patched_attribute
+from keras_pergrad.keras_internals.models.parts import patched_attribute
 from keras_pergrad.keras_internals.replicas import replicas
 
 UNSERVED = [

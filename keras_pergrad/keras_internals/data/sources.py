@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import model_pb2
 
-from keras_pergrad.keras_internals.models.parts import optional
+from keras_pergrad.keras_internals.models.layers import optional
 
 GRAIN_CLASSES = ("MapDataset", "IterDataset", "DataLoader")
 

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import peek_batches
-from keras_pergrad.common.patching import patched_attribute
+from keras_pergrad.keras_internals.models.parts import patched_attribute
 
 SLOTS = TRAIN, TEST = "train_function", "test_function"
 _CLOSURES = 5  # around each other

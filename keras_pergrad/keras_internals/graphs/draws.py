@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
 
-from keras_pergrad.common.patching import patched_attribute
+from keras_pergrad.keras_internals.models.parts import patched_attribute
 
 FUNCTIONS = (
     "normal",

@@ -11,8 +11,11 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
-from keras_pergrad.common.patching import patched_attribute
-from keras_pergrad.keras_internals.models.parts import entries_of, loss_tracker
+from keras_pergrad.keras_internals.models.parts import (
+    entries_of,
+    loss_tracker,
+    patched_attribute,
+)
 
 #: What `compile` sets and a model's loss and metrics read.
 _COMPILED = ("_compile_loss", "_compile_metrics", "_loss_tracker", "compiled")

@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.graphs.gradients import mark_whole_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
@@ -21,6 +20,7 @@ from keras_pergrad.keras_internals.models.parts import (
     has_own_loss,
     layers_of,
     own_losses,
+    patched_attribute,
 )
 
 #: What stands before the name of a layer that calls `add_loss`.

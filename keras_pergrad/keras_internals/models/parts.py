@@ -1,46 +1,47 @@
-"""The parts of models, layers, optimizers and variables.
+"""The parts of a model and of its layers, as a training step needs them.
 
-Private names in use: `Adam._momentums`, `_velocities`;
-`Optimizer._get_variable_index`, `_exclude_from_weight_decay`,
-`_exclude_from_weight_decay_pattern`; `keras.src.models.functional.Functional`,
-`keras.src.models.functional.functional_like_constructor`,
-`keras.src.models.model.functional_init_arguments`,
-`Sequential._functional`;
+Private names in use: `keras.src.models.functional.Functional`,
+`keras.src.models.model.functional_init_arguments`;
 `Layer._flatten_layers`, `_get_own_losses`, `_call_has_training_arg`,
-`Operation._inbound_nodes`, `Model._symbolic_build`, `_compute_loss`,
-`_compile_loss`, `_compile_config`, `_loss_tracker`, `_compile_metrics`,
+`_open_name_scope`; `Model._symbolic_build`, `_compute_loss`, `_compile_loss`,
+`_compile_config`, `_loss_tracker`, `_compile_metrics`,
 `_resolve_auto_jit_compile`, `Functional._inputs_struct`, `_outputs_struct`,
-`CompileLoss._flat_losses`, `Loss._fn_kwargs`, the tensor attributes
-`_keras_mask` and `_keras_logits`, `keras.src.backend.compute_output_spec`;
-`Layer._layers`, `_trainable_variables`,
-`_open_name_scope`, `_dtype_policy`, `Operation._inbound_nodes`,
-`_outbound_nodes`, `Functional._inputs`,
-`KerasTensor._dtype`, `TextVectorization._lookup_layer`,
-`IndexLookup._has_input_vocabulary`,
-`keras.src.layers.rnn.conv_lstm.ConvLSTMCell`;
-`keras.src.backend.common.global_state.get_global_attribute`.
+`CompileLoss._flat_losses`; the tensor attributes `_keras_mask` and
+`_keras_logits`; `keras.src.backend.compute_output_spec`.
 """
 
 import contextlib
-import warnings
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src import backend
-from keras.src.backend.common import global_state
-from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
-from keras.src.models import functional as keras_functional
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.model import functional_init_arguments
 
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.batches import (
     TEXTS_AS_TARGETS,
     TEXTS_TO_NUMBERS,
     require_arrays,
 )
-from keras_pergrad.common.patching import patched_attribute
-from keras_pergrad.common.refusal_messages import no_loss
+
+
+@contextlib.contextmanager
+def patched_attribute(target, name, value):
+    """Set an instance attribute past Keras's tracking, and restore it."""
+    # `vars`, not `getattr`: an attribute of the class is not the instance's,
+    # and is uncovered again by a deletion.
+    attributes = vars(target)
+    had, old = name in attributes, attributes.get(name)
+    object.__setattr__(target, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            object.__setattr__(target, name, old)
+        else:
+            object.__delattr__(target, name)
 
 
 def has_inputs_and_outputs(args, kwargs):
@@ -59,44 +60,6 @@ def make_functional(cls, base, functional):
         for other in cls.__bases__:
             if issubclass(other, base):
                 make_functional(other, base, functional)
-
-
-def is_only_layers(layer):
-    """Whether a layer consists of layers, without a `call` of its own."""
-    return type(layer) is keras.Sequential or (
-        isinstance(layer, Functional)
-        and keras_functional.functional_like_constructor(type(layer))
-    )
-
-
-def inner_model(model):
-    """Return the model that a Sequential one is built of, or None."""
-    return model._functional if isinstance(model, keras.Sequential) else None
-
-
-_MISSING = object()
-_SEEN = set()
-
-
-def optional(target, name, example, *, effect, default=None) -> Any:
-    """Return an attribute; warn where not even `example()` has it."""
-    # An object without the attribute is ordinary. If a typical one lacks it,
-    # the library has changed, and `effect` says what is lost by that.
-    value = getattr(target, name, _MISSING)
-    if value is not _MISSING:
-        return value
-    if name not in _SEEN:
-        typical = example()
-        if hasattr(typical, name):
-            _SEEN.add(name)
-        else:
-            library = type(typical).__module__.partition(".")[0]
-            warnings.warn(
-                f"This version of {library} has no "
-                f"{type(typical).__name__}.{name}, so that {effect}.",
-                stacklevel=2,
-            )
-    return default
 
 
 def layers_of(model):
@@ -119,11 +82,6 @@ def call_model(model, x, training=True):
     if takes_training(model):
         return model(x, training=training)
     return model(x)
-
-
-def call_nodes(layer):
-    """List the nodes of a layer's symbolic calls."""
-    return layer._inbound_nodes
 
 
 def own_losses(layer):
@@ -178,6 +136,20 @@ def require_real_targets(model, y):
             f"The loss of model {model.name!r} expected real numbers as `y`. "
             "Received: complex numbers, which would lose their imaginary part. "
             "Give both parts, as numpy.stack([y.real, y.imag], -1), or abs(y)."
+        )
+
+
+def require_targets(model, batch, expected="`y`, or a dataset of (x, y)"):
+    """Refuse a batch without the targets that the loss needs, or complex."""
+    require_real_targets(model, batch[1])
+    if (
+        batch[1] is None
+        and compiled_loss(model) is not None
+        and not has_own_loss(model)
+    ):
+        raise ValueError(
+            f"The loss of model {model.name!r} compares its outputs with "
+            f"targets. Expected {expected}. Received: y=None"
         )
 
 
@@ -266,7 +238,7 @@ def naming_missing_loss(model):
         yield
     except ValueError as error:
         if str(error).startswith("No loss to compute"):
-            raise ValueError(no_loss(model)) from error
+            raise ValueError(refusal_messages.no_loss(model)) from error
         raise
 
 
@@ -293,6 +265,35 @@ def require_variables(model):
             f"Model {model.name!r} has no trainable variables. Set "
             "`trainable = True` on layers before compile()."
         )
+
+
+def is_overwritten(variable):
+    """Whether the optimizer overwrites a variable with its gradient."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def overwritten_weights(model):
+    """Yield (layer, error) for layers with weights that are overwritten."""
+    refused = []
+    for variable in filter(is_overwritten, model.trainable_variables):
+        layer = min(
+            (
+                layer
+                for layer in layers_of(model)
+                if any(v is variable for v in layer.trainable_variables)
+            ),
+            key=lambda layer: len(layer.variables),
+        )
+        if not any(layer is other for other in refused):
+            refused.append(layer)
+            text = refusal_messages.overwritten_weight(layer, variable)
+            yield layer, ValueError(text)
+
+
+def require_none_overwritten(model):
+    """Refuse weights that are overwritten: samples have no gradients there."""
+    for _, error in overwritten_weights(model):
+        raise error
 
 
 def require_gradients(model, gradients):
@@ -347,17 +348,6 @@ def entries_of(compiled):
     return getattr(compiled, "_flat_losses", None) or ()
 
 
-def call_arguments_of(loss):
-    """Return the keyword arguments a loss function was wrapped with."""
-    effect = (
-        "records of runs describe a loss by its class and its config: it "
-        "seems to differ from that of runs of other versions"
-    )
-    return optional(
-        loss, "_fn_kwargs", keras.losses.MeanSquaredError, effect=effect
-    )
-
-
 def symbolic_inputs(model):
     """Return a functional model's inputs in their structure, or None."""
     return model._inputs_struct if isinstance(model, Functional) else None
@@ -388,26 +378,6 @@ def set_logits(tensor, logits):
     tensor._keras_logits = logits
 
 
-def direct_sublayers(layer):
-    """List the layers that are attributes of a layer, in order of creation."""
-    return layer._layers
-
-
-def own_weights(layer):
-    """List the trainable variables of a layer, and those of its parts."""
-    return layer._trainable_variables
-
-
-def turn_into(layer, new):
-    """Turn a layer into another one; all references to the object see it."""
-    # The nodes of its calls stay: a functional model runs along them.
-    calls = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
-    # This bypasses Keras's tracking of attributes.
-    object.__setattr__(layer, "__class__", type(new))
-    object.__setattr__(layer, "__dict__", vars(new))
-    vars(layer).update(calls)
-
-
 @contextlib.contextmanager
 def recording_scopes(layers, scopes):
     """Record in a dict the name scopes in which layers are called.
@@ -435,105 +405,3 @@ def recording_scopes(layers, scopes):
                 patched_attribute(layer, "_open_name_scope", opener)
             )
         yield
-
-
-@contextlib.contextmanager
-def layer_computing_in(layer, policy):
-    """Let a layer compute by another dtype policy inside."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patched_attribute(layer, "_dtype_policy", policy))
-        # A functional model casts to the formats of its symbolic inputs.
-        for tensor in getattr(layer, "_inputs", None) or ():
-            if tensor.dtype.startswith(("float", "bfloat")):
-                dtype = policy.compute_dtype
-                stack.enter_context(patched_attribute(tensor, "_dtype", dtype))
-        yield
-
-
-def lookup_of(layer):
-    """Return the lookup layer inside of a `TextVectorization`."""
-    return layer._lookup_layer
-
-
-def has_fixed_vocabulary(lookup):
-    """Whether a lookup layer got its vocabulary as an argument."""
-    return lookup._has_input_vocabulary
-
-
-def shared_seed_state():
-    """Return the seed's variable, or None if no layer has asked for it yet."""
-    # Keras's own getter would create it.
-    seeds = global_state.get_global_attribute("global_seed_generator")
-    return None if seeds is None else seeds.state
-
-
-def nested_optimizers(optimizer):
-    """List an optimizer and all inside of it, from the outside in.
-
-    A `LossScaleOptimizer` has one, a `MultiOptimizer` (Keras 3.13 and later)
-    one for each part of the variables; these apply the gradients.
-    """
-    # A `MultiOptimizer` whose parts a function chooses has them once built.
-    optimizers: list = []
-    pending = [optimizer]
-    while pending:
-        current = pending.pop(0)
-        if current is None or any(current is other for other in optimizers):
-            continue
-        optimizers.append(current)
-        pending.append(getattr(current, "inner_optimizer", None))
-        pending += getattr(current, "optimizers", None) or []
-    return optimizers
-
-
-def loss_scale(optimizer):
-    """Return the factor by which the optimizer scales the loss, or None."""
-    if optimizer is None:
-        return None
-    is_double = keras.config.floatx() == "float64"
-    unit = tf.ones([], "float64" if is_double else "float32")
-    scaled = optimizer.scale_loss(unit)
-    # An optimizer without a scale returns the very same tensor.
-    return None if scaled is unit else scaled
-
-
-def learning_rate(optimizer):
-    """Return the learning rate of the innermost optimizer's next update."""
-    rates = [
-        nested.learning_rate
-        for nested in nested_optimizers(optimizer)
-        if getattr(nested, "inner_optimizer", None) is None
-    ]
-    return rates[0]
-
-
-def accumulating_optimizer(optimizer):
-    """Return the first optimizer inside that accumulates, or None."""
-    for nested in nested_optimizers(optimizer):
-        if getattr(nested, "gradient_accumulation_steps", None):
-            return nested
-    return None
-
-
-def adam_moments(optimizer, variable):
-    """Return a variable's position, its first and its second moment."""
-    k = optimizer._get_variable_index(variable)
-    return k, optimizer._momentums[k], optimizer._velocities[k]
-
-
-def copy_decay_exclusions(source, target):
-    """Leave out of a target's weight decay what a source leaves out."""
-    for name in (
-        "_exclude_from_weight_decay",
-        "_exclude_from_weight_decay_pattern",
-    ):
-        if hasattr(source, name):
-            setattr(target, name, getattr(source, name))
-
-
-def has_fixed_shapes(model):
-    """Whether every batch of a functional model has the same shapes."""
-    inputs = getattr(model, "inputs", None)
-    return bool(inputs) and all(
-        None not in t.shape[1:] for t in tf.nest.flatten(inputs)
-    )

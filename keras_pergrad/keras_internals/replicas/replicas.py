@@ -20,10 +20,8 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batches import map_tensors, pack_like
-from keras_pergrad.keras_internals.models.parts import (
-    layers_of,
-    nested_optimizers,
-)
+from keras_pergrad.keras_internals.models.optimizers import nested_optimizers
+from keras_pergrad.keras_internals.models.parts import layers_of
 
 SUPPORTED_STRATEGIES = (
     tf.distribute.MirroredStrategy,

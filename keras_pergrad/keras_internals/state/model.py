@@ -19,12 +19,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from keras_pergrad.common.patching import patched_attribute
 from keras_pergrad.keras_internals.graphs.nodes import called_function
+from keras_pergrad.keras_internals.models.layers import shared_seed_state
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     layers_of,
-    shared_seed_state,
+    patched_attribute,
 )
 
 # Ops that take a variable and do not change it. All others are assumed to

@@ -23,8 +23,10 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.rnn import cudnn_ok, gru, lstm
 
-from keras_pergrad.common.patching import patched_attribute
-from keras_pergrad.keras_internals.models.parts import layers_of
+from keras_pergrad.keras_internals.models.parts import (
+    layers_of,
+    patched_attribute,
+)
 from keras_pergrad.keras_internals.tensorflow.settings import (
     current_device,
     has_cuda_card,

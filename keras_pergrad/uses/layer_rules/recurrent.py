@@ -12,8 +12,8 @@ In a ConvLSTM these are sums over pixels, too.
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.patching import patched_attribute
-from keras_pergrad.keras_internals.models.parts import ConvLSTMCell
+from keras_pergrad.keras_internals.models.layers import ConvLSTMCell
+from keras_pergrad.keras_internals.models.parts import patched_attribute
 from keras_pergrad.keras_internals.tensorflow.cudnn import (
     cudnn_steps,
     runs_on_cudnn,
