@@ -17,6 +17,8 @@ MODULES_OF_KERAS = {"keras.callbacks", "kpg.callbacks"}
 
 def _is_function(node):
     if isinstance(node, ast.Attribute):
+        if ast.unparse(node.value) == "super()":  # an override of Keras's
+            return False
         return node.attr in FUNCTIONS | {f"make_{f}" for f in FUNCTIONS}
     return isinstance(node, ast.Constant) and node.value in FUNCTIONS
 

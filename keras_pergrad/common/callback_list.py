@@ -1,4 +1,4 @@
-"""The callbacks of a running `fit`, its data, and its end.
+"""The callbacks of a running `fit`, and its end.
 
 Keras calls callbacks in the order of their list, and each writes its figures
 into the same logs. Nothing else in this package reads or changes the list:
@@ -6,7 +6,6 @@ Keras's `CallbackList`, which the user may have made and given to `fit`.
 """
 
 import contextlib
-import inspect
 import weakref
 from typing import Any
 
@@ -71,25 +70,42 @@ def with_first(first, callbacks):
     return callbacks
 
 
-@contextlib.contextmanager
-def restored_order(callbacks):
-    """Restore the order of a user's `CallbackList` at the end."""
-    original = as_callback_list(callbacks)
+def _restore_order(callback_list, original):
+    """Put a user's list back in its order; what the user has added stays."""
     positions = {id(callback): k for k, callback in enumerate(original)}
-    try:
-        yield
-    finally:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            current = callbacks.callbacks
-            current.sort(
-                key=lambda callback: positions.get(id(callback), len(positions))
-            )
-            # What the user has added stays.
-            current[:] = [
-                c
-                for c in current
-                if c in original or not isinstance(c, InternalCallback)
-            ]
+    current = callback_list.callbacks
+    current.sort(
+        key=lambda callback: positions.get(id(callback), len(positions))
+    )
+    current[:] = [
+        c
+        for c in current
+        if c in original or not isinstance(c, InternalCallback)
+    ]
+
+
+class EndOfEpochs(InternalCallback):
+    """A callback that tells the gradient mode when an epoch of `fit` ends."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.set_model(model)
+        self._changed_logs = {}
+
+    def on_test_begin(self, logs=None):
+        # Within fit: validation follows the last batch.
+        self._end_epoch()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._end_epoch()
+        logs = {} if logs is None else logs
+        logs.update({k: v for k, v in self._changed_logs.items() if k in logs})
+        self._changed_logs = {}
+
+    def _end_epoch(self):
+        changed = self.model.gradient_mode.end_epoch(self.model) or {}
+        # As floats, before validation resets the variables behind them.
+        self._changed_logs.update({k: float(v) for k, v in changed.items()})
 
 
 def go_before_readers(callback, callback_list):
@@ -196,10 +212,14 @@ _HOOKS = [
 
 
 @contextlib.contextmanager
-def undo_at_end(model):
-    """Undo what `at_end_of_fit` was given, when this `fit` of a model ends."""
+def restored_at_end(model, callbacks):
+    """Undo what callbacks have changed when this `fit` of a model ends.
+
+    And restore the order of a user's `CallbackList`.
+    """
     # A `fit` may run inside of another, as in a user's callback.
     outer_stack = _FIT_STACKS.get(model)
+    original = as_callback_list(callbacks)
     try:
         with contextlib.ExitStack() as stack:
             _FIT_STACKS[model] = stack
@@ -209,6 +229,8 @@ def undo_at_end(model):
             _FIT_STACKS.pop(model, None)
         else:
             _FIT_STACKS[model] = outer_stack
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            _restore_order(callbacks, original)
 
 
 def at_end_of_fit(model, callback_list, undo):
@@ -247,58 +269,3 @@ def _undoing_hook(callback_list, name):
             raise
 
     return hook
-
-
-# Keras's default batch size for arrays.
-_BATCH_SIZE = 32
-
-
-class RunningFit:
-    """A call of `fit` or `evaluate`; its attributes are None if unknown.
-
-    Attributes:
-        data: what it was given as `x`.
-        callback_list: Keras's list of its callbacks.
-        batch_size: that of its arrays.
-    """
-
-    data = callback_list = batch_size = None
-
-
-def running_fit(model):
-    """Find the call of `fit` or `evaluate` around this code.
-
-    Keras gives callbacks neither the data nor the list that holds them, and
-    nothing that it gives them (`model`, `params`) leads there: only the `fit`
-    of a model of this package could note them, but a callback serves any
-    model. So both are looked up in the frames of the running call, by names of
-    Keras's public interface: the arguments `x` and `batch_size`, and the class
-    `CallbackList`.
-    """
-    running = RunningFit()
-    frame = inspect.currentframe()
-    try:
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if running.callback_list is None and isinstance(
-                owner, keras.callbacks.CallbackList
-            ):
-                running.callback_list = owner
-            name = frame.f_code.co_name
-            if owner is model and name in ("fit", "evaluate"):
-                running.data = frame.f_locals.get("x")
-                running.batch_size = frame.f_locals.get("batch_size")
-                if running.batch_size is None and _has_only_arrays(
-                    running.data
-                ):
-                    running.batch_size = _BATCH_SIZE
-                break
-            frame = frame.f_back
-        return running
-    finally:
-        del frame  # it would keep all locals of the frames alive
-
-
-def _has_only_arrays(data):
-    parts = keras.tree.flatten(data)
-    return bool(parts) and all(hasattr(part, "__array__") for part in parts)

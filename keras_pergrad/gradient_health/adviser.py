@@ -1,6 +1,6 @@
 """The advice of one `fit`: what it notes, and what it says at the end."""
 
-from keras_pergrad.common.callback_list import running_fit
+from keras_pergrad.common.running_fit import running_fit
 from keras_pergrad.common.text import reason
 from keras_pergrad.gradient_health.advice import advise
 from keras_pergrad.gradient_health.fit_record import FitRecorder

@@ -8,7 +8,7 @@ import keras
 
 from keras_pergrad.common import callback_list
 from keras_pergrad.common.arguments import path_text, text
-from keras_pergrad.common.callback_list import running_fit
+from keras_pergrad.common.running_fit import running_fit
 from keras_pergrad.runs.description import describe
 from keras_pergrad.runs.recorder import Recorder
 from keras_pergrad.runs.records import list_runs, read_info

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from keras_pergrad.common import callback_list
 from keras_pergrad.common.arguments import NamedArguments, positive_integer
-from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
+from keras_pergrad.common.callback_list import at_end_of_fit
+from keras_pergrad.common.running_fit import running_fit
 from keras_pergrad.functions.given_batch import as_batch
 from keras_pergrad.gradient_health import fit_records
 from keras_pergrad.gradient_health import probe_batch as probes

@@ -29,7 +29,7 @@ from keras_pergrad.keras_internals.models.parts import (
     inner_layers,
     trace_symbolically,
 )
-from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.replicas import replicas, strategies
 from keras_pergrad.keras_internals.replicas.advice import TEXT_ERRORS
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
 from keras_pergrad.model.logs import prefixed
@@ -212,7 +212,7 @@ def function_gradients(
             "its list: pass the layer or model instead, as in "
             "variables=self.generator."
         )
-    replicas.require_inside(owner, variables, optimizer)
+    strategies.require_inside(owner, variables, optimizer)
     model = LossModel(
         owner,
         loss_fn,
@@ -365,7 +365,7 @@ def _flatten(value):
 
 def _require_shares(optimizer):
     """Refuse an optimizer that would not train by shares of a gradient."""
-    replicas.require_built(optimizer)
+    strategies.require_built(optimizer)
     for nested in nested_optimizers(optimizer):
         for name in ("clipnorm", "global_clipnorm", "clipvalue"):
             value = getattr(nested, name, None)

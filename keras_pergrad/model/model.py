@@ -14,14 +14,15 @@ from keras_pergrad.common import batches
 from keras_pergrad.common.arguments import named_arguments, require_known
 from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.callback_list import (
+    EndOfEpochs,
     as_callback_list,
     prepare_fit,
-    restored_order,
+    restored_at_end,
+    with_first,
 )
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.data.views import rows_of_views
-from keras_pergrad.keras_internals.fit.end_of_epochs import end_of_epochs
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.models import trained_parts
 from keras_pergrad.keras_internals.models.building import (
@@ -40,7 +41,7 @@ from keras_pergrad.keras_internals.models.parts import (
     require_variables,
 )
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.replicas.advice import advising
+from keras_pergrad.keras_internals.replicas.advice import advise, advising
 from keras_pergrad.keras_internals.replicas.hooks import (
     FitHooks,
     bounded_samples,
@@ -94,7 +95,7 @@ def during_fit(model, arguments):
     )
     model.gradient_mode.begin_fit(model)
     state = model.aggregation_state
-    with bounded_samples(model), advising():
+    with bounded_samples(model):
         if not isinstance(state, AggregationState):
             yield
             return
@@ -368,22 +369,24 @@ class PerGradModel(FitHooks, keras.Model):
         require_known("fit", signature.parameters, kwargs)
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
-        with (
-            restored_order(arguments.get("callbacks")),
-            during_fit(self, arguments),
-            replicas.explaining(self.distribute_strategy),
-            end_of_epochs(self, arguments.get("callbacks")) as callbacks,
-        ):
-            arguments["callbacks"] = callbacks
-            prepare_fit(self, arguments, *as_callback_list(callbacks))
-            return super().fit(*bound.args, **bound.kwargs)
+        callbacks = arguments.get("callbacks")
+        with restored_at_end(self, callbacks), during_fit(self, arguments):
+            try:
+                callbacks = arguments.get("callbacks")
+                callbacks = with_first(EndOfEpochs(self), callbacks)
+                arguments["callbacks"] = callbacks
+                prepare_fit(self, arguments, *as_callback_list(callbacks))
+                return super().fit(*bound.args, **bound.kwargs)
+            except Exception as error:
+                advise(error, self.distribute_strategy)
+                raise
 
     fit.__doc__ = keras.Model.fit.__doc__
 
     def train_on_batch(self, *args, **kwargs):
         require_fit(self, "train_on_batch()")
         _require_batch(self, args, kwargs)
-        with advising():
+        with bounded_samples(self), advising():
             return super().train_on_batch(*args, **kwargs)
 
     train_on_batch.__doc__ = keras.Model.train_on_batch.__doc__

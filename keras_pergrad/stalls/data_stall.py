@@ -14,7 +14,8 @@ from keras_pergrad.common.arguments import (
     number_from,
     require_one_of,
 )
-from keras_pergrad.common.callback_list import at_end_of_fit, running_fit
+from keras_pergrad.common.callback_list import at_end_of_fit
+from keras_pergrad.common.running_fit import running_fit
 from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
 from keras_pergrad.keras_internals.models.parts import require_free_names
 from keras_pergrad.stalls.accounting import Epoch, StallReport

@@ -21,6 +21,7 @@ from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.terms import without_gradients
 from keras_pergrad.keras_internals.models.parts import (
+    RECURRENT,
     layers_of,
     overwritten_weights,
     patched_attribute,
@@ -153,12 +154,13 @@ class Forward:
             without_rule = []
             for layer in self._layers:
                 rule = find_rule(layer) if layer.trainable_variables else None
-                if rule is None:
+                if rule is None and isinstance(layer, RECURRENT):
                     without_rule.append(layer)
-                else:
+                elif rule is not None:
                     call = self._wrap_call(layer, rule)
                     stack.enter_context(patched_attribute(layer, "call", call))
-            stack.enter_context(loops_instead(without_rule))
+            if without_rule:
+                stack.enter_context(loops_instead(without_rule))
             self.outputs = call_views(self.model, x, self.training)
         self.stop = len(self.graph.get_operations())
         return self.outputs

@@ -8,10 +8,8 @@ import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.common import callback_list
-from keras_pergrad.common.callback_list import (
-    CalledLast,
-    running_fit,
-)
+from keras_pergrad.common.callback_list import CalledLast
+from keras_pergrad.common.running_fit import running_fit
 from tests.models.making import compiled, net
 
 X, Y = np.ones((8, 2)), np.ones((8, 1))
@@ -152,7 +150,7 @@ def test_one_comes_first_and_once():
     assert callback_list.with_first(one, other) == [one, other]
     assert callback_list.with_first(one, [other, [one]]) == [one, other]
     given = keras.callbacks.CallbackList([other, one])
-    with callback_list.restored_order(given):
+    with callback_list.restored_at_end(keras.Sequential(), given):
         assert callback_list.with_first(one, given) is given
         assert callback_list.as_callback_list(given) == [one, other]
     assert given.callbacks == [other, one]

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.keras_internals.models.parts import patched_attribute
-from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.replicas import strategies
+from keras_pergrad.keras_internals.replicas.advice import advise
 
 UNSERVED = [
     tf.distribute.TPUStrategy,
@@ -29,9 +30,9 @@ def test_refused_by_name(strategy):
     model.compile("sgd", "mse")
 
 
-@pytest.mark.parametrize("strategy", replicas.SUPPORTED_STRATEGIES)
+@pytest.mark.parametrize("strategy", strategies.SUPPORTED_STRATEGIES)
 def test_served(strategy):
-    replicas.require_supported(strategy.__new__(strategy))
+    strategies.require_supported(strategy.__new__(strategy))
 
 
 def test_one_device_is_as_without_a_strategy():
@@ -50,9 +51,5 @@ def test_one_device_is_as_without_a_strategy():
 
 def test_only_errors_of_several_workers_are_explained():
     error = tf.errors.UnavailableError(None, None, "gone")
-    with (
-        pytest.raises(tf.errors.UnavailableError) as caught,
-        replicas.explaining(tf.distribute.get_strategy()),
-    ):
-        raise error
-    assert not getattr(caught.value, "__notes__", [])
+    advise(error, tf.distribute.get_strategy())
+    assert not getattr(error, "__notes__", [])

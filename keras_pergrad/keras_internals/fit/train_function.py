@@ -4,8 +4,6 @@ Keras calls `model.train_function(iterator)` for each step of a `fit`, or for
 `steps_per_execution` at once, and keeps it until `compile`. Nothing else in
 this package reads, wraps, exchanges or restores it. What a user's callback has
 put around it stays.
-
-Private name in use: `Model._jit_compile`.
 """
 
 import contextlib
@@ -15,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import peek_batches
-from keras_pergrad.keras_internals.models.parts import patched_attribute
 
 SLOTS = TRAIN, TEST = "train_function", "test_function"
 _CLOSURES = 5  # around each other
@@ -246,16 +243,6 @@ class IteratorTaker(keras.Model):
             return {}
 
         self.test_function = test_function
-
-
-def make_for_mode(model, keras_model, force):
-    """Have the base class make a train function, compiled as the mode wants."""
-    # Where XLA is to compile the parts of a step, Keras must not have it
-    # compile the whole.
-    with contextlib.ExitStack() as stack:
-        if model.compiled and model.gradient_mode.compiles_parts(model):
-            stack.enter_context(patched_attribute(model, "_jit_compile", False))
-        keras_model.make_train_function(force)
 
 
 @contextlib.contextmanager

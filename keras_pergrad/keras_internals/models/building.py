@@ -29,7 +29,7 @@ from keras_pergrad.keras_internals.models.parts import (
     symbolic_outputs,
     trace_symbolically,
 )
-from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.replicas import replicas, strategies
 
 
 def build_all(model, batch):
@@ -37,7 +37,7 @@ def build_all(model, batch):
     # Of several replicas none builds: all that they share exists already.
     build_context: Any = _outside_trace
     if replicas.has_several_replicas():
-        replicas.require_built(model.optimizer)
+        strategies.require_built(model.optimizer)
         build_context = contextlib.nullcontext
     specs = tf.nest.map_structure(_spec, batch)
     with build_context():

@@ -26,6 +26,9 @@ from keras_pergrad.common.batches import (
     require_arrays,
 )
 
+#: The layers that Keras may have run by cuDNN.
+RECURRENT = keras.layers.LSTM, keras.layers.GRU
+
 
 @contextlib.contextmanager
 def patched_attribute(target, name, value):

@@ -9,6 +9,7 @@ import contextlib
 import tensorflow as tf
 
 from keras_pergrad.common.batches import TEXTS_TO_NUMBERS
+from keras_pergrad.keras_internals.replicas.strategies import on_several_workers
 
 _ERRORS = (
     ValueError,
@@ -93,16 +94,55 @@ _ADVICE = (
 )
 
 
+_WORKER_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+)
+
+
+_WORKER_ADVICE = (
+    "Another worker has most likely stopped; the error above or its own log "
+    "says which and why. No worker can go on without it: start all of them "
+    "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
+)
+
+
+_LOGS_ADVICE = (
+    "On several workers Keras takes the mean over the first axis of what "
+    "train_step() returns. In a train_step of your own, return logs of shape "
+    "(1,): {name: tf.reshape(value, [1]) for name, value in logs.items()}."
+)
+
+
+def advise(error, strategy=None):
+    """Add advice to an error of TensorFlow or of Keras that asks for it.
+
+    `strategy`: the one whose worker may have raised it, or None.
+    """
+    if isinstance(error, _WORKER_ERRORS) and on_several_workers(strategy):
+        error.add_note(_WORKER_ADVICE)
+    if isinstance(error, ValueError):
+        is_reduction = "Invalid reduction dimension 0" in str(error)
+        if is_reduction and on_several_workers(strategy):
+            error.add_note(_LOGS_ADVICE)
+    if not isinstance(error, _ERRORS):
+        return
+    for pattern, advice in _ADVICE:
+        if pattern in str(error):
+            # It may pass several of these.
+            if advice not in getattr(error, "__notes__", ()):
+                error.add_note(advice)
+            break
+
+
 @contextlib.contextmanager
 def advising():
-    """Add advice to an error of TensorFlow that asks for it."""
+    """Add advice to an error of TensorFlow or of Keras that asks for it."""
     try:
         yield
-    except _ERRORS as error:
-        for pattern, advice in _ADVICE:
-            if pattern in str(error):
-                # It may pass several of these.
-                if advice not in getattr(error, "__notes__", ()):
-                    error.add_note(advice)
-                break
+    except Exception as error:
+        advise(error)
         raise

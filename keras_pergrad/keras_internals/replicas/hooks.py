@@ -2,7 +2,7 @@
 
 Private names in use: `Model._maybe_symbolic_build`,
 `_get_metrics_result_or_logs`, `_distribute_strategy`,
-`_assert_compile_called`.
+`_assert_compile_called`, `_jit_compile`.
 """
 
 import contextlib
@@ -11,11 +11,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.fit.train_function import make_for_mode
-from keras_pergrad.keras_internals.models.parts import build_symbolically
-from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.replicas.advice import advising
-from keras_pergrad.keras_internals.tensorflow.cudnn import LoopsWhereMasked
+from keras_pergrad.keras_internals.models.parts import (
+    RECURRENT,
+    build_symbolically,
+    layers_of,
+    patched_attribute,
+)
+from keras_pergrad.keras_internals.replicas import replicas, strategies
+from keras_pergrad.keras_internals.tensorflow.cudnn import loops_where_masked
 from keras_pergrad.keras_internals.tensorflow.settings import switched_off
 
 
@@ -24,21 +27,29 @@ def require_compiled(model, name):
     model._assert_compile_called(name)
 
 
-@contextlib.contextmanager
 def bounded_samples(model):
     """Let products have all digits of float32 while noise hides samples."""
     mode = getattr(model, "gradient_mode", None)
     aggregation = mode and mode.aggregation
-    adds_noise = aggregation is not None and aggregation.adds_noise
-    with switched_off(adds_noise):
-        yield
+    if aggregation is None or not aggregation.adds_noise:
+        return contextlib.nullcontext()
+    return switched_off()
 
 
-class FitHooks(LoopsWhereMasked):
+class FitHooks:
     """A base of models that build for all replicas, and choose their logs."""
 
     # A model defines `_logs_of_epoch(logs, otherwise)`. It returns an epoch's
     # logs from those of its last step, or else `otherwise(logs)`.
+
+    def __call__(self, *args, **kwargs):
+        model: Any = self
+        following: Any = super()
+        layers = [x for x in layers_of(model) if isinstance(x, RECURRENT)]
+        if not layers:
+            return following.__call__(*args, **kwargs)
+        with loops_where_masked(layers):
+            return following.__call__(*args, **kwargs)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """Build all that replicas share before they take their turns."""
@@ -50,21 +61,23 @@ class FitHooks(LoopsWhereMasked):
             if strategy is None:
                 return
             if iterator is not None:
-                data_batch = replicas.first_replica_part(strategy, iterator)
+                data_batch = strategies.first_replica_part(strategy, iterator)
             if type(self).call is not keras.Model.call:
                 build_symbolically(self, data_batch)
             elif not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-        replicas.require_inside(self)
-
-    def train_on_batch(self, *args, **kwargs):
-        with bounded_samples(self), advising():
-            following: Any = super()
-            return following.train_on_batch(*args, **kwargs)
+        strategies.require_inside(self)
 
     def make_train_function(self, force=False):
         """Make Keras's train function; see the base class."""
-        make_for_mode(self, super(), force)
+        model: Any = self
+        compiles_itself = contextlib.nullcontext()
+        # Where XLA is to compile the parts of a step, Keras must not have it
+        # compile the whole.
+        if model.compiled and model.gradient_mode.compiles_parts(model):
+            compiles_itself = patched_attribute(model, "_jit_compile", False)
+        with compiles_itself:
+            super().make_train_function(force)
 
     def _get_metrics_result_or_logs(self, logs):
         model: Any = self

@@ -6,8 +6,6 @@ single device for the whole batch. Without several replicas there is nothing to
 add up.
 
 Private names in use: `Model._distribute_strategy`,
-`TFOptimizer._distribution_strategy`, `StrategyExtended._in_multi_worker_mode`,
-`PerReplicaSpec._value_specs`, `TFEpochIterator._distributed_dataset`,
 `tensorflow.python.distribute.distribute_lib._DefaultReplicaThreadMode`,
 `tensorflow.python.distribute.distribute_lib._push_per_thread_mode`,
 `tensorflow.python.distribute.distribute_lib._pop_per_thread_mode`;
@@ -22,11 +20,10 @@ import tensorflow as tf
 from keras_pergrad.common.batches import map_tensors, pack_like
 from keras_pergrad.keras_internals.models.optimizers import nested_optimizers
 from keras_pergrad.keras_internals.models.parts import layers_of
-
-SUPPORTED_STRATEGIES = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.OneDeviceStrategy,
+from keras_pergrad.keras_internals.replicas.strategies import (
+    OUTSIDE_SCOPE,
+    on_several_workers,
+    require_supported,
 )
 
 
@@ -39,9 +36,7 @@ def scope_of(model):
     ):
         current = tf.distribute.get_strategy()
         if strategy is not current:
-            raise ValueError(
-                _OUTSIDE_SCOPE.format(what=f"model {model.name!r}")
-            )
+            raise ValueError(OUTSIDE_SCOPE.format(what=f"model {model.name!r}"))
     if strategy is None:
         return contextlib.nullcontext()
     require_supported(strategy)
@@ -75,140 +70,15 @@ def alone():
         distribute_lib._pop_per_thread_mode()
 
 
-def require_supported(strategy):
-    """Refuse a strategy that the gradient modes are not known to support."""
-    if isinstance(strategy, SUPPORTED_STRATEGIES):
-        return
-    raise ValueError(
-        "PerGradModel can be trained under MirroredStrategy, "
-        "MultiWorkerMirroredStrategy or OneDeviceStrategy, or without a "
-        "strategy. Received: a model created in the scope of "
-        f"{type(strategy).__name__}, which has not been tested. Create the "
-        "model in the scope of one of these, or use keras.Model."
-    )
-
-
-def require_inside(model, variables=None, optimizer=None):
-    """Refuse what was created outside of the scope of the strategy.
-
-    Args:
-        model: the compiled model, with its metrics.
-        variables: what is trained, by default all that is trainable.
-        optimizer: what trains it, by default the model's.
-    """
-    strategy = model._distribute_strategy
-    if has_several_replicas():
-        strategy = tf.distribute.get_strategy()
-    if strategy is None or strategy.num_replicas_in_sync == 1:
-        return
-    if variables is None:
-        variables = model.trainable_variables
-    for nested in nested_optimizers(optimizer or model.optimizer):
-        owner = getattr(nested, "_distribution_strategy", strategy)
-        if owner is not strategy:
-            what = f"the optimizer {nested.name!r}"
-            raise ValueError(_OUTSIDE_SCOPE.format(what=what))
-    variables_by_kind = {
-        "weight": variables,
-        "metric's variable": model.metrics_variables,
-    }
-    for kind, variables in variables_by_kind.items():
-        for variable in variables:
-            value = variable.value
-            if not strategy.extended.variable_created_in_scope(value):
-                what = f"the {kind} {variable.path!r}"
-                raise ValueError(_OUTSIDE_SCOPE.format(what=what))
-
-
-def require_built(optimizer):
-    """Refuse an optimizer that one of several replicas would have to build."""
-    if optimizer is None or optimizer.built:
-        return
-    raise ValueError(
-        "A step on several replicas expected weights and an optimizer that "
-        f"exist before it begins. Received: the optimizer {optimizer.name!r}, "
-        "which has no variables yet. Inside `with strategy.scope():`, build "
-        "the model (call it on a batch, or give it an Input), and then its "
-        "optimizer: optimizer.build(model.trainable_variables)."
-    )
-
-
-@contextlib.contextmanager
-def explaining(strategy):
-    """Add advice to an error that is raised on one of several workers."""
-    try:
-        yield
-    except _WORKER_ERRORS as error:
-        if on_several_workers(strategy):
-            error.add_note(_WORKER_ADVICE)
-        raise
-    except ValueError as error:
-        is_reduction = "Invalid reduction dimension 0" in str(error)
-        if is_reduction and on_several_workers(strategy):
-            error.add_note(_LOGS_ADVICE)
-        raise
-
-
-def on_several_workers(strategy):
-    """Whether the replicas are on several machines or processes."""
-    return (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        and strategy.extended._in_multi_worker_mode()
-    )
-
-
-def first_replica_part(strategy, iterator):
-    """Return the first local replica's part of a batch, or its specs."""
-    # Nothing is taken from an iterator whose dataset knows the shapes: a
-    # generator gives a batch only once.
-    specs = tf.nest.map_structure(
-        lambda spec: getattr(spec, "_value_specs", [spec])[0],
-        iterator._distributed_dataset.element_spec,
-    )
-    if all(_has_rank(spec) for spec in tf.nest.flatten(specs)):
-        return specs
-    *_, batches = next(iter(iterator))
-    return tf.nest.map_structure(
-        lambda t: strategy.experimental_local_results(t)[0], next(batches)
-    )
-
-
-def _has_rank(spec):
-    return isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
-
-
 def as_logs(logs):
     """Return what a step returns, as Keras reduces it over the replicas."""
     # On several workers Keras also takes the mean over the first axis, which a
     # scalar does not have.
-    if not on_several_workers(tf.distribute.get_strategy()):
+    if not has_several_replicas() or not on_several_workers(
+        tf.distribute.get_strategy()
+    ):
         return logs
     return tf.nest.map_structure(lambda t: tf.reshape(t, [1]), logs)
-
-
-_WORKER_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-)
-_WORKER_ADVICE = (
-    "Another worker has most likely stopped; the error above or its own log "
-    "says which and why. No worker can go on without it: start all of them "
-    "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
-)
-_LOGS_ADVICE = (
-    "On several workers Keras takes the mean over the first axis of what "
-    "train_step() returns. In a train_step of your own, return logs of shape "
-    "(1,): {name: tf.reshape(value, [1]) for name, value in logs.items()}."
-)
-_OUTSIDE_SCOPE = (
-    "Under a tf.distribute strategy everything that is trained must belong to "
-    "it, but {what} was created outside of its scope. Create the model, its "
-    "optimizer and its metrics inside `with strategy.scope():`, and compile "
-    "there, too."
-)
 
 
 def has_several_replicas():

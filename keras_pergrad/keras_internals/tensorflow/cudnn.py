@@ -24,7 +24,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.rnn import cudnn_ok, gru, lstm
 
 from keras_pergrad.keras_internals.models.parts import (
-    layers_of,
+    RECURRENT,
     patched_attribute,
 )
 from keras_pergrad.keras_internals.tensorflow.settings import (
@@ -47,22 +47,19 @@ def loops_instead(layers):
         yield
 
 
-class LoopsWhereMasked:
-    """A base of models whose layers run their loop where there is a mask."""
-
-    def __call__(self, *args, **kwargs):
-        model: Any = self
-        following: Any = super()
-        with contextlib.ExitStack() as stack:
-            for layer in filter(_uses_cudnn, layers_of(model)):
-                if hasattr(layer.call, "rule"):
-                    # In a traced step a rule serves it, with its masks.
-                    continue
-                patch = patched_attribute(
-                    layer, "inner_loop", _mask_aware_loop(layer)
-                )
-                stack.enter_context(patch)
-            return following.__call__(*args, **kwargs)
+@contextlib.contextmanager
+def loops_where_masked(layers):
+    """Let layers run their loops where there is a mask."""
+    with contextlib.ExitStack() as stack:
+        for layer in filter(_uses_cudnn, layers):
+            if hasattr(layer.call, "rule"):
+                # In a traced step a rule serves it, with its masks.
+                continue
+            patch = patched_attribute(
+                layer, "inner_loop", _mask_aware_loop(layer)
+            )
+            stack.enter_context(patch)
+        yield
 
 
 def _mask_aware_loop(layer):
@@ -78,7 +75,7 @@ def _mask_aware_loop(layer):
 
 
 def _uses_cudnn(layer):
-    if not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
+    if not isinstance(layer, RECURRENT):
         return False
     if layer.use_cudnn not in ("auto", True) or layer.recurrent_dropout:
         return False

@@ -211,9 +211,9 @@ def _has_tf32(physical):
 
 
 @contextlib.contextmanager
-def switched_off(condition=True):
+def switched_off():
     """Let float32 products have all digits while it is open."""
-    if not (condition and may_use_tf32()):
+    if not may_use_tf32():
         yield
         return
     switch = tf.config.experimental.enable_tensor_float_32_execution
