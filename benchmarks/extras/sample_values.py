@@ -29,7 +29,7 @@ from benchmarks.harness import tables
 from benchmarks.harness.keras_models import build_model, make_loss, targets
 from benchmarks.harness.models import make_batch
 from benchmarks.harness.turns import in_turns, milliseconds
-from keras_pergrad.common.batch_marks import with_numbers
+from keras_pergrad.common.batches import with_numbers
 from keras_pergrad.influence.validation_gradient import ValidationGradient
 from keras_pergrad.influence.value_reader import ValueReader
 

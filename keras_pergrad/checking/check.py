@@ -20,12 +20,8 @@ from keras_pergrad.checking.check_table import (
     GradientCheck,
 )
 from keras_pergrad.common.arguments import named_arguments, positive_integer
-from keras_pergrad.common.batches import (
-    as_tensors,
-    common_length,
-    require_weights,
-    with_checked_lengths,
-)
+from keras_pergrad.common.batches import as_tensors, with_checked_lengths
+from keras_pergrad.common.data_batches import common_length, require_weights
 from keras_pergrad.common.machine import accelerators
 from keras_pergrad.common.machine import requested_devices as device_names
 from keras_pergrad.common.names import did_you_mean

@@ -1,33 +1,8 @@
-"""Marks of batches and data sets, and batches set aside."""
+"""Marks of data sets, and batches set aside."""
 
 import functools
 
 import tensorflow as tf
-
-_NUMBERS, _X = "keras_pergrad_numbers", "x"
-
-
-def with_numbers(x, numbers):
-    """Return the inputs together with the number of each sample."""
-    return {_NUMBERS: numbers, _X: x}
-
-
-def is_numbered(x):
-    """Whether inputs have numbers beside them."""
-    return isinstance(x, dict) and set(x) == {_NUMBERS, _X}
-
-
-def split_numbers(x):
-    """Return the model's own inputs, and the samples' numbers or None."""
-    return (x[_X], x[_NUMBERS]) if is_numbered(x) else (x, None)
-
-
-def without_numbers(batch):
-    """Return a batch (x, ...) or x with the inputs as the model takes them."""
-    if isinstance(batch, (tuple, list)) and batch and is_numbered(batch[0]):
-        return (split_numbers(batch[0])[0], *batch[1:])
-    return split_numbers(batch)[0]
-
 
 _SOURCE = "keras_pergrad_source"
 

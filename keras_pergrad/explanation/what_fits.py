@@ -11,7 +11,8 @@ from keras_pergrad.common.arguments import (
     parse_bytes,
     positive_integer,
 )
-from keras_pergrad.common.batches import common_length, require_arrays
+from keras_pergrad.common.batches import require_arrays
+from keras_pergrad.common.data_batches import common_length
 from keras_pergrad.common.machine import as_text
 from keras_pergrad.explanation.step_memory import (
     SavedModel,

@@ -7,7 +7,8 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import require_one_of
-from keras_pergrad.common.batches import TEXTS_AS_TARGETS, batches_of, ranks
+from keras_pergrad.common.batches import TEXTS_AS_TARGETS, ranks
+from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.common.text import first_few
 from keras_pergrad.factors import wide
 from keras_pergrad.functions.batch_loss import is_mean_over_samples
@@ -34,9 +35,8 @@ from keras_pergrad.modes.inspection import (
     require_any_batch_size,
     require_compiled,
 )
-from keras_pergrad.modes.one_step import WholeBatch
+from keras_pergrad.modes.one_step import WholeBatch, plus
 from keras_pergrad.modes.per_sample import Samples
-from keras_pergrad.modes.sums import plus
 from keras_pergrad.uses import TracedStep, function_cache
 
 #: Samples that go through a model at a time, where no size is given.

@@ -5,7 +5,8 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import require_arrays, require_weights
+from keras_pergrad.common.batches import require_arrays
+from keras_pergrad.common.data_batches import require_weights
 from keras_pergrad.functions.batch_loss import MissingLoss
 from keras_pergrad.keras_internals.graphs.runs import as_in_fit
 from keras_pergrad.keras_internals.models.parts import (

@@ -4,7 +4,7 @@ import contextlib
 
 import keras
 
-from keras_pergrad.common.batch_marks import split_numbers
+from keras_pergrad.common.batches import split_numbers
 from keras_pergrad.common.refusal_messages import without_batch_mode
 from keras_pergrad.functions.batch_loss import MissingLoss, try_loss
 from keras_pergrad.functions.data_passes import require_call

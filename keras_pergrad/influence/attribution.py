@@ -15,7 +15,8 @@ from keras_pergrad.common.arguments import (
     positive_integer,
     require_one_of,
 )
-from keras_pergrad.common.batches import batches_of, require_arrays
+from keras_pergrad.common.batches import require_arrays
+from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.common.page import PAGE, write
 from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.influence.checkpoints import Checkpoints

@@ -13,7 +13,8 @@ from keras_pergrad.common.arguments import (
     positive_integer,
     require_one_of,
 )
-from keras_pergrad.common.batches import batches_of, first_tensor
+from keras_pergrad.common.batches import first_tensor
+from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import (
     build_for_gradients,

@@ -12,7 +12,7 @@ from keras_pergrad.common.arguments import (
     path_text,
     require_one_of,
 )
-from keras_pergrad.common.batches import batches_of
+from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.functions import batch_loss
 from keras_pergrad.functions.data_passes import build_for_gradients
 from keras_pergrad.functions.given_batch import build_for, explaining

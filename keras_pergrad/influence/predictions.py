@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import batches_of
+from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.functions.data_passes import PASS_SIZE
 from keras_pergrad.influence.likelihoods import (
     BERNOULLI,

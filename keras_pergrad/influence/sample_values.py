@@ -8,7 +8,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from keras_pergrad.common import batch_marks
+from keras_pergrad.common import batches
 from keras_pergrad.common.arguments import (
     NamedArguments,
     named_arguments,
@@ -172,7 +172,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         >>> from keras_pergrad.callbacks import SampleValues
         >>> x = SampleValues.with_numbers(np.ones((2, 3)), np.array([7, 8]))
         """
-        return batch_marks.with_numbers(x, numbers)
+        return batches.with_numbers(x, numbers)
 
     @property
     def values(self) -> np.ndarray:

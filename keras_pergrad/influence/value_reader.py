@@ -25,7 +25,7 @@ from keras_pergrad.aggregations.aggregation import (
     variable_weights,
 )
 from keras_pergrad.aggregations.clipping import ClippedMean
-from keras_pergrad.common.batch_marks import is_numbered, with_numbers
+from keras_pergrad.common.batches import is_numbered, with_numbers
 from keras_pergrad.common.callback_list import as_callback_list
 from keras_pergrad.common.gradients import dense_gradients
 from keras_pergrad.common.optional import import_extra

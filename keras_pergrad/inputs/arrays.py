@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import batches_of, frame_to_array
+from keras_pergrad.common.data_batches import batches_of, frame_to_array
 
 
 class Chunks:

@@ -12,7 +12,7 @@ from keras_pergrad.common.arguments import (
     positive_integer,
     require_one_of,
 )
-from keras_pergrad.common.batches import batches_of
+from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.functions.data_passes import require_outside_functions
 from keras_pergrad.functions.given_loss import given_loss
 from keras_pergrad.inputs.arrays import (

@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras_pergrad import modes
 from keras_pergrad.common import batches
 from keras_pergrad.common.arguments import named_arguments, require_known
-from keras_pergrad.common.batch_marks import split_numbers, without_numbers
 from keras_pergrad.common.callback_list import (
     EndOfEpochs,
     as_callback_list,
@@ -416,12 +415,12 @@ class PerGradModel(FitHooks, keras.Model):
         require_targets(self, parts)
         if type(mode) is modes.Batch and not replicas.has_several_replicas():
             with naming_missing_loss(self):
-                return super().train_step(without_numbers(data))
+                return super().train_step(batches.without_numbers(data))
         require_fit(self, "train_step() in a custom loop", is_step=True)
         x, y, sample_weight = batches.with_checked_lengths(*parts)
-        x, numbers = split_numbers(x)
+        x, numbers = batches.split_numbers(x)
         readers = self.step_options.readers
-        checks = checks_of(readers, numbers)
+        checks = checks_of(readers, numbers) if readers else ()
         # Loops and the optimizer need all variables.
         rows, targets, _, weights = rows_of_views(
             x, y, None, sample_weight=sample_weight
@@ -447,7 +446,9 @@ class PerGradModel(FitHooks, keras.Model):
         logs = self._metric_logs(x, y, step.y_pred, sample_weight=sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
         logs = replicas.as_logs(logs)
-        return {**logs, **readings_of(step, mode, readers, numbers=numbers)}
+        if readers:
+            logs.update(readings_of(step, mode, readers, numbers=numbers))
+        return logs
 
     @named_arguments
     def compute_gradients(
@@ -536,7 +537,7 @@ class PerGradModel(FitHooks, keras.Model):
 
     def test_step(self, data):
         """Run one step of `evaluate` on one batch."""
-        data = without_numbers(data)  # as in a validation split
+        data = batches.without_numbers(data)  # as in a validation split
         require_targets(self, keras.utils.unpack_x_y_sample_weight(data))
         if not replicas.has_several_replicas():
             with naming_missing_loss(self):

@@ -1,7 +1,6 @@
 """The base of all gradient modes."""
 
 import dataclasses
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,20 +9,13 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation
 from keras_pergrad.aggregations.epoch_means import STATISTICS
-from keras_pergrad.common.batches import ranks
 from keras_pergrad.common.registry import Class, Configured, Registry
-from keras_pergrad.keras_internals.models.parts import (
-    mask_of,
-    require_none_overwritten,
-    set_mask,
-)
+from keras_pergrad.keras_internals.models.parts import require_none_overwritten
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
-from keras_pergrad.modes import microbatches, one_step
+from keras_pergrad.modes import eager_step, microbatches, one_step
 from keras_pergrad.modes.one_step import Step
-from keras_pergrad.modes.step_options import StepOptions, options_of
+from keras_pergrad.modes.step_options import StepOptions
 from keras_pergrad.modes.sums import WeightedSums, divide_groups
-from keras_pergrad.uses import function_cache
 
 
 @dataclasses.dataclass
@@ -157,7 +149,7 @@ class GradientMode(Configured):
         require_none_overwritten(model)
         self.require(model)
         batch, parting = (x, y, sample_weight), self.parting(model)
-        options = options_of(model, self)
+        options = self._options_of(model)
         if self.updates_by_sample:
             return microbatches.update_by_sample(self, model, batch)
         if self.compiles_parts(model) and microbatches.is_outside_xla():
@@ -167,11 +159,19 @@ class GradientMode(Configured):
                 parting, model, batch, options=options
             )
         if self.needs_graph and tf.executing_eagerly():
-            return _traced_step(self, model, batch, options=options)
+            return eager_step.traced_step(self, model, batch, options=options)
         step, _ = one_step.step_of_whole_batch(
             self, model, batch, options=options
         )
         return step
+
+    def _options_of(self, model):
+        """Return the options of a model's step by this mode."""
+        options = getattr(model, "step_options", None)
+        # They are of the compiled mode; another may be tried on the model.
+        if options is None or not (self.can_be_watched or self.can_be_read):
+            return StepOptions()
+        return options
 
     def require(self, model: Any) -> None:
         """Refuse a model that the mode cannot train."""
@@ -302,45 +302,6 @@ def register_gradient_mode(name: str) -> Callable[[Class], Class]:
     ...     return gradient - tf.reduce_mean(gradient, axes, keepdims=True)
     """
     return gradient_modes.register(name)
-
-
-def _traced_step(mode, model, batch, *, options):
-    """Return an eager step, run as a `tf.function` that the model keeps."""
-    # In Python such a step only builds the graph. On several replicas the work
-    # is traced elsewhere.
-    key = "step", id(mode), options.is_watched, ranks(batch)
-    # The model keeps the function, which therefore must not hold the model.
-    reference = weakref.ref(model)
-
-    def compute_step(*batch):
-        step, _ = one_step.step_of_whole_batch(
-            mode, reference(), batch, options=options
-        )
-        masks = [mask_of(t) for t in _flat_tensors(step.y_pred)]
-        results = step.gradients, step.statistics, step.readings
-        return step.loss, step.y_pred, masks, *results
-
-    def make_function():
-        return tf.function(compute_step, autograph=False, reduce_retracing=True)
-
-    if options.readers:
-        function = options.traced.setdefault(key, make_function())
-    else:
-        function = function_cache.kept(model, key, make_function)
-    with traced_functions():
-        loss, y_pred, masks, *results = function(*batch)
-    # Keras's mask is an attribute of a tensor, which results of functions lose.
-    for tensor, mask in zip(_flat_tensors(y_pred), masks):
-        if mask is not None:
-            set_mask(tensor, mask)
-    gradients, statistics, readings = results
-    return Step(
-        loss, y_pred, gradients, statistics=statistics, readings=readings
-    )
-
-
-def _flat_tensors(structure):
-    return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]
 
 
 def get(identifier: Any) -> GradientMode:

@@ -34,7 +34,6 @@ from keras_pergrad.keras_internals.tensorflow.settings import require_no_tf32
 from keras_pergrad.modes.fractions import tracking_where_present
 from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.step_options import StepOptions
-from keras_pergrad.modes.sums import plus, times
 
 
 @dataclasses.dataclass
@@ -336,3 +335,20 @@ def loss_scale(optimizer):
     scaled = optimizer.scale_loss(unit)
     # An optimizer without a scale returns the very same tensor.
     return None if scaled is unit else scaled
+
+
+def times(value: Any, factor: Any) -> Any:
+    """Return the product; None stands for no value, or for a factor of one."""
+    if value is None or factor is None:
+        return value
+    # A cast would take a Python number through single precision.
+    factor = tf.cast(factor, value.dtype) if tf.is_tensor(factor) else factor
+    return value * factor
+
+
+def plus(first, second):
+    """Return the sums of two lists of gradients, some of them None."""
+    return [
+        b if a is None else a if b is None else tf.convert_to_tensor(a) + b
+        for a, b in zip(first, second, strict=True)
+    ]

@@ -32,14 +32,10 @@ from keras_pergrad.modes import fractions
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.inspection import require_any_batch_size
-from keras_pergrad.modes.sums import plus, times, unscaled
+from keras_pergrad.modes.one_step import plus, times
+from keras_pergrad.modes.sums import unscaled
 from keras_pergrad.proof import messages
-from keras_pergrad.uses import (
-    TracedStep,
-    added_powers,
-    loss_power,
-    refusals,
-)
+from keras_pergrad.uses import TracedStep, added_powers, loss_power, refusals
 
 
 class Samples:

@@ -36,12 +36,3 @@ class StepOptions:
     is_watched: bool = False
     readers: tuple[Any, ...] = ()
     traced: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
-
-
-def options_of(model, mode):
-    """Return the options of a model's step by a mode."""
-    options = getattr(model, "step_options", None)
-    # They are of the compiled mode; another may be tried on the model.
-    if options is None or not (mode.can_be_watched or mode.can_be_read):
-        return StepOptions()
-    return options

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import split_numbers
+from keras_pergrad.common.batches import split_numbers
 from keras_pergrad.common.gradients import dense_gradients
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.written_out import norm_type
@@ -342,8 +342,6 @@ def checks_of(readers, numbers):
 
 def readings_of(step, mode, readers, *, numbers):
     """Return what the logs of a step have of what was read in it."""
-    if not readers:
-        return {}
     if step.readings is None:
         raise ValueError(
             f"{mode!r} has not let the samples' gradients be read: its step() "

@@ -35,6 +35,7 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import traced_once
 from keras_pergrad.modes import fractions
+from keras_pergrad.modes.one_step import plus, times
 from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.modes.part_metrics import PartMetrics, placed
 from keras_pergrad.modes.step_options import StepOptions
@@ -269,29 +270,12 @@ def divisor_of(key):
     return key.rpartition("_")[2]
 
 
-def times(value: Any, factor: Any) -> Any:
-    """Return the product; None stands for no value, or for a factor of one."""
-    if value is None or factor is None:
-        return value
-    # A cast would take a Python number through single precision.
-    factor = tf.cast(factor, value.dtype) if tf.is_tensor(factor) else factor
-    return value * factor
-
-
 def unscaled(gradients, scale):
     """Return gradients as tensors, divided by the loss scale, if any."""
     dense = map_tensors(tf.convert_to_tensor, gradients)
     if scale is None:
         return dense
     return map_tensors(lambda g: g / tf.cast(scale, g.dtype), dense)
-
-
-def plus(first, second):
-    """Return the sums of two lists of gradients, some of them None."""
-    return [
-        b if a is None else a if b is None else tf.convert_to_tensor(a) + b
-        for a, b in zip(first, second, strict=True)
-    ]
 
 
 @dataclasses.dataclass

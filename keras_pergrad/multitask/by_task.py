@@ -12,8 +12,9 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.models.parts import has_own_loss, layers_of
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.one_step import plus, times
 from keras_pergrad.modes.step_options import StepOptions
-from keras_pergrad.modes.sums import plus, times, unscaled
+from keras_pergrad.modes.sums import unscaled
 from keras_pergrad.multitask.task_gradients import (
     TaskSums,
     combine_tasks,

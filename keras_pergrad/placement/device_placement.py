@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.common import machine
 from keras_pergrad.common.arguments import NamedArguments
-from keras_pergrad.common.batch_marks import without_numbers
+from keras_pergrad.common.batches import without_numbers
 from keras_pergrad.common.callback_list import at_end_of_fit, go_before_readers
 from keras_pergrad.common.running_fit import running_fit
 from keras_pergrad.keras_internals.fit import train_function

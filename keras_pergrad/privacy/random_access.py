@@ -4,13 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batches import (
-    common_length,
-    frame_to_array,
-    is_composite,
-    map_tensors,
-    tensors_of,
-)
+from keras_pergrad.common.batches import is_composite, map_tensors, tensors_of
+from keras_pergrad.common.data_batches import common_length, frame_to_array
 from keras_pergrad.privacy.phase import checksum
 
 #: How many examples a checksum is of, where not all are in memory.

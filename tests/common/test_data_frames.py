@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.common.batches import frame_to_array
+from keras_pergrad.common.data_batches import frame_to_array
 from tests.models.making import compiled, net
 
 N = 6

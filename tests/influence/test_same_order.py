@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.common.batches import batches_of
+from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.influence.fixed_order import FixedOrderBatches
 from tests.models.making import compiled, net, normal
 
