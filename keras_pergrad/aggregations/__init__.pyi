@@ -1,12 +1,12 @@
 from keras_pergrad.aggregations.aggregation import Aggregation as Aggregation
-from keras_pergrad.aggregations.aggregation import (
-    GradientStatistics as GradientStatistics,
-)
 from keras_pergrad.aggregations.aggregation import Mean as Mean
 from keras_pergrad.aggregations.aggregation import (
     register_aggregation as register_aggregation,
 )
 from keras_pergrad.aggregations.clipping import ClippedMean as ClippedMean
+from keras_pergrad.aggregations.statistics import (
+    GradientStatistics as GradientStatistics,
+)
 from keras_pergrad.multitask.aligned_mtl import AlignedMTL as AlignedMTL
 from keras_pergrad.multitask.cagrad import CAGrad as CAGrad
 from keras_pergrad.multitask.geometric_median import (

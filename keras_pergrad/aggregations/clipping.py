@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import (
     Aggregation,
+    DefinedMean,
     aggregations,
     is_finite,
     of_samples,
 )
-from keras_pergrad.aggregations.epoch_means import DefinedMean
 from keras_pergrad.common.arguments import (
     number_from,
     positive_number,

@@ -16,7 +16,9 @@ from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.losses.compiled import losses_computing_in
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.losses.terms import regularization_gradients
+from keras_pergrad.keras_internals.losses.regularizers import (
+    regularization_gradients,
+)
 from keras_pergrad.keras_internals.models.layers import layer_computing_in
 from keras_pergrad.keras_internals.models.parts import (
     call_model,

@@ -13,7 +13,9 @@ from keras_pergrad.keras_internals.losses.losses import (
     recording_losses,
     total_loss,
 )
-from keras_pergrad.keras_internals.losses.terms import regularization_loss
+from keras_pergrad.keras_internals.losses.regularizers import (
+    regularization_loss,
+)
 from keras_pergrad.keras_internals.models.parts import (
     call_model,
     compiled_loss,

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import GradientStatistics
+from keras_pergrad.aggregations.statistics import GradientStatistics
 from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.factors import wide
 from keras_pergrad.factors.written_out import as_norms

@@ -19,7 +19,7 @@ from keras_pergrad.gradient_health.observation import (
     along,
     observe,
 )
-from keras_pergrad.keras_internals.losses.terms import (
+from keras_pergrad.keras_internals.losses.regularizers import (
     Penalties,
     regularization_loss,
 )

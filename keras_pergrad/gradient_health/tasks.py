@@ -9,7 +9,10 @@ import tensorflow as tf
 from keras_pergrad.common.batches import map_tensors, pack_like, tensors_of
 from keras_pergrad.common.text import as_text
 from keras_pergrad.keras_internals.losses import terms as loss_terms
-from keras_pergrad.keras_internals.losses.losses import total_loss
+from keras_pergrad.keras_internals.losses.losses import (
+    recording_values,
+    total_loss,
+)
 from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     call_model,
@@ -160,7 +163,7 @@ class TaskMeter:
         # One forward pass, and one backward pass for each task.
         with tf.GradientTape(persistent=True) as tape:
             y_pred = call_model(self._model, x)
-            with loss_terms.recording_values(self._model, loss_values):
+            with recording_values(self._model, loss_values):
                 total_loss(
                     self._model,
                     x,

@@ -6,7 +6,7 @@ from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.losses.compiled import no_running_means
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.losses.terms import without_gradients
+from keras_pergrad.keras_internals.losses.regularizers import without_gradients
 from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
 from keras_pergrad.keras_internals.state.model import twice_differentiable
 from keras_pergrad.modes.one_step import loss_scale

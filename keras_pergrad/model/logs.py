@@ -7,7 +7,7 @@ import warnings
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregations.epoch_means import STATISTICS
+from keras_pergrad.aggregations.statistics import STATISTICS
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals.fit.train_function import Variant
 from keras_pergrad.keras_internals.replicas import replicas

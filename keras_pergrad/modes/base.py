@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import Aggregation
-from keras_pergrad.aggregations.epoch_means import STATISTICS
+from keras_pergrad.aggregations.statistics import STATISTICS
 from keras_pergrad.common.registry import Class, Configured, Registry
 from keras_pergrad.keras_internals.models.parts import require_none_overwritten
 from keras_pergrad.keras_internals.replicas import replicas

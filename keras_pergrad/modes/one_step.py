@@ -14,16 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import (
-    is_finite,
-    spread_statistics,
-    weighs,
-)
+from keras_pergrad.aggregations.aggregation import is_finite, weighs
+from keras_pergrad.aggregations.statistics import spread_statistics
 from keras_pergrad.common.batches import map_tensors, sample_count
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.losses.terms import (
+from keras_pergrad.keras_internals.losses.regularizers import (
     Penalties,
     regularization_gradients,
     without_gradients,

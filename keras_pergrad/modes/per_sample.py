@@ -25,7 +25,7 @@ from keras_pergrad.keras_internals.losses.losses import (
     recording_losses,
     total_loss,
 )
-from keras_pergrad.keras_internals.losses.terms import without_gradients
+from keras_pergrad.keras_internals.losses.regularizers import without_gradients
 from keras_pergrad.keras_internals.models.parts import compiled_loss
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.modes import fractions

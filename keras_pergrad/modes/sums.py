@@ -26,7 +26,9 @@ from keras_pergrad.common.batches import first_tensor, map_tensors, sample_count
 from keras_pergrad.common.gradients import with_shapes
 from keras_pergrad.keras_internals.data import views
 from keras_pergrad.keras_internals.losses.losses import recording_losses
-from keras_pergrad.keras_internals.losses.terms import regularization_loss
+from keras_pergrad.keras_internals.losses.regularizers import (
+    regularization_loss,
+)
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     mask_of,

@@ -6,10 +6,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
-from keras_pergrad.aggregations.epoch_means import DefinedMean
+from keras_pergrad.aggregations.aggregation import (
+    Aggregation,
+    DefinedMean,
+    aggregations,
+)
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.losses import terms as loss_terms
+from keras_pergrad.keras_internals.losses.losses import recording_values
 from keras_pergrad.keras_internals.models.parts import has_own_loss, layers_of
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.one_step import plus, times
@@ -182,7 +186,7 @@ class ByTask(GradientMode):
         tasks, captured_losses = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()
-            with loss_terms.recording_values(model, captured_losses):
+            with recording_values(model, captured_losses):
                 part.target(y_pred, added)
             terms = loss_terms.terms_of(
                 model, part.y, y_pred, recorded=captured_losses

@@ -7,8 +7,11 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregations.aggregation import Aggregation, is_finite
-from keras_pergrad.aggregations.epoch_means import DefinedMean
+from keras_pergrad.aggregations.aggregation import (
+    Aggregation,
+    DefinedMean,
+    is_finite,
+)
 from keras_pergrad.common.arguments import is_number
 from keras_pergrad.multitask.spectrum import (
     eigh,

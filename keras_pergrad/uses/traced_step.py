@@ -19,7 +19,7 @@ from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.losses.terms import without_gradients
+from keras_pergrad.keras_internals.losses.regularizers import without_gradients
 from keras_pergrad.keras_internals.models.parts import (
     RECURRENT,
     layers_of,

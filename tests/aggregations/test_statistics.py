@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.aggregations import aggregation as statistics
-from keras_pergrad.aggregations.epoch_means import DefinedMean, RatioOfMeans
+from keras_pergrad.aggregations import statistics
+from keras_pergrad.aggregations.aggregation import DefinedMean
+from keras_pergrad.aggregations.statistics import RatioOfMeans
 from keras_pergrad.factors import Rows, squared_norm
 from tests.marks import few
 from tests.models import making

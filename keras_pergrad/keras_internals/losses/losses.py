@@ -1,8 +1,8 @@
 """The loss of a batch as Keras reduces it, and what it depends on.
 
 Private names in use: `keras.src.losses.loss.unscale_loss_for_distribution`,
-`Model._aggregate_additional_loss`, and of `keras.src.losses.losses` the
-function `convert_binary_labels_to_hinge`.
+`Model._aggregate_additional_loss`, `CompileLoss._flat_losses`, and of
+`keras.src.losses.losses` the function `convert_binary_labels_to_hinge`.
 """
 
 import contextlib
@@ -22,9 +22,10 @@ from keras_pergrad.keras_internals.graphs.gradients import (
     mark_same_for_all,
     mark_whole_loss,
 )
-from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.models.parts import (
+    compiled_loss,
     compute_loss,
+    entries_of,
     layers_of,
     logits_behind,
     loss_tracker,
@@ -77,10 +78,37 @@ def _marked_losses(model):
         return mark_whole_loss(aggregate(loss))
 
     with (
-        loss_terms.recording_values(model, {}),
+        recording_values(model, {}),
         patched_attribute(model, name, marking_aggregate),
     ):
         yield
+
+
+@contextlib.contextmanager
+def recording_values(model, recorded):
+    """Put the value of each compiled loss, marked, into a dict by its index."""
+    compiled = compiled_loss(model)
+    entries = [
+        entry._replace(loss=_ValueRecorder(entry.loss, k, recorded))
+        for k, entry in enumerate(entries_of(compiled))
+    ]
+    if not entries:
+        yield
+        return
+    with patched_attribute(compiled, "_flat_losses", entries):
+        yield
+
+
+class _ValueRecorder:
+    """A loss whose value is recorded."""
+
+    def __init__(self, loss, index, recorded):
+        self._loss, self._index, self._recorded = loss, index, recorded
+
+    def __call__(self, *args):
+        value = mark_whole_loss(self._loss(*args))
+        self._recorded[self._index] = value
+        return value
 
 
 @contextlib.contextmanager

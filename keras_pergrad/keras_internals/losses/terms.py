@@ -1,26 +1,19 @@
-"""The terms of a loss: the compiled losses, added ones, weight regularisers.
+"""The terms of a loss: the compiled losses, and what layers add.
 
 A term is one entry of the compiled loss, times its loss weight, or what one
 layer gave to `add_loss`. Keras minimises their sum and weight regularisers.
 
-Private names in use: `CompileLoss._flat_losses`, `CompileLoss.dtype`;
-`Variable._regularizer`.
+Private name in use: `CompileLoss.dtype`.
 """
 
-import contextlib
-
-import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_pergrad.keras_internals.graphs.gradients import mark_whole_loss
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     entries_of,
-    has_own_loss,
     layers_of,
     own_losses,
-    patched_attribute,
 )
 
 #: What stands before the name of a layer that calls `add_loss`.
@@ -57,33 +50,6 @@ def _join_names(name, loss):
     return name if name == loss else f"{name}_{loss}"
 
 
-@contextlib.contextmanager
-def recording_values(model, recorded):
-    """Put the value of each compiled loss, marked, into a dict by its index."""
-    compiled = compiled_loss(model)
-    entries = [
-        entry._replace(loss=_ValueRecorder(entry.loss, k, recorded))
-        for k, entry in enumerate(entries_of(compiled))
-    ]
-    if not entries:
-        yield
-        return
-    with patched_attribute(compiled, "_flat_losses", entries):
-        yield
-
-
-class _ValueRecorder:
-    """A loss whose value is recorded."""
-
-    def __init__(self, loss, index, recorded):
-        self._loss, self._index, self._recorded = loss, index, recorded
-
-    def __call__(self, *args):
-        value = mark_whole_loss(self._loss(*args))
-        self._recorded[self._index] = value
-        return value
-
-
 def terms_of(model, y, y_pred, *, recorded):
     """Return the terms of a loss, by name, from its recorded values."""
     compiled = compiled_loss(model)
@@ -108,144 +74,3 @@ def terms_of(model, y, y_pred, *, recorded):
 def is_one_output(y, y_pred):
     """Whether Keras takes targets and outputs for those of one output."""
     return not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred)
-
-
-class Penalties:
-    """What the loss of a model does with the penalties on its weights.
-
-    A regulariser belongs to no sample: its gradient is added after aggregation.
-    Keras adds every regulariser to the loss once, but an own `compute_loss` may
-    leave them out or weigh them. So the loss is differentiated with respect to
-    each penalty.
-    """
-
-    def __init__(self, model):
-        self.variables = list(model.trainable_variables)
-        overrides_loss = has_own_loss(model)
-        penalized = [v for v in self.variables if v.regularizer is not None]
-        self._penalized = penalized if overrides_loss else []
-        self._penalties = []
-        self._tape = None
-
-    @contextlib.contextmanager
-    def noted(self):
-        """Record the penalties while the loss is computed."""
-        if not self._penalized:
-            yield
-            return
-        with contextlib.ExitStack() as stack:
-            self._tape = stack.enter_context(
-                tf.GradientTape(watch_accessed_variables=False)
-            )
-            for variable in self._penalized:
-                regularizer = self._recording_regularizer(variable)
-                stack.enter_context(
-                    patched_attribute(variable, "_regularizer", regularizer)
-                )
-            yield
-
-    def _recording_regularizer(self, variable):
-        regularizer = variable.regularizer
-
-        def function(value):
-            penalty = tf.convert_to_tensor(regularizer(value))
-            self._tape.watch(penalty)
-            self._penalties.append((variable, penalty))
-            return penalty
-
-        return function
-
-    def gradients(self, loss):
-        """Return the penalties' gradients in the unscaled `noted` loss."""
-        if not self._penalized:
-            return regularization_gradients(self.variables)
-        weights = {id(v): None for v in self._penalized}
-        penalty_gradients = self._tape.gradient(
-            loss, [p for _, p in self._penalties]
-        )
-        for (variable, _), penalty_gradient in zip(
-            self._penalties, penalty_gradients
-        ):
-            if penalty_gradient is not None:
-                previous = weights[id(variable)]
-                penalty_gradient = tf.stop_gradient(
-                    tf.convert_to_tensor(penalty_gradient)
-                )
-                weights[id(variable)] = (
-                    penalty_gradient
-                    if previous is None
-                    else previous + penalty_gradient
-                )
-        return regularization_gradients(self.variables, weights)
-
-
-@contextlib.contextmanager
-def without_gradients(variables):
-    """Let regularisers have values without gradients, which are added later."""
-    with contextlib.ExitStack() as stack:
-        for variable in variables:
-            regularizer = variable.regularizer
-            if regularizer is not None and not isinstance(
-                regularizer, _WithoutGradient
-            ):
-                without_gradient = _WithoutGradient(variable, regularizer)
-                stack.enter_context(
-                    patched_attribute(
-                        variable, "_regularizer", without_gradient
-                    )
-                )
-        yield
-
-
-class _WithoutGradient:
-    """A regulariser without a gradient."""
-
-    def __init__(self, variable, regularizer):
-        self.variable, self.regularizer = variable, regularizer
-
-    def __call__(self, value):
-        # In a `keras.StatelessScope` Keras may not find the value.
-        value = self.variable.value if value is None else value
-        return tf.stop_gradient(self.regularizer(value))
-
-
-def regularization_gradients(variables, weights=None):
-    """Return the regularisers' gradient at each variable, or None."""
-    # A regulariser may also read other variables: the tape watches all.
-    # `weights`: id of a variable → the factor of its penalty, or None to leave
-    # it out.
-    penalized = [
-        v
-        for v in variables
-        if v.regularizer is not None
-        and (weights is None or weights.get(id(v)) is not None)
-    ]
-    if not penalized:
-        return [None] * len(variables)
-    values = [v.value for v in variables]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(values)
-        terms = [v.regularizer(v.value) for v in penalized]
-        if weights is not None:
-            terms = [
-                t * tf.cast(weights[id(v)], t.dtype)
-                for v, t in zip(penalized, terms)
-            ]
-        penalty = _sum(terms)
-    return [
-        None if g is None else tf.convert_to_tensor(g)
-        for g in tape.gradient(penalty, values)
-    ]
-
-
-def regularization_loss(variables):
-    """Return the sum of the variables' regularisers, a scalar."""
-    return _sum(
-        [v.regularizer(v.value) for v in variables if v.regularizer is not None]
-    )
-
-
-def _sum(terms):
-    dtype = keras.config.floatx()
-    terms = [tf.cast(tf.reduce_sum(t), dtype) for t in terms]
-    return tf.add_n(terms) if terms else tf.zeros([], dtype)
