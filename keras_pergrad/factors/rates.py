@@ -6,10 +6,8 @@ Every method is exact; the rates tell which one is fast. They were measured by
 
 from typing import NamedTuple
 
-from keras_pergrad.keras_internals.tensorflow.settings import (
-    has_cuda_card,
-    in_xla,
-)
+from keras_pergrad.keras_internals.tensorflow.devices import has_cuda_card
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 
 class ProductRates(NamedTuple):

@@ -13,7 +13,7 @@ from keras_pergrad.common.batches import without_numbers
 from keras_pergrad.common.callback_list import at_end_of_fit, go_before_readers
 from keras_pergrad.common.running_fit import running_fit
 from keras_pergrad.keras_internals.fit import train_function
-from keras_pergrad.keras_internals.tensorflow.settings import placed_graphs
+from keras_pergrad.keras_internals.tensorflow.devices import placed_graphs
 from keras_pergrad.placement import graph, metal, operations
 from keras_pergrad.placement.profile import replay
 from keras_pergrad.placement.report import PlacementReport

@@ -29,7 +29,7 @@ from keras_pergrad.keras_internals.graphs.nodes import (
     is_function,
     outer_graph_of,
 )
-from keras_pergrad.keras_internals.tensorflow.settings import current_device
+from keras_pergrad.keras_internals.tensorflow.devices import current_device
 from keras_pergrad.stalls.accounting import CALL, Epoch
 from keras_pergrad.stalls.wait_log import WaitLog, log_of_key
 

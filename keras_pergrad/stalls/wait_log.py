@@ -17,7 +17,7 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.tensorflow.settings import eagerly
+from keras_pergrad.keras_internals.tensorflow.devices import eagerly
 
 CAPACITY = 2048  # rows, where a call needs no more
 COLUMNS = 3  # asked, arrived, whether there was a batch

@@ -27,11 +27,11 @@ from keras_pergrad.keras_internals.models.parts import (
     RECURRENT,
     patched_attribute,
 )
-from keras_pergrad.keras_internals.tensorflow.settings import (
+from keras_pergrad.keras_internals.tensorflow.devices import (
     current_device,
     has_cuda_card,
-    in_xla,
 )
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 
 @contextlib.contextmanager
