@@ -8,7 +8,7 @@ import tensorflow as tf
 from benchmarks.harness.keras_models import build_model, make_loss, targets
 from benchmarks.harness.models import make_batch
 from benchmarks.harness.turns import in_turns, milliseconds, show
-from keras_pergrad.factors.blanking import select
+from keras_pergrad.factors.sampled import select
 from keras_pergrad.uses import TracedStep
 
 BATCH, NORM, RATE = 64, 1.0, 1e-3

@@ -27,7 +27,6 @@ from keras_pergrad.explanation.explanation import (
     VariableRow,
     VouchedOp,
 )
-from keras_pergrad.factors import join, widened
 from keras_pergrad.functions.data_passes import (
     require_call,
     require_outside_functions,
@@ -48,7 +47,7 @@ from keras_pergrad.modes.inspection import (
     require_model,
     require_no_data_set,
 )
-from keras_pergrad.uses import TracedStep, sum_of_outputs
+from keras_pergrad.uses import TracedStep, factor_of_uses, sum_of_outputs
 
 _EXPLAIN_PARTS = (
     "Explain its parts, as in explain(model.generator, x). The losses that a "
@@ -362,7 +361,7 @@ def _refuse_unreduced(model, refuse):
 
 
 def _variable_row(variable, uses, n):
-    factor = widened(join([f for f, _ in uses]), variable.value.dtype)
+    factor = factor_of_uses([f for f, _ in uses], variable)
     ops = tuple(
         type(use.layer).__name__ if hasattr(use, "rule") else use.type
         for _, use in uses

@@ -1,17 +1,14 @@
-"""Per-sample gradients of one variable, kept factored; one class a file."""
+"""Per-sample gradients of one variable, kept factored."""
 
-from keras_pergrad.factors.adapted import Adapted
+from keras_pergrad.factors.adapted import Adapted, Widened
 from keras_pergrad.factors.base import SampleGradients
 from keras_pergrad.factors.blocks import Blocks
 from keras_pergrad.factors.columns import Columns
-from keras_pergrad.factors.full import Full, Held
-from keras_pergrad.factors.half_precision import Widened, widened
+from keras_pergrad.factors.full import Full, Held, Product, Sum, together
 from keras_pergrad.factors.joined import Joined, join
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
 from keras_pergrad.factors.rows import Rows, squared_norm
-from keras_pergrad.factors.side_by_side import together
-from keras_pergrad.factors.simple import Product, Sum
 from keras_pergrad.factors.windows import Windows
 from keras_pergrad.factors.written_out import wide
 
@@ -35,5 +32,4 @@ __all__ = [
     "squared_norm",
     "together",
     "wide",
-    "widened",
 ]

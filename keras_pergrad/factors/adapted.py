@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.written_out import wide
 
 
 class Adapted(SampleGradients):
@@ -96,3 +97,53 @@ def of_values(change, total):
         return change(tf.convert_to_tensor(total))
     values = change(total.values)
     return tf.IndexedSlices(values, total.indices, total.dense_shape)
+
+
+class Widened(Adapted):
+    """A factor in float32; gradients written out have the variable's type.
+
+    What is squared, multiplied or added stays in float32: the square of a
+    number above 256 overflows in float16, and below 2e-4 it is zero; bfloat16
+    keeps three digits, too few for a sum.
+
+    Args:
+        factor: `SampleGradients` of half precision.
+        dtype: the type of the variable.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> half = factors.Full(300 * tf.ones((2, 1), tf.float16))
+    >>> wide = factors.Widened(half, tf.float16)
+    >>> wide.squared_norms().numpy(), wide.materialize().dtype.name
+    (array([90000., 90000.], dtype=float32), 'float16')
+    """
+
+    entrywise = True
+
+    def __init__(self, factor, dtype):
+        super().__init__(factor.map(wide))
+        self.dtype = dtype
+
+    def squared_norms(self):
+        return self.factor.squared_norms()
+
+    def squared_norm_of_sum(self):
+        return self.factor.squared_norm_of_sum()
+
+    def weighted_sum(self, weights):
+        return self.factor.weighted_sum(weights)
+
+    def dot(self, direction):
+        return self.factor.dot(of_values(wide, direction))
+
+    def sum_of_squares(self):
+        return self.factor.sum_of_squares()
+
+    def gram(self, other=None):
+        is_widened = isinstance(other, Widened)
+        return self.factor.gram(other.factor if is_widened else other)
+
+    def change(self, tensor):
+        return tf.cast(tensor, self.dtype)

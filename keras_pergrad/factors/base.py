@@ -1,87 +1,17 @@
 """The contract of factors: a weight's gradient for each sample, not held."""
 
 import abc
-import copy
 import inspect
 from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.factors.sampled import Sampled, map_factors
 from keras_pergrad.factors.written_out import (
     flat_samples,
     inner_products,
     squares,
 )
-
-
-class Sampled:
-    """What holds tensors whose first axis is the sample.
-
-    Nothing changes it after its constructor.
-
-    Attributes:
-        sampled: the names of the attributes that follow the samples: tensors
-            with the samples on the first axis, `Sampled` objects, lists of
-            either, or None.
-    """
-
-    sampled: tuple[str, ...] = ()
-
-
-class Shared(Sampled):
-    """What several factors ask for: each answer is made once in a graph."""
-
-    def __init__(self):
-        self._answers = {}
-
-    def __getstate__(self):
-        # What a copy, with other tensors, answers is something else.
-        return {**vars(self), "_answers": {}}
-
-    def once(self, question, make, weights=None):
-        """Return `make()`, made once for a question and a weights tensor."""
-        # The tensors of a branch cannot be used outside of it.
-        graph = tf.compat.v1.get_default_graph()
-        key = graph, question, id(weights)
-        if key not in self._answers:
-            # The weights are kept, so that nothing else gets their id.
-            self._answers[key] = weights, make()
-        return self._answers[key][1]
-
-
-def map_factors(factors, change):
-    """Return factors with each of their tensors changed, None as None.
-
-    A tensor that several factors hold is changed once, and they share it.
-
-    Args:
-        factors: `SampleGradients`, or None.
-        change: a function of a tensor, (n, ...), of floats or integers; only
-            n and the type may be others afterwards.
-    """
-    done = {}
-    return [_mapped(factor, change, done) for factor in factors]
-
-
-def _mapped(part, change, done):
-    if part is None:
-        return None
-    if isinstance(part, list):
-        return [_mapped(one, change, done) for one in part]
-    if id(part) not in done:
-        if isinstance(part, Sampled):
-            if not part.sampled:
-                raise NotImplementedError(
-                    f"{type(part).__name__} must name in `sampled` the "
-                    "attributes that follow the samples, tensors or factors."
-                )
-            done[id(part)] = mapped = copy.copy(part)
-            for name in part.sampled:
-                value = _mapped(getattr(part, name), change, done)
-                setattr(mapped, name, value)
-        else:
-            done[id(part)] = change(part)
-    return done[id(part)]
 
 
 class SampleGradients(Sampled, abc.ABC):
@@ -102,7 +32,7 @@ class SampleGradients(Sampled, abc.ABC):
     that has gradients answers in its own ways what follows from them.
 
     Units are those of the gradient; its square for norms. In a step half
-    precision is widened before it is squared (`widened`).
+    precision is widened before it is squared (`Widened`).
 
     Raises:
         TypeError: a subclass defines `materialize` though its base does.
@@ -194,7 +124,7 @@ class SampleGradients(Sampled, abc.ABC):
     def dot(self, direction: Any) -> tf.Tensor:
         """Return the inner product of each contribution with a gradient, (n,).
 
-        In a step half precision is widened first (`widened`).
+        In a step half precision is widened first (`Widened`).
 
         Args:
             direction: a tensor of the variable's shape, or `tf.IndexedSlices`,
@@ -215,7 +145,7 @@ class SampleGradients(Sampled, abc.ABC):
 
         With one position at a kernel it is one matrix product, as BackPACK's
         sum of squares (Dangel et al., arXiv 1912.10985). In a step half
-        precision is widened first (`widened`).
+        precision is widened first (`Widened`).
 
         Returns:
             A tensor of the variable's shape (or `tf.IndexedSlices`, where
@@ -234,7 +164,7 @@ class SampleGradients(Sampled, abc.ABC):
     def gram(self, other: "SampleGradients | None" = None) -> tf.Tensor:
         """Return the inner products of all pairs of contributions, (n, m).
 
-        In a step half precision is widened first (`widened`).
+        In a step half precision is widened first (`Widened`).
 
         Args:
             other: the `SampleGradients` of this variable for m other samples;

@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors.rounding import squares_of_products
-from keras_pergrad.factors.shared_tensors import integers
-from keras_pergrad.factors.written_out import squares_by_sample
+from keras_pergrad.factors.written_out import integers, squares_by_sample
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 SHORT_AXIS = 16

@@ -12,8 +12,12 @@ from keras_pergrad.factors.base import SampleGradients
 from keras_pergrad.factors.chunks import squares_by_chunks
 from keras_pergrad.factors.full import Held
 from keras_pergrad.factors.rates import rates
-from keras_pergrad.factors.shared_tensors import integers
-from keras_pergrad.factors.written_out import expand, in_shape, in_type
+from keras_pergrad.factors.written_out import (
+    expand,
+    in_shape,
+    in_type,
+    integers,
+)
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...

@@ -7,7 +7,7 @@ import math
 
 import tensorflow as tf
 
-from keras_pergrad.factors.shared_tensors import integers, zero
+from keras_pergrad.factors.written_out import integers, zero
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 

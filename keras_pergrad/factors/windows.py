@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors.shared_tensors import integers
+from keras_pergrad.factors.written_out import integers
 
 
 @dataclasses.dataclass(frozen=True)

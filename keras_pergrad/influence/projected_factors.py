@@ -18,7 +18,7 @@ from keras_pergrad.factors import (
 )
 from keras_pergrad.factors.outer import HELD
 from keras_pergrad.factors.rates import CPU
-from keras_pergrad.factors.shared_tensors import integers
+from keras_pergrad.factors.written_out import integers
 from keras_pergrad.influence.projection import BLOCK, Projection
 from keras_pergrad.influence.sides import (
     axes_of_sides,

@@ -17,7 +17,7 @@ from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
-from keras_pergrad.factors.blanking import select
+from keras_pergrad.factors.sampled import select
 from keras_pergrad.factors.written_out import as_norms, norm_type
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.replicas import replicas

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.shared_tensors import integers
+from keras_pergrad.factors.written_out import integers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,17 @@ from keras_pergrad.uses import (  # noqa: F401
     op_rules,
     weight_products,
 )
-from keras_pergrad.uses.traced_step import TracedStep, sum_of_outputs
+from keras_pergrad.uses.traced_step import (
+    TracedStep,
+    factor_of_uses,
+    sum_of_outputs,
+)
 
 __all__ = [
     "TracedStep",
     "added_powers",
     "counters",
+    "factor_of_uses",
     "loss_power",
     "refusals",
     "sum_of_outputs",

@@ -9,7 +9,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import Blocks, Outer
-from keras_pergrad.factors.shared_tensors import integers
+from keras_pergrad.factors.written_out import integers
 from keras_pergrad.proof.contraction_rules import labelled
 from keras_pergrad.proof.layout import Layout
 from keras_pergrad.uses.op_rules import op_rule

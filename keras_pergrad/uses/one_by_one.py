@@ -13,7 +13,7 @@ import weakref
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import Shared
+from keras_pergrad.factors.sampled import Shared
 from keras_pergrad.factors.written_out import (
     HALF,
     inner_products,

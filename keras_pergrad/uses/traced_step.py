@@ -15,7 +15,8 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batches import first_tensor, sample_count
-from keras_pergrad.factors import join, widened
+from keras_pergrad.factors import Widened, join
+from keras_pergrad.factors.written_out import HALF
 from keras_pergrad.keras_internals.data.views import call_views
 from keras_pergrad.keras_internals.graphs.gradients import drop_overrides
 from keras_pergrad.keras_internals.losses.losses import total_loss
@@ -375,12 +376,9 @@ class TracedStep:
             if getattr(use, "reason", None) is not None:
                 self.one_by_one[use.op.name] = use.type
                 warn_once(self.model, use)
-        factors = [
-            _join_uses(parts) if parts else None for parts in by_variable
-        ]
         return [
-            None if f is None else widened(f, v.value.dtype)
-            for v, f in zip(self.variables, factors)
+            factor_of_uses(parts, v) if parts else None
+            for v, parts in zip(self.variables, by_variable)
         ]
 
     def parts(self, loss, scale=None):
@@ -459,9 +457,16 @@ def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
     )
 
 
-def _join_uses(parts):
-    """Return the factor of a variable's only use, or of all its uses."""
-    return parts[0] if len(parts) == 1 else join(merge_parts(parts))
+def factor_of_uses(parts, variable):
+    """Return the factor of a variable, wide enough for norms.
+
+    Args:
+        parts: the `SampleGradients` of each of its uses, at least one.
+        variable: the variable.
+    """
+    factor = parts[0] if len(parts) == 1 else join(merge_parts(parts))
+    dtype = variable.value.dtype
+    return Widened(factor, dtype) if dtype in HALF else factor
 
 
 def _raise(layer, error):

@@ -5,7 +5,7 @@ import functools
 import tensorflow as tf
 
 from keras_pergrad.factors import Adapted, Held, SampleGradients
-from keras_pergrad.factors.base import Shared
+from keras_pergrad.factors.sampled import Shared
 from keras_pergrad.factors.written_out import squares_by_sample
 from keras_pergrad.keras_internals.graphs.gradients import op_gradients
 from keras_pergrad.proof.layout import sizes_of

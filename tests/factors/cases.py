@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors.blanking import select
+from keras_pergrad.factors.sampled import select
 
 N = 4
 KEEP = np.array([True, False, True, True])

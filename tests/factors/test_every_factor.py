@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors.base import map_factors
+from keras_pergrad.factors.sampled import map_factors
 from tests.factors.cases import (
     ALL,
     FACTORS,

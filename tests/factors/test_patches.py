@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.factors import Patches, Windows, convolution_method
-from keras_pergrad.factors.blanking import select
 from keras_pergrad.factors.patches import METHODS
+from keras_pergrad.factors.sampled import select
 
 N, SIZES, KERNEL = 3, (5, 6), (3, 2)
 

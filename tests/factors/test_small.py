@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.factors import Full, Held, Outer, Sum, together
-from keras_pergrad.factors.blanking import select
+from keras_pergrad.factors.sampled import select
 
 N = 5
 WEIGHTS = tf.constant([0.5, 1.0, 0.0, 2.0, 0.25], tf.float64)

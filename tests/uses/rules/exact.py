@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.factors.blanking import select
+from keras_pergrad.factors.sampled import select
 from keras_pergrad.influence.projected_factors import project
 from keras_pergrad.influence.projection import projections
 from keras_pergrad.keras_internals.losses.losses import total_loss
