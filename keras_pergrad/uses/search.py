@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.keras_internals.graphs.gradients import (
     GRADIENT_STOPS,
     gradients_at,
@@ -60,6 +59,10 @@ class Dependence:
     by_size: bool = False
     candidates: tuple = ()
     gradient: Any = None
+
+
+#: Of a tensor of which nothing was noted. Nothing changes it.
+_NOTHING = Dependence(None)
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,19 +138,19 @@ class CandidateUses:
                 handle = self._of(part.handle)
                 handle.weights, handle.is_handle = frozenset([index]), True
         for inner, outer in captured_origins(self._graph).items():
-            handle, origin = self._of(inner.deref()), self._of(outer)
-            handle.weights, handle.is_handle = origin.weights, origin.is_handle
+            origin = self._dependences.get(id(outer), _NOTHING)
+            if origin.is_handle:
+                handle = self._of(inner.deref())
+                handle.weights, handle.is_handle = origin.weights, True
 
     def _drop_unused(self):
         """Drop ops on weights that never meet data: ops of regularisers."""
         needed, used = set(), []
         for candidate in reversed(self.candidates):
-            outputs = map(self._of, candidate.op.outputs)
-            if candidate.by_value or not needed.isdisjoint(outputs):
+            op = candidate.op
+            if candidate.by_value or not needed.isdisjoint(map(id, op.outputs)):
                 used.append(candidate)
-                needed.update(
-                    self._of(candidate.op.inputs[k]) for k in candidate.weights
-                )
+                needed.update(id(op.inputs[k]) for k in candidate.weights)
         self.candidates = used[::-1]
 
     def differentiate(self, loss, others=()):
@@ -167,151 +170,144 @@ class CandidateUses:
             operations = self._graph.get_operations()
             if call is not None:
                 operations = call.ops
-                called = [self._of(t).gradient for t in call.called]
                 pairs = [
-                    (t, cotangent)
-                    for t, cotangent in zip(call.outputs, called)
-                    if cotangent is not None
+                    (t, self.gradient_of(called))
+                    for t, called in zip(call.outputs, call.called)
+                    if self.gradient_of(called) is not None
                 ]
                 sources = [t for t, _ in pairs]
                 cotangents = [cotangent for _, cotangent in pairs]
-            gradients = [None] * len(targets)
-            if sources and targets:
-                gradients = gradients_at(
-                    sources, targets, operations, cotangents=cotangents
-                )
+            if not sources or not targets:
+                continue
+            gradients = gradients_at(
+                sources, targets, operations, cotangents=cotangents
+            )
             for target, gradient in zip(targets, gradients):
-                self._of(target).gradient = map_tensors(
-                    tf.convert_to_tensor, gradient
-                )
+                if gradient is not None:
+                    gradient = tf.convert_to_tensor(gradient)
+                self._of(target).gradient = gradient
 
     def gradient_of(self, tensor):
         """Return the gradient that was found at a tensor, or None."""
-        return self._of(tensor).gradient
+        return self._dependences.get(id(tensor), _NOTHING).gradient
 
     def cotangents(self, candidate):
         """Return the gradients at the outputs of a candidate."""
-        return [self._of(t).gradient for t in candidate.outputs]
+        return list(map(self.gradient_of, candidate.outputs))
 
     def variables_in(self, tensor):
         """Return the indices of the variables behind a tensor of weights."""
-        return self._of(tensor).weights
+        return self._dependences.get(id(tensor), _NOTHING).weights
 
     def is_handle(self, tensor):
         """Whether it is the handle of a trainable variable."""
-        return self._of(tensor).is_handle
+        return self._dependences.get(id(tensor), _NOTHING).is_handle
 
     def _visit(self, op, claimed, parent=None):
+        """Note what the outputs of an op depend on, and whether it is a use."""
         traits = FACTS[op.type].traits
-        inputs = [self._of(t) for t in op.inputs]
-        outputs = [self._of(t) for t in op.outputs]
+        inputs = [self._dependences.get(id(t), _NOTHING) for t in op.inputs]
         if traits & ASSIGNS:
-            inputs[0].is_assigned |= any(d.by_value for d in inputs[1:])
-        elif op.type == "ReadVariableOp":
-            self._visit_read(inputs[0], outputs[0], claimed)
-        elif traits & MEASURES:
+            if any(d.by_value for d in inputs[1:]):
+                self._of(op.inputs[0]).is_assigned = True
+            return
+        if op.type == "ReadVariableOp":
+            self._visit_read(op, inputs[0], claimed)
+            return
+        by_value = by_size = has_weights = False
+        for dependence in inputs:
+            by_value |= dependence.by_value or dependence.is_assigned
+            by_size |= dependence.by_size
+            has_weights |= bool(dependence.weights or dependence.candidates)
+        if traits & MEASURES:
             # A shape depends on the batch's size, not on its values.
-            by_size = any(d.by_value or d.by_size for d in inputs)
-            for output in outputs:
-                output.by_size |= by_size
-        else:
-            by_value = any(d.by_value or d.is_assigned for d in inputs)
-            by_size = any(d.by_size for d in inputs)
-            for output in outputs:
+            by_size |= any(d.by_value for d in inputs)
+            by_value = has_weights = False
+        if by_value or by_size:
+            for tensor in op.outputs:
+                output = self._of(tensor)
                 output.by_value |= by_value
                 output.by_size |= by_size
-            if claimed is not None:
-                claimed.update(*(d.weights for d in inputs if d.is_handle))
-            elif op.type not in GRADIENT_STOPS:
-                self._visit_use(
-                    op, inputs, outputs, by_value=by_value, parent=parent
-                )
+        if not has_weights:
+            return
+        if claimed is not None:
+            claimed.update(*(d.weights for d in inputs if d.is_handle))
+        elif op.type not in GRADIENT_STOPS:
+            self._visit_use(op, inputs, traits, by_value=by_value, call=parent)
 
-    def _visit_read(self, handle, value, claimed):
-        value.by_value |= handle.is_assigned or handle.by_value
+    def _visit_read(self, op, handle, claimed):
+        (value,) = op.outputs
+        if handle.is_assigned or handle.by_value:
+            self._of(value).by_value = True
         if not handle.is_handle:
             return
         if claimed is not None:
             claimed.update(handle.weights)
             return
-        (index,) = value.weights = handle.weights
+        (index,) = self._of(value).weights = handle.weights
         if not any(t.dtype == tf.resource for t in self.sources[index]):
-            self.sources[index].append(value.tensor)
+            self.sources[index].append(value)
 
-    def _visit_use(self, op, inputs, outputs, *, by_value, parent):
-        """Note what an op does with weights."""
+    def _visit_use(self, op, inputs, traits, *, by_value, call):
+        """Note what an op does with weights, or with lists made of them."""
         weights = tuple(k for k, d in enumerate(inputs) if d.weights)
-        if weights and by_value and self._inline(op, parent):
+        is_call = traits & CALLS_FUNCTION
+        if weights and by_value and is_call and self._inline(op, call):
             return
-        # In this order, each once.
-        makers = dict.fromkeys(c for d in inputs for c in d.candidates)
         differentiable = self._differentiable(op)
-        looks_up = FACTS[op.type].traits & READS and inputs[0].is_handle
+        looks_up = traits & READS and inputs[0].is_handle
         if looks_up and differentiable and not by_value:
             (index,) = inputs[0].weights
             # Gradients at what was read go on to the handle.
             self.sources[index] = [op.inputs[0]]
+        # In this order, each once.
+        makers = dict.fromkeys(c for d in inputs for c in d.candidates)
         for maker in makers if by_value else ():
             maker.outputs += differentiable
         if weights:
-            candidate = self._candidate(
+            repeated = tuple(k for k in weights if inputs[k].by_size)
+            # Without samples it is no use, and its gradient is not needed. A
+            # weight behind it is as large as before, and its own gradient is
+            # found behind it.
+            arranges = traits & ARRANGES or op.type in ("Cast", "Neg")
+            is_rearranging = arranges and not by_value and not repeated
+            candidate = Candidate(
                 op,
-                inputs,
-                weights,
+                weights=weights,
                 by_value=by_value,
-                outputs=differentiable,
-                parent=parent,
+                outputs=[] if is_rearranging else differentiable,
+                inlined_call=call,
+                repeated=repeated,
+                variables={k: sorted(inputs[k].weights) for k in weights},
             )
             self.candidates.append(candidate)
             makers[candidate] = None
-        for output in outputs:
-            if by_value and output.tensor.dtype == tf.variant:
-                output.candidates = tuple(makers)
-            elif (
-                weights
-                and not by_value
-                and may_carry_gradient(output.tensor.dtype)
-            ):
-                output.weights = frozenset().union(*(d.weights for d in inputs))
-
-    def _candidate(self, op, inputs, weights, *, by_value, outputs, parent):
-        repeated = tuple(k for k in weights if inputs[k].by_size)
-        # Without samples it is no use, and its gradient is not needed. A weight
-        # behind it is as large as before, and its own gradient is found behind
-        # it.
-        traits = FACTS[op.type].traits
-        arranges = traits & ARRANGES or op.type in ("Cast", "Neg")
-        is_rearranging = arranges and not by_value and not repeated
-        return Candidate(
-            op,
-            weights=weights,
-            by_value=by_value,
-            outputs=[] if is_rearranging else list(outputs),
-            inlined_call=parent,
-            repeated=repeated,
-            variables={k: sorted(inputs[k].weights) for k in weights},
-        )
+        for tensor in op.outputs:
+            if by_value and tensor.dtype == tf.variant:
+                self._of(tensor).candidates = tuple(makers)
+            elif weights and not by_value and may_carry_gradient(tensor.dtype):
+                of_inputs = (d.weights for d in inputs)
+                self._of(tensor).weights = frozenset().union(*of_inputs)
 
     def _differentiable(self, op):
         """Return the outputs of an op through which a loss may depend on it."""
-        outputs = [t for t in op.outputs if _has_gradients(t.dtype)]
-        # No op takes the loss.
+        outputs = [
+            t for t in op.outputs if t.dtype.is_floating or t.dtype.is_complex
+        ]
+        if len(op.outputs) == 1:
+            # No op takes the loss.
+            return outputs
         return [
-            t
-            for t in outputs
-            if len(op.outputs) == 1
-            or not self._operations.isdisjoint(t.consumers())
+            t for t in outputs if not self._operations.isdisjoint(t.consumers())
         ]
 
     def _inline(self, op, parent):
-        """Visit the ops of a call in the place of the call; whether it is one.
+        """Visit the ops of a call in the place of the call; whether they are.
 
         It must read the variables as they are: if the step assigns one of them,
         the ops beside the call would read what was assigned after it.
         """
-        if not FACTS[op.type].traits & CALLS_FUNCTION:
-            return False
-        if not self._written_handles.isdisjoint(map(self._of, op.inputs)):
+        if not self._written_handles.isdisjoint(map(id, op.inputs)):
             return False
         call = inline_call(op, parent)
         if call is None:
@@ -324,10 +320,5 @@ class CandidateUses:
 
     @functools.cached_property
     def _written_handles(self):
-        """The handles of all variables that the step assigns."""
-        return {self._of(t) for t in assigned_inputs(self._graph)}
-
-
-def _has_gradients(dtype):
-    """Whether gradients flow through tensors of this type."""
-    return dtype.is_floating or dtype.is_complex
+        """The ids of the handles of all variables that the step assigns."""
+        return {id(t) for t in assigned_inputs(self._graph)}
