@@ -65,8 +65,8 @@ class Axes:
         output_layout = use.layout
         if output[output_layout.axis : output_layout.axis + 1] != sample:
             return "the samples change their axis in it"
-        sizes = _sizes(weight, use.op.inputs[input_index])
-        other_sizes = {**_sizes(output, y), **_sizes(data, x)}
+        sizes = dict(zip(weight, use.op.inputs[input_index].shape))
+        other_sizes = dict(zip(output + data, [*y.shape, *x.shape]))
         broadcast_labels = {
             c for c in weight if sizes[c] == 1 and other_sizes[c] != 1
         }
@@ -81,8 +81,9 @@ class Axes:
             return "the shape of the weight is not known"
         blocks = [c for c in weight if c in data and c in output]
         features = {c: sizes[c] for c in weight if c not in blocks}
-        _set_sizes(x, data, features)
-        _set_sizes(use.deltas[0], output, features)
+        # A reshape to sizes of run time has lost those of other axes.
+        x.set_shape(list(map(features.get, data)))
+        use.deltas[0].set_shape(list(map(features.get, output)))
         data, output = layout.labels(data), output_layout.labels(output)
         return cls(
             data,
@@ -109,29 +110,16 @@ def contraction(use, input_index):
     dtype = use.dtype(input_index)
     shape = use.op.inputs[input_index].shape.as_list()
     x = tf.cast(axes.layout.first(use.op.inputs[1 - input_index], use.n), dtype)
-    x, dz = (
-        arrange_axes(
-            t,
-            labels,
-            axes.blocks,
-            positions=axes.positions,
-            features=features,
-            sizes=axes.sizes,
-        )
-        for t, labels, features in (
-            (x, axes.data, axes.inputs),
-            (use.delta(dtype), axes.output, axes.outputs),
-        )
+    dz = use.delta(dtype)
+    others = dict(positions=axes.positions, sizes=axes.sizes)
+    x = arrange_axes(x, axes.data, axes.blocks, features=axes.inputs, **others)
+    dz = arrange_axes(
+        dz, axes.output, axes.blocks, features=axes.outputs, **others
     )
     factor_labels = [*axes.blocks, *axes.inputs, *axes.outputs]
     perm, unpermuted = permutation_to(factor_labels, axes.weight, axes.sizes)
     kind = Blocks if axes.blocks else Outer
     return kind(x, dz, shape, perm=perm, unpermuted=unpermuted)
-
-
-def _set_sizes(tensor, labels, sizes):
-    """Set the sizes of axes that a reshape to sizes of run time has lost."""
-    tensor.set_shape([sizes.get(c) for c in labels])
 
 
 def _repeated_layout(use, weight, data, *, output, x):
@@ -156,10 +144,6 @@ def permutation_to(labels, target, sizes):
     return perm, [sizes[c] for c in labels]
 
 
-def _sizes(labels, tensor):
-    return {c: tensor.shape[k] for k, c in enumerate(labels)}
-
-
 def arrange_axes(tensor, labels, blocks, *, positions, features, sizes):
     """Return (n, blocks as one axis if there are any, positions, features).
 
@@ -174,8 +158,8 @@ def arrange_axes(tensor, labels, blocks, *, positions, features, sizes):
     axes = [labels.index(c) for c in order]
     if axes != sorted(axes):
         tensor = tf.transpose(tensor, axes)
-    block_size = [math.prod(sizes[c] for c in blocks)] if blocks else []
-    feature_size = math.prod(sizes[c] for c in features)
+    block_size = [math.prod(map(sizes.get, blocks))] if blocks else []
+    feature_size = math.prod(map(sizes.get, features))
     static_shape = tensor.shape.as_list()
     position_axes = slice(1 + len(blocks), len(static_shape) - len(features))
     static_count = tf.TensorShape(static_shape[position_axes]).num_elements()

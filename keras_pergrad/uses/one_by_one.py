@@ -202,8 +202,7 @@ class _Loop(Shared):
     def _shape(self, input_index):
         tensor = self.use.op.inputs[input_index]
         if tensor.dtype == tf.resource:
-            k = self.use.variables_in(input_index)[0]
-            return list(self.use.variables[k].shape)
+            return list(self.use.variable(input_index).shape)
         return tensor.shape
 
     def _sample_gradients(self, i):

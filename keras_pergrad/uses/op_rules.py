@@ -48,17 +48,16 @@ class Use:
     reason: str | None = None
     loop: Any = None
 
-    def variables_in(self, input_index):
-        """Return the indices of the variables in an input of weights."""
-        return self.candidate.variables[input_index]
+    def variable(self, input_index):
+        """Return the first of the variables in an input of weights."""
+        return self.variables[self.candidate.variables[input_index][0]]
 
     def dtype(self, input_index):
         """Return the type in which the gradients of an input are found."""
         dtype = self.op.inputs[input_index].dtype
         if dtype.is_complex:
             return dtype
-        k = self.variables_in(input_index)[0]
-        return self.variables[k].value.dtype
+        return self.variable(input_index).value.dtype
 
     @property
     def layout(self):
@@ -91,13 +90,6 @@ class Use:
         """Whether the input or an output is complex."""
         tensors = self.op.inputs[input_index], *self.candidate.outputs
         return any(t.dtype.is_complex for t in tensors)
-
-    def is_variable(self, input_index):
-        """Whether an input is a variable as it is, with no op in between."""
-        tensor = self.op.inputs[input_index]
-        if tensor.dtype == tf.resource:
-            return self.uses.is_handle(tensor)
-        return tensor.op.type == "ReadVariableOp"
 
     def attribute(self, name):
         """Return an attribute of the op."""
@@ -185,8 +177,7 @@ def gather(use, input_index):
 
 def _table_shape(use):
     if use.type == "ResourceGather":
-        k = use.variables_in(0)[0]
-        return list(use.variables[k].shape)
+        return list(use.variable(0).shape)
     return use.op.inputs[0].shape.as_list()
 
 
