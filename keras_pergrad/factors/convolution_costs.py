@@ -13,14 +13,10 @@ from keras_pergrad.factors.convolution_methods import (
     is_one_op,
 )
 
-# Gradients with more entries are not held just to save a second pass.
-HELD = 2**17
 # A size that is not known when tracing is taken for this one. What grows with
 # its square is not chosen then.
 GUESSED_SIZE = 16
 OF_ANY_SIZE = ("taps", "patches", "tap_norms")
-#: Those that write the gradients out.
-HOLDING = ("taps", "patches", "identity", "loop")
 
 
 def costs(windows, groups, big, *, small, rates, xla=False):
@@ -101,12 +97,6 @@ def costs(windows, groups, big, *, small, rates, xla=False):
         loop = rates.loop + rates.turn * count * entries + hold
         microseconds["loop"] = math.inf if xla or depthwise else loop
     return microseconds
-
-
-def holds_too_much(method, windows, groups, *, big, small):
-    """Whether a method writes out gradients that are too large for that."""
-    entries = windows.taps * big // groups * small
-    return method in HOLDING and entries > HELD
 
 
 def _with_guessed_sizes(windows):

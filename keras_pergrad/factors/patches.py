@@ -11,6 +11,7 @@ from keras_pergrad.factors import convolution_costs, convolution_methods
 from keras_pergrad.factors.base import SampleGradients
 from keras_pergrad.factors.chunks import squares_by_chunks
 from keras_pergrad.factors.full import Held
+from keras_pergrad.factors.outer import HELD
 from keras_pergrad.factors.rates import rates
 from keras_pergrad.factors.written_out import (
     expand,
@@ -235,14 +236,10 @@ class Patches(SampleGradients):
 
     def _rank(self, method):
         """Return what orders methods: those that hold too much come last."""
-        holds_too_much = convolution_costs.holds_too_much(
-            method,
-            self.windows,
-            groups=self.groups,
-            big=self.big.shape[-1],
-            small=self.small.shape[-1],
-        )
-        return holds_too_much, self._costs.get(method, math.inf)
+        window_size = self.windows.taps * self.big.shape[-1] // self.groups
+        holds_too_much = window_size * self.small.shape[-1] > HELD
+        cost = self._costs.get(method, math.inf)
+        return method in _GRADIENTS and holds_too_much, cost
 
 
 def _check_method(method):

@@ -73,14 +73,14 @@ class Use:
             )
         return layout
 
-    def delta(self, dtype, k=0):
-        """Get the gradient of output k, samples first, without loss scale."""
-        delta = self.layout_of(k).first(self.deltas[k], self.n)
+    def delta(self, dtype):
+        """Get the first output's gradient, samples first, unscaled."""
+        delta = self.layout.first(self.deltas[0], self.n)
         return unscaled(delta, dtype, self.scale)
 
-    def delta_in_place(self, dtype, k=0):
+    def delta_in_place(self, dtype):
         """Get the same gradient, with the samples where the output has them."""
-        return unscaled(self.deltas[k], dtype, self.scale)
+        return unscaled(self.deltas[0], dtype, self.scale)
 
     def input_layout(self, input_index):
         """Return where the samples are in an input; None: nowhere."""

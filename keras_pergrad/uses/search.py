@@ -81,6 +81,8 @@ class Candidate:
         repeated: the indices of weights that were repeated for each sample.
         variables: the index of an input of weights → those of its
             variables, in order.
+        cotangents: the gradients at `outputs`, once the step is
+            differentiated.
     """
 
     op: tf.Operation
@@ -90,6 +92,7 @@ class Candidate:
     inlined_call: InlinedCall | None = None
     repeated: tuple = ()
     variables: dict = dataclasses.field(default_factory=dict)
+    cotangents: list = dataclasses.field(default_factory=list)
 
 
 class CandidateUses:
@@ -119,7 +122,8 @@ class CandidateUses:
             self._of(tensor).by_value = True
         self._note_handles(variables)
         for outer, inner in captures_of(graph):
-            self._of(inner).by_value |= self._of(outer).by_value
+            if self._dependences.get(id(outer), _NOTHING).by_value:
+                self._of(inner).by_value = True
         claimed_by = {op: ops for ops in claimed for op in ops}
         for op in operations:
             self._visit(op, self.claimed.get(claimed_by.get(op)))
@@ -135,13 +139,16 @@ class CandidateUses:
         """Note the handles of trainable variables, in the graph and outside."""
         for index, variable in enumerate(variables):
             for part in components(variable):
-                handle = self._of(part.handle)
-                handle.weights, handle.is_handle = frozenset([index]), True
+                self._dependences[id(part.handle)] = Dependence(
+                    part.handle, frozenset([index]), is_handle=True
+                )
         for inner, outer in captured_origins(self._graph).items():
             origin = self._dependences.get(id(outer), _NOTHING)
             if origin.is_handle:
-                handle = self._of(inner.deref())
-                handle.weights, handle.is_handle = origin.weights, True
+                handle = inner.deref()
+                self._dependences[id(handle)] = Dependence(
+                    handle, origin.weights, is_handle=True
+                )
 
     def _drop_unused(self):
         """Drop ops on weights that never meet data: ops of regularisers."""
@@ -186,6 +193,10 @@ class CandidateUses:
                 if gradient is not None:
                     gradient = tf.convert_to_tensor(gradient)
                 self._of(target).gradient = gradient
+        for candidate in self.candidates:
+            candidate.cotangents = list(
+                map(self.gradient_of, candidate.outputs)
+            )
 
     def gradient_of(self, tensor):
         """Return the gradient that was found at a tensor, or None."""
@@ -193,7 +204,7 @@ class CandidateUses:
 
     def cotangents(self, candidate):
         """Return the gradients at the outputs of a candidate."""
-        return list(map(self.gradient_of, candidate.outputs))
+        return candidate.cotangents
 
     def variables_in(self, tensor):
         """Return the indices of the variables behind a tensor of weights."""

@@ -202,7 +202,7 @@ class TracedStep:
             for k, factor in layer_factors(call, self, uses, n=n, scale=scale):
                 yield k, factor, call
         for candidate, use_types in proof.choose_uses():
-            deltas = uses.cotangents(candidate)
+            deltas = candidate.cotangents
             if all(d is None for d in deltas):
                 continue
             op = candidate.op

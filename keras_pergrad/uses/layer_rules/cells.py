@@ -73,9 +73,6 @@ class Cell:
         value = tf.convert_to_tensor(variable)
         return tf.cast(value, self.cell.compute_dtype)
 
-    def activations(self):
-        return [self.cell.activation]
-
     def to_channels_last(self, tensor):
         """Return a tensor of the layer with its channels on the last axis."""
         return tensor
@@ -200,12 +197,9 @@ class Simple(Cell):
 class Lstm(Cell):
     """i, f, g, o from z + h·U; c' = f·c + i·g; h' = o·activation(c')."""
 
-    def activations(self):
-        return [self.cell.activation, self.cell.recurrent_activation]
-
     def forward(self, z, states):
         h, c = states
-        main, gate = self.activations()
+        main, gate = self.cell.activation, self.cell.recurrent_activation
         i, f, g, o = tf.split(z + self.state_product(h), 4, -1)
         (i, di), (f, df), (o, do) = (_activate(gate, v) for v in (i, f, o))
         g, dg = _activate(main, g)
@@ -225,9 +219,6 @@ class Lstm(Cell):
 class Gru(Cell):
     """z, r, h̃; h' = z·h + (1 - z)·h̃; r applied after h·U."""
 
-    def activations(self):
-        return [self.cell.activation, self.cell.recurrent_activation]
-
     def __init__(self, cell, training=False):
         super().__init__(cell, training)
         if cell.use_bias:
@@ -238,7 +229,7 @@ class Gru(Cell):
 
     def forward(self, z, states):
         (h,) = states
-        main, gate = self.activations()
+        main, gate = self.cell.activation, self.cell.recurrent_activation
         x_z, x_r, x_h = tf.split(z, 3, 1)
         inner = self.state_product(h)
         if self.state_bias is not None:
@@ -287,9 +278,6 @@ class Gru(Cell):
 class GruResetBefore(Cell):
     """As `Gru`, but r is applied to h before h·U."""
 
-    def activations(self):
-        return [self.cell.activation, self.cell.recurrent_activation]
-
     def __init__(self, cell, training=False):
         super().__init__(cell, training)
         # h meets the kernel of z and r; the third gate's input is r·h.
@@ -303,7 +291,7 @@ class GruResetBefore(Cell):
 
     def forward(self, z, states):
         (h,) = states
-        main, gate = self.activations()
+        main, gate = self.cell.activation, self.cell.recurrent_activation
         x_z, x_r, x_h = tf.split(z, 3, 1)
         h_z, h_r = tf.split(self.state_product(h), 2, 1)
         update, d_update = _activate(gate, x_z + h_z)

@@ -37,18 +37,12 @@ class Rule:
 
     def reason_against(self, layer, *args, **kwargs):
         """Return why the generic fallback must serve this call, or None."""
-        reason = _override_reason(layer, self.layer_class)
-        if reason is None and self.unsupported is not None:
-            reason = self.unsupported(layer, *args, **kwargs)
-        return reason
-
-
-def _override_reason(layer, base):
-    """Return why the rule of `base` does not fit a layer with its `call`."""
-    name = layer_methods.own_method(layer, base)
-    if name is None:
-        return None
-    return f"{type(layer).__name__} has a `{name}` of its own"
+        name = layer_methods.own_method(layer, self.layer_class)
+        if name is not None:
+            return f"{type(layer).__name__} has a `{name}` of its own"
+        if self.unsupported is None:
+            return None
+        return self.unsupported(layer, *args, **kwargs)
 
 
 _RULES: dict[type, Rule] = {}
