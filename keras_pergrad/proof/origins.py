@@ -198,9 +198,7 @@ def custom_gradients(uses, graph):
             continue
         pairs = [
             (t, tf.identity(cotangent))
-            for t, cotangent in zip(
-                candidate.outputs, uses.cotangents(candidate)
-            )
+            for t, cotangent in zip(candidate.outputs, candidate.cotangents)
             if cotangent is not None and t.op is candidate.op
         ]
         if not pairs:

@@ -50,10 +50,6 @@ class State:
         finally:
             self._changed = changed_before | self._changed
 
-    def key(self, handle):
-        """Return the key of the variable behind a handle."""
-        return self._values[handle].key
-
     def lose_if_other(self, handle, other):
         """Lose a handle that may lead elsewhere; tell whether that is new."""
         handle, other = self._values[handle], self._values[other]
@@ -66,7 +62,7 @@ class State:
 
     def assign(self, op, types):
         """Note what an op that has `ASSIGNS` assigns."""
-        key, assigned_type = self.key(op.inputs[0]), FREE
+        key, assigned_type = op.input_values[0].key, FREE
         for value_type in types[1:]:
             assigned_type = join_or_mixed(op, assigned_type, value_type)
         if op.type != _REPLACES:
@@ -83,7 +79,7 @@ class State:
 
     def advance(self, op):
         """Note that an op draws from the state behind its first input."""
-        self._changed.add(self.key(op.inputs[0]))
+        self._changed.add(op.input_values[0].key)
 
 
 def refuse_state_of_samples(op, types):

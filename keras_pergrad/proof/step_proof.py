@@ -192,7 +192,7 @@ def prove_step(traced, uses, loss, *, others=(), as_batches=()):
     for candidate in uses.candidates:
         tensors += [t for t in candidate.op.inputs if t.graph is graph]
         tensors += candidate.outputs
-        tensors += _known(uses.cotangents(candidate))
+        tensors += _known(candidate.cotangents)
     for gradient in found_gradients:
         tensors += gradient.weight_gradients
     is_vouched, is_shaped = vouching.questions()
@@ -219,8 +219,7 @@ def prove_step(traced, uses, loss, *, others=(), as_batches=()):
         custom_gradients=found_gradients,
         types=types,
         use_types=[
-            _use_types(candidate, uses.cotangents(candidate), types)
-            for candidate in uses.candidates
+            _use_types(candidate, types) for candidate in uses.candidates
         ],
     )
 
@@ -319,27 +318,22 @@ def _rule_inputs(call, graph):
     ]
 
 
-def _use_types(candidate, cotangents, types):
+def _use_types(candidate, types):
     # A weight may be repeated for each sample.
     is_single = types.number in (0, 1) and not has(candidate.op, REPEATS)
     if not candidate.by_value and is_single:
         # A weight of size one looks like one for each sample.
         return UseTypes({}, (), (), fixed=types.fixed)
-    inputs = {}
-    if any(d is not None for d in cotangents):
-        inputs = {
-            k: input_type
-            for k in _data_inputs(candidate)
-            if not isinstance(
-                input_type := types.of(candidate.op.inputs[k]), Free
-            )
-        }
+    data = {}
+    if any(d is not None for d in candidate.cotangents):
+        data = {k: candidate.op.inputs[k] for k in _data_inputs(candidate)}
+    inputs, outputs, cotangents = map(
+        types.of_all, (data.values(), candidate.outputs, candidate.cotangents)
+    )
     return UseTypes(
-        inputs,
-        outputs=tuple(map(types.of, candidate.outputs)),
-        cotangents=tuple(
-            None if d is None else types.of(d) for d in cotangents
-        ),
+        {k: t for k, t in zip(data, inputs) if not isinstance(t, Free)},
+        outputs=tuple(outputs),
+        cotangents=tuple(cotangents),
         fixed=types.fixed,
     )
 

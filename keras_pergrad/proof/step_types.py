@@ -179,6 +179,10 @@ class StepTypes:
         """Return the type of a tensor of the step."""
         return self.by_name.get(tensor.name, FREE)
 
+    def of_all(self, tensors):
+        """Return the types of tensors of the step; None, of none."""
+        return [None if t is None else self.of(t) for t in tensors]
+
     def number_of(self, tensor):
         """Return what shapes alone determine of a tensor, or None."""
         return self._typing.numbers.of(self._tensors[tensor.name])
@@ -343,7 +347,7 @@ def _types_with(make_typing, step, nodes, *, has_known_shape):
             step.resources[name], tensors[name]
         )
         typing.values.forward(first_handle, tensors[name])
-        key = state.key(first_handle)
+        key = typing.values[first_handle].key
         handles.setdefault(key, handle)
         # Several handles may lead to one variable. Reported is the one of the
         # trained variable itself.

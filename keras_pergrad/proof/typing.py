@@ -282,7 +282,10 @@ class Typing:
             raise Untyped("has no type rule")
         places = (USER_INPUTS if is_users else INPUTS)[op.type]
         if places != ALL:
-            refuse_other_inputs(op, types, places)
+            followed = {k for k, t in enumerate(types) if type(t) is not Free}
+            # Arguments may have several tensors, or a type of its own for none.
+            if op.facts.takes_several or not followed <= places:
+                refuse_other_inputs(op, types, places)
         return rule(op, types)
 
     def lengths_of(self, op):

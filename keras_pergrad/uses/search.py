@@ -202,10 +202,6 @@ class CandidateUses:
         """Return the gradient that was found at a tensor, or None."""
         return self._dependences.get(id(tensor), _NOTHING).gradient
 
-    def cotangents(self, candidate):
-        """Return the gradients at the outputs of a candidate."""
-        return candidate.cotangents
-
     def variables_in(self, tensor):
         """Return the indices of the variables behind a tensor of weights."""
         return self._dependences.get(id(tensor), _NOTHING).weights
