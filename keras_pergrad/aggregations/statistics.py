@@ -1,4 +1,4 @@
-"""What the gradients of samples say of their mean: of a batch, of an epoch."""
+"""Statistics of the gradients of samples: of a batch and of an epoch."""
 
 import dataclasses
 import math
