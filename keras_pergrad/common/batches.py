@@ -3,8 +3,6 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.assertions import only_if
-
 TEXTS_TO_NUMBERS = (
     "Turn them into numbers before, by keras.layers.StringLookup (categories) "
     "or keras.layers.TextVectorization (sentences), as in dataset.map(); or "
@@ -116,6 +114,18 @@ def require_equal_lengths(lengths):
             + ". If these are of one sample, make it a batch: x[None], "
             "y[None], or dataset.batch(32) for a data set."
         )
+
+
+def only_if(condition, data):
+    """Return a context whose ops run only if a condition holds.
+
+    Otherwise they fail with an `InvalidArgumentError` that shows `data`, a list
+    of texts and tensors. XLA leaves assertions out, so that what runs inside
+    must not give a plausible number where the condition does not hold.
+    """
+    # Eagerly `Assert` raises by itself and returns None.
+    check = tf.debugging.Assert(condition, data)
+    return tf.control_dependencies([] if check is None else [check])
 
 
 def _check_lengths_in_graph(batch, static_lengths, dynamic_tensors):

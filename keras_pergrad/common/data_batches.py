@@ -38,6 +38,20 @@ def _is_text(array):
     return all(isinstance(entry, (str, bytes)) for entry in array.flat)
 
 
+_SOURCE = "keras_pergrad_source"
+
+
+def drawn_from(dataset, source):
+    """Mark a dataset as drawn by this package from a source of this name."""
+    setattr(dataset, _SOURCE, source)
+    return dataset
+
+
+def source_of_draws(data):
+    """Return the name of the source that data is drawn from, or None."""
+    return getattr(data, _SOURCE, None)
+
+
 def batches_of(x, y=None, sample_weight=None, *, batch_size=None):
     """Return an iterable, with a `count`, of batches (x, y, sample_weight)."""
     # The count is None where it is not known. A ValueError says that x is empty

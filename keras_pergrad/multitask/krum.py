@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregations.aggregation import aggregations
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.assertions import only_if
+from keras_pergrad.common.batches import only_if
 from keras_pergrad.multitask.gramian import GramianAggregation
 
 

@@ -15,7 +15,7 @@ for every positive definite M (Murty, Math. Programming 7, 1974). Gramians of
 
 import tensorflow as tf
 
-from keras_pergrad.common.assertions import only_if
+from keras_pergrad.common.batches import only_if
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.multitask.linear_systems import solve
 

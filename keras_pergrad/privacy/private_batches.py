@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import drawn_from
 from keras_pergrad.common.batches import map_tensors, pack_like, tensors_of
 from keras_pergrad.common.callback_list import PreparesFit
+from keras_pergrad.common.data_batches import drawn_from
 from keras_pergrad.privacy.augmentation import Augmentation, views_seed
 from keras_pergrad.privacy.draws import draw_batch
 from keras_pergrad.privacy.mechanism import Mechanism

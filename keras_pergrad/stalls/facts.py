@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import source_of_draws
+from keras_pergrad.common.data_batches import source_of_draws
 from keras_pergrad.keras_internals.data.sources import is_grain
 from keras_pergrad.stalls.accounting import StallReport
 from keras_pergrad.stalls.running import RunningPipeline

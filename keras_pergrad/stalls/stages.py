@@ -10,7 +10,7 @@ import re
 
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import source_of_draws
+from keras_pergrad.common.data_batches import source_of_draws
 from keras_pergrad.common.text import as_text
 from keras_pergrad.keras_internals.data import sources
 from keras_pergrad.stalls.running import NESTING

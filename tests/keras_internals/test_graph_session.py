@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.common.batch_marks import peek_batches
+from keras_pergrad.keras_internals.fit.train_function import peek_batches
 from keras_pergrad.keras_internals.graphs.runs import (
     GraphCopy,
     NotCopyable,

@@ -15,7 +15,7 @@ from keras import ops
 from keras.src.losses import losses as keras_losses
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from keras_pergrad.common.assertions import only_if
+from keras_pergrad.common.batches import only_if
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
 from keras_pergrad.keras_internals.graphs.gradients import (

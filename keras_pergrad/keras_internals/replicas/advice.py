@@ -92,8 +92,6 @@ _ADVICE = (
         "train on the CPU, or leave determinism off.",
     ),
 )
-
-
 _WORKER_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -101,15 +99,11 @@ _WORKER_ERRORS = (
     tf.errors.DeadlineExceededError,
     tf.errors.InternalError,
 )
-
-
 _WORKER_ADVICE = (
     "Another worker has most likely stopped; the error above or its own log "
     "says which and why. No worker can go on without it: start all of them "
     "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
 )
-
-
 _LOGS_ADVICE = (
     "On several workers Keras takes the mean over the first axis of what "
     "train_step() returns. In a train_step of your own, return logs of shape "
