@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 def chart(title, steps, lines):
     """Return the HTML of a chart of lines; what is not finite is a gap."""
-    lines = [line for line in lines if np.isfinite(line.values).any()]
+    lines = _with_values(lines)
     if not lines:
         return ""
     figure, axes = new_figure()
@@ -48,6 +48,10 @@ def chart(title, steps, lines):
     if len(lines) > 1:
         add_legend(axes, len(lines))
     return as_image(figure, title)
+
+
+def _with_values(lines):
+    return [line for line in lines if np.isfinite(line.values).any()]
 
 
 def bars(title, histogram):
@@ -128,6 +132,7 @@ def plot(charts, axes=None):
         )
     for ax, (title, steps, lines) in zip(axes, charts):
         ax.set_title(title)
+        lines = _with_values(lines)
         _draw(ax, steps, lines)
         if any(line.label for line in lines):
             ax.legend(loc="upper right")

@@ -1,6 +1,6 @@
 """The report of a comparison: its tables and charts, its text and its page.
 
-To add a figure, add a column to `COLUMNS`, or a line to a chart in `CHARTS`.
+To add a figure, add a column to `COLUMNS`, or a line to one of the `charts`.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,11 @@ from keras_pergrad.common.page import bullet_list, figure, main, whole
 from keras_pergrad.common.pictures import gallery
 from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import even_indices
+from keras_pergrad.runs.drawing import Line
 from keras_pergrad.runs.findings import format_share
 from keras_pergrad.runs.step_statistics import MEANINGS
 
 _MAX_ROWS, _MAX_PAGE_ROWS, _MAX_SQUARES = 12, 40, 40
-# An interval that is wider, as that of two seeds, would only fill the chart.
-_MAX_INTERVAL_RATIO = 4
 
 
 class Column(NamedTuple):
@@ -34,23 +33,6 @@ class Column(NamedTuple):
     wide: bool = False  # only the page has room for it
 
 
-class Line(NamedTuple):
-    """One line of a chart: figures by name, or functions of all of them."""
-
-    label: str
-    values: str
-    low: str | Callable | None = None
-    high: str | Callable | None = None
-
-
-class Chart(NamedTuple):
-    """Lines over the steps, and what the reader should know to read them."""
-
-    title: str
-    note: str
-    lines: tuple[Line, ...]
-
-
 def format_number(value, figures=3):
     """Return a number to some figures; a dash for none."""
     if not np.isfinite(value):
@@ -58,12 +40,16 @@ def format_number(value, figures=3):
     return f"{float(f'{value:.{figures}g}'):g}"  # 160, not 1.6e+02
 
 
+def _format_interval(value, low, high):
+    low, high = format_number(low, 2), format_number(high, 2)
+    return f"{format_number(value)} [{low}, {high}]"
+
+
 def _format_variance(row):
     if not row["variance"] > 0:
         return format_number(row["variance"])
-    low = format_number(row["variance_low"], 2)
-    high = format_number(row["variance_high"], 2)
-    return f"{format_number(row['variance'])} [{low}, {high}]"
+    names = ("variance", "variance_low", "variance_high")
+    return _format_interval(*[row[name] for name in names])
 
 
 def _format_cosine(value):
@@ -86,11 +72,6 @@ def _format_field(value):
     if isinstance(value, dict):
         value = ", ".join(f"{k}={v}" for k, v in value.items()) or None
     return "–" if value is None else str(value)
-
-
-def _format_scale(scale):
-    low, high = format_number(scale.low, 2), format_number(scale.high, 2)
-    return f"{format_number(scale.value)} [{low}, {high}]"
 
 
 def _format_norm(row):
@@ -156,7 +137,8 @@ NOISE = (
     Column("readings", lambda s: str(s.readings),
            "How many readings are averaged: of all its runs and all steps "
            "that were compared."),
-    Column("noise scale [95 %]", lambda s: _format_scale(s),
+    Column("noise scale [95 %]",
+           lambda s: _format_interval(s.value, s.low, s.high),
            "Mean of tr Σ over the mean of ‖ḡ‖² − tr Σ / n: about the batch "
            "size above which more samples hardly help. In brackets: its 95 % "
            "interval, a jackknife over seeds or, of one seed, over blocks of "
@@ -176,61 +158,70 @@ RUNS = (
                    "tags")],
 )
 # fmt: on
-CHARTS = (
-    Chart(
-        "Gradient norm",
-        "Mean ± one standard deviation, each seed counted once.",
+# An interval that is wider, as that of two seeds, would only fill the chart.
+_MAX_INTERVAL_RATIO = 4
+
+
+def charts(data):
+    """Return each chart: its title, a note, and its lines over the steps."""
+    norm, deviation = data["norm"], data["norm_sd"]
+    low, high = np.maximum(norm - deviation, 0), norm + deviation
+    return [
         (
-            Line(
-                "mean",
-                "norm",
-                lambda data: np.maximum(data["norm"] - data["norm_sd"], 0),
-                high=lambda data: data["norm"] + data["norm_sd"],
-            ),
+            "Gradient norm",
+            "Mean ± one standard deviation, each seed counted once.",
+            [_with_band("mean", norm, low, high=high)],
         ),
-    ),
-    Chart(
-        "Distance between two runs",
-        "Over the gradient's norm. Batches: of the probe's size, at equal "
-        "weights.",
         (
-            Line("runs", "distance"),
-            Line("batches", "sampling_distance"),
-            Line("repeats", "repeat_distance"),
+            "Distance between two runs",
+            "Over the gradient's norm. Batches: of the probe's size, at equal "
+            "weights.",
+            [
+                Line(data["distance"], "runs"),
+                Line(data["sampling_distance"], "batches"),
+                Line(data["repeat_distance"], "repeats"),
+            ],
         ),
-    ),
-    Chart(
-        "Variance between runs",
-        "Trace of the covariance, with its 95 % interval where that ends "
-        "below four times the value: it takes four seeds or more. Sampling: "
-        "of one batch's gradient.",
         (
-            Line(
-                "between runs", "variance", "variance_low", high="variance_high"
-            ),
-            Line("sampling", "sampling_variance"),
+            "Variance between runs",
+            "Trace of the covariance, with its 95 % interval where that ends "
+            "below four times the value: it takes four seeds or more. "
+            "Sampling: of one batch's gradient.",
+            [
+                _with_band(
+                    "between runs",
+                    data["variance"],
+                    data["variance_low"],
+                    high=data["variance_high"],
+                ),
+                Line(data["sampling_variance"], "sampling"),
+            ],
         ),
-    ),
-    Chart(
-        "Cosine between runs",
-        "1 is the same direction.",
-        (Line("mean", "cosine"), Line("least", "cosine_min")),
-    ),
-)
+        (
+            "Cosine between runs",
+            "1 is the same direction.",
+            [Line(data["cosine"], "mean"), Line(data["cosine_min"], "least")],
+        ),
+    ]
+
+
+def _with_band(label, values, low, *, high):
+    """Return a line with an interval around it where that is narrow."""
+    is_narrow = high < _MAX_INTERVAL_RATIO * values
+    low, high = (np.where(is_narrow, edge, np.nan) for edge in (low, high))
+    return Line(values, label, low, high=high)
 
 
 def text(comparison):
     """Return what `print` shows: the answer, what it rests on, the table."""
     c = comparison
-    columns = [column for column in COLUMNS if not column.wide]
-    heads, lines = table(columns, step_rows(c, _MAX_ROWS))
     return "\n".join(
         [
             f"{len(c.runs)} runs of {', '.join(describe_size(c))}",
             *tables.bullets([c.answer], "="),
             *tables.bullets(c.verdict),
             "",
-            *tables.as_text(heads, lines),
+            *_text_table(COLUMNS, step_rows(c, _MAX_ROWS)),
             *tables.bullets(omission_note(c, _MAX_ROWS), "*"),
             "distance, repeats: of two runs, over the gradient's norm",
             "sampling: variance between batches at equal weights over that "
@@ -245,15 +236,18 @@ def text(comparison):
 def _noise_text(comparison):
     if not comparison.noise_scales:
         return []
-    columns = [column for column in NOISE if not column.wide]
-    heads, lines = table(columns, comparison.noise_scales)
     return [
         "",
         "Gradient noise scale, in samples",
-        *tables.as_text(heads, lines, left=["group"]),
+        *_text_table(NOISE, comparison.noise_scales, left=["group"]),
         *tables.bullets(noise_notes(comparison), "*"),
         "",
     ]
+
+
+def _text_table(columns, items, left=()):
+    columns = [column for column in columns if not column.wide]
+    return tables.as_text(*table(columns, items), left)
 
 
 def noise_notes(comparison):
@@ -315,31 +309,11 @@ def omission_note(comparison, most):
         )
 
 
-def chart_curves(chart, data):
-    """Return the title, the steps and the lines of a chart."""
-
-    def finite(source):
-        values = data[source] if isinstance(source, str) else source(data)
-        return np.where(np.isfinite(values), values, np.nan)
-
-    lines = []
-    for line in chart.lines:
-        values, low, high = finite(line.values), None, None
-        if line.low is not None:
-            low, high = finite(line.low), finite(line.high)
-            is_narrow = high < _MAX_INTERVAL_RATIO * values
-            low, high = (
-                np.where(is_narrow, edge, np.nan) for edge in (low, high)
-            )
-        if np.isfinite(values).any():
-            lines.append(drawing.Line(values, line.label, low, high=high))
-    return chart.title, data["step"], lines
-
-
 def plot(comparison, axes):
     """Draw the charts on matplotlib's axes; return the figure."""
-    charts = [chart_curves(chart, comparison.data) for chart in CHARTS]
-    return drawing.plot(charts, axes)
+    steps = comparison.data["step"]
+    drawn = [(name, steps, lines) for name, _, lines in charts(comparison.data)]
+    return drawing.plot(drawn, axes)
 
 
 def document(comparison):
@@ -388,9 +362,8 @@ def _table(columns, items):
 
 def _charts(c):
     """Yield the charts of a comparison, and a map of the runs."""
-    for chart in CHARTS:
-        drawn = drawing.chart(*chart_curves(chart, c.data))
-        yield figure(chart.title, drawn, chart.note)
+    for title, note, lines in charts(c.data):
+        yield figure(title, drawing.chart(title, c.data["step"], lines), note)
     if len(c.runs) <= _MAX_SQUARES:
         yield _distance_map(c)
 

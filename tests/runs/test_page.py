@@ -93,8 +93,7 @@ def test_what_the_number_of_runs_leaves_to_draw(tmp_path, count):
 def test_the_interval_of_two_seeds_would_fill_the_chart(tmp_path, count):
     made_up.write_seeds(tmp_path, count, 2)
     comparison = kpg.diagnose.compare_runs(tmp_path)
-    *_, variance, _ = report.CHARTS
-    _, _, (line, *_) = report.chart_curves(variance, comparison.data)
+    *_, (_, _, [line, _]), _ = report.charts(comparison.data)
     assert np.isfinite(line.high).any() == (count > 2)
 
 
@@ -102,8 +101,11 @@ def test_without_matplotlib_the_page_has_all_but_charts(tmp_path, monkeypatch):
     made_up.write_seeds(tmp_path, 3, 2)
     comparison = kpg.diagnose.compare_runs(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = "pip install 'keras-pergrad[plot]'"
+    with pytest.raises(ImportError, match=re.escape(said)):
+        comparison.plot()
     html = comparison._repr_html_()
-    assert "pip install 'keras-pergrad[plot]'" in html
+    assert said in html
     assert "Step by step" in html
     assert "<figure>" not in html
 
