@@ -33,7 +33,6 @@ class AlignedRuns:
         names: one a run, all different.
         steps: the compared steps, (T,).
         rows: the record of each step and run, (T, R); -1 for none.
-        common_steps: how many steps two runs or more have.
         notes: what the reader of a comparison should know.
     """
 
@@ -41,17 +40,11 @@ class AlignedRuns:
     names: list[str]
     steps: np.ndarray
     rows: np.ndarray
-    common_steps: int
     notes: list[str]
 
     @property
     def infos(self):
         return [run.info for run in self.runs]
-
-    @property
-    def variables(self):
-        """The variables' paths, as the first run has them."""
-        return [v["path"] for v in self.runs[0].info["variables"]]
 
     def scalars(self, name):
         """Return a scalar of every step and run, (T, R); NaN for none."""
@@ -78,7 +71,6 @@ def align(log_dir, max_steps):
     readable = [run for run in loaded if run is not None]
     runs = [run for run in readable if len(run)]
     empty = [str(run.info["run"]) for run in readable if not len(run)]
-    notes = [f"Without any record: {', '.join(empty)}."] if empty else []
     location = ", ".join(map(repr, folders))
     for directory in folders:
         if run_folder.is_run(directory):
@@ -117,16 +109,11 @@ def align(log_dir, max_steps):
     rows = np.stack(
         [_record_indices(own_steps, steps) for own_steps in run_steps], 1
     )
-    aligned = AlignedRuns(
-        runs,
-        _unique_names(runs),
-        steps,
-        rows=rows,
-        common_steps=len(shared),
-        notes=notes,
-    )
-    notes += [*_setting_notes(aligned), *_step_notes(aligned)]
-    return aligned
+    names = _unique_names(runs)
+    notes = [f"Without any record: {', '.join(empty)}."] if empty else []
+    notes += [*_setting_notes(names, runs)]
+    notes += [*_step_notes(names, rows, common=len(shared))]
+    return AlignedRuns(runs, names, steps, rows=rows, notes=notes)
 
 
 def _read_run(path):
@@ -208,11 +195,11 @@ def _unique_names(runs):
     ]
 
 
-def _setting_notes(aligned):
+def _setting_notes(names, runs):
     """Say which layer settings differ, of those that two runs know."""
     first_run, values = {}, {}
-    for name, info in zip(aligned.names, aligned.infos):
-        for setting, value in (info.get("settings") or {}).items():
+    for name, run in zip(names, runs):
+        for setting, value in (run.info.get("settings") or {}).items():
             first_run.setdefault((setting, str(value)), name)
             values.setdefault(setting, []).append(str(value))
     differences = []
@@ -228,9 +215,9 @@ def _setting_notes(aligned):
         yield f"The models differ: {'; '.join(differences[:3])}{more}."
 
 
-def _step_notes(aligned):
-    """Say which steps are missing, and what to change."""
-    shown, common = len(aligned.steps), aligned.common_steps
+def _step_notes(names, rows, *, common):
+    """Say which of the common steps are missing, and what to change."""
+    shown = len(rows)
     if common > shown:
         yield f"{shown} of {common} common steps are compared."
     if common == 1:
@@ -238,16 +225,12 @@ def _step_notes(aligned):
             "All runs share one step only: for curves record more often, "
             "with GradientVariance(every=10) or more epochs."
         )
-    counts = (aligned.rows >= 0).sum(0)
+    counts = (rows >= 0).sum(0)
     if counts.min() < shown:
-        shorter = [n for n, c in zip(aligned.names, counts) if c < counts.max()]
+        shorter = [n for n, c in zip(names, counts) if c < counts.max()]
+        fewer = f": fewer in {', '.join(shorter[:_MAX_NAMED])}"
+        more = ", …" if len(shorter) > _MAX_NAMED else ""
         yield (
-            "Not every run has every step"
-            + (
-                f": fewer in {', '.join(shorter[:_MAX_NAMED])}"
-                if shorter
-                else ""
-            )
-            + (", …" if len(shorter) > _MAX_NAMED else "")
-            + ". At each step the runs that have it are compared."
+            f"Not every run has every step{fewer if shorter else ''}{more}. "
+            "At each step the runs that have it are compared."
         )

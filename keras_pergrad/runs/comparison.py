@@ -243,11 +243,8 @@ def _run_summaries(aligned, grouping):
     labels = short_names(aligned.infos)
     summaries = []
     for r, (name, run) in enumerate(zip(aligned.names, aligned.runs)):
-        steps = run.scalars["step"].tolist()
-        finite = np.isfinite(run.scalars[NORM.name])
-        nonfinite_steps = (
-            s for s, is_finite in zip(steps, finite) if not is_finite
-        )
+        steps = run.scalars["step"]
+        broken = steps[~np.isfinite(run.scalars[NORM.name])].tolist()
         summaries.append(
             {
                 "name": name,
@@ -258,8 +255,8 @@ def _run_summaries(aligned, grouping):
                 "group": grouping.groups[r] if grouping.groups else None,
                 "tags": dict(run.info.get("tags") or {}),
                 "records": len(run),
-                "last_step": steps[-1],
-                "first_not_finite": next(nonfinite_steps, None),
+                "last_step": int(steps[-1]),
+                "first_not_finite": broken[0] if broken else None,
             }
         )
     return summaries

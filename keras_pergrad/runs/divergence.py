@@ -71,23 +71,21 @@ def find_divergence(aligned, indices, tolerance, *, common=None, repeats=False):
     if diverging_index is not None:
         step = int(steps[diverging_index])
         gaps = differences[exceeding[0]].tolist()
-        pairs = zip(aligned.variables, gaps)
-        pairs = [(path, gap) for path, gap in pairs if gap > tolerance]
+        paths = [v["path"] for v in aligned.runs[0].info["variables"]]
+        pairs = [pair for pair in zip(paths, gaps) if pair[1] > tolerance]
         variables = sorted(pairs, key=lambda p: -p[1])[:_MAX_NAMED]
         outlier = _find_outlier(runs, rows[diverging_index], names)
-    first = int(steps[0]) if len(steps) else None
-    ends = _early_ends(names, runs, step)
     return Divergence(
         names,
         common,
         repeats,
-        first_step=first,
+        first_step=int(steps[0]) if len(steps) else None,
         differ_step=first_unequal,
         step=step,
         variables=variables,
         outlier=outlier,
         largest=largest,
-        ends=ends,
+        ends=_early_ends(names, runs, step),
     )
 
 

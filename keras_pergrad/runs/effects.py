@@ -87,7 +87,6 @@ def compute_effects(distances, grouping, by):
             _has_distance(distances[np.ix_(members, members)]).any(1)
         ]
         pairs = np.ix_(members, members)
-        confounders = grouping.always_differ(first, second)
         statistics = _pair_statistics(
             distances[pairs],
             groups[members] == b,
@@ -97,14 +96,13 @@ def compute_effects(distances, grouping, by):
             # A seed cannot be on both sides of groups made of seeds.
             by_seed=by == "seed",
         )
-        counts = len(first), len(second)
-        confounders = [name for name in confounders if name != by]
+        differing = grouping.always_differ(first, second)
         results.append(
             Effect(
                 names[a],
                 names[b],
-                counts,
-                confounders=confounders,
+                (len(first), len(second)),
+                confounders=[name for name in differing if name != by],
                 **statistics,
             )
         )

@@ -199,13 +199,9 @@ def _run_findings(c):
     if np.isnan(distances).all():
         return [_finding("not_compared", who="All runs")]
     if np.nanmax(distances) == 0:
-        exceptions = _exception_findings(c, [overall])
-        if exceptions:
-            who = f"the {count} runs"
-            return [_finding("equal_where_compared", who=who), *exceptions]
-        return [
-            _finding("all_equal", count=count, steps=_describe_steps(overall))
-        ]
+        steps = _describe_steps(overall)
+        equal = _finding("all_equal", count=count, steps=steps)
+        return _exceptions(c, [overall], f"the {count} runs") or [equal]
     if c.seeds == 1:
         kind = "repeats_differ" if c.repeated == count else "one_seed"
         return [_finding(kind, count=count, distance=distance)]
@@ -228,11 +224,8 @@ def _repeat_findings(c, seed_rms):
         return [not_compared if sets else no_repeats]
     repeat_rms = _rms(repeats)
     if repeat_rms == 0:
-        exceptions = _exception_findings(c, sets)
-        if exceptions:
-            who = "repeats of a seed"
-            return [_finding("equal_where_compared", who=who), *exceptions]
-        return [_finding("repeats_equal")]
+        equal = _finding("repeats_equal")
+        return _exceptions(c, sets, "repeats of a seed") or [equal]
     if repeats[np.isfinite(repeats)][0] > _MAX_REPEAT_RATIO * seed_rms:
         return [_finding("repeats_not_repeated", repeats=repeat_rms)]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -243,20 +236,21 @@ def _repeat_findings(c, seed_rms):
     return [_finding("repeats", "explained", **values)]
 
 
-def _exception_findings(c, sets):
-    """Return why these sets cannot be called equal at every step."""
+def _exceptions(c, sets, who):
+    """Return why sets that are equal are not so at every step, if at all."""
     names = {name for d in sets for name in d.runs}
     nonfinite_steps = {
         k: step for k, step in _nonfinite_steps(c).items() if k in names
     }
-    exceptions = []
+    found = []
     if nonfinite_steps:
-        exceptions += _nonfinite_findings(c)
+        found += _nonfinite_findings(c)
     elif any(_has_unknown_distance(c, d.runs) for d in sets):
-        exceptions.append(_finding("not_compared", who="Some runs"))
+        found.append(_finding("not_compared", who="Some runs"))
     known = (None, *nonfinite_steps.values())
     differing = [d for d in sets if d.differ_step not in known]
-    return exceptions + [_set_finding(d, c.tolerance) for d in differing]
+    found += [_set_finding(d, c.tolerance) for d in differing]
+    return found and [_finding("equal_where_compared", who=who), *found]
 
 
 def _has_unknown_distance(c, names):

@@ -114,7 +114,7 @@ def from_fields(fields, variable_names, arrays):
         "layers": layers,
         "variable_names": tuple(variable_names),
     }
-    return Reading(**{**fields, **replaced})
+    return Reading(**fields | replaced)
 
 
 def _shortest(values):

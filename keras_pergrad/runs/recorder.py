@@ -22,44 +22,19 @@ class Recorder:
     `start` and `resume` make one. Other processes may read the run meanwhile.
 
     Args:
-        log_dir: the directory of runs, for messages.
         directory: the run's own.
         info: what the run is, a dict of the fields of `RunInfo`.
         lock: the file that keeps other writers out.
-
-    Example:
-
-    >>> import tempfile, numpy
-    >>> from keras_pergrad import runs
-    >>> from keras_pergrad.runs.recorder import Recorder
-    >>> variables = [{"path": "dense/kernel", "shape": [4, 1]}]
-    >>> info = runs.RunInfo("first", "ab12", "cd34", 8, variables, 64)
-    >>> reading = runs.Reading(
-    ...     step=1,
-    ...     samples=8,
-    ...     figures={"gradient_norm": 2.0},
-    ...     by_variable={"norm": numpy.float32([2.0])},
-    ...     variable_names=("dense/kernel",),
-    ... )
-    >>> with Recorder.start(tempfile.mkdtemp(), info) as recorder:
-    ...     recorder.append(
-    ...         reading,
-    ...         variable_sketches=numpy.zeros((1, 16)),
-    ...         sketch=numpy.zeros(64),
-    ...     )
-    >>> runs.read_run(recorder.directory).scalars["gradient_norm"]
-    array([2.])
     """
 
-    def __init__(self, log_dir, directory, *, info, lock):
+    def __init__(self, directory, *, info, lock):
         self.directory = directory
-        self._log_dir, self._lock = log_dir, lock
+        self._lock = lock
         self._row = Row(info)
         self._files = contextlib.ExitStack()
-        names = run_folder.READINGS, run_folder.ARRAYS, run_folder.EPOCHS
         self._lines, self._rows, self._epochs = (
             self._files.enter_context(_open_to_append(directory, name))
-            for name in names
+            for name in run_folder.RECORDS
         )
         # What a killed process left behind the last line feed.
         epochs = whole_lines(directory, run_folder.EPOCHS)
@@ -101,7 +76,7 @@ class Recorder:
     @classmethod
     def _open(cls, log_dir, info, resumes):
         directory = run_folder.run_path(log_dir, info.run)
-        with _errors_of(log_dir), contextlib.ExitStack() as undo:
+        with _errors_of(directory), contextlib.ExitStack() as undo:
             os.makedirs(directory, exist_ok=True)
             _require_own(directory)
             lock = undo.enter_context(run_folder.hold(directory))
@@ -109,12 +84,12 @@ class Recorder:
             if stored is not None and resumes:
                 _require_same(log_dir, stored, info)
             else:
-                _begin(log_dir, directory, info=info)
+                _begin(directory, info)
                 stored = dataclasses.asdict(info)
             # What an earlier `fit` advised is not about this one.
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.join(directory, run_folder.ADVICE))
-            recorder = cls(log_dir, directory, info=stored, lock=lock)
+            recorder = cls(directory, info=stored, lock=lock)
             undo.pop_all()
             return recorder
 
@@ -147,7 +122,7 @@ class Recorder:
             sketch=sketch,
         )
         line = to_line(reading)
-        with _errors_of(self._log_dir):
+        with _errors_of(self.directory):
             self._cut(bisect.bisect_left(self._steps, reading.step))
             try:
                 _write(self._rows, row)
@@ -165,7 +140,7 @@ class Recorder:
         Raises:
             OSError: it could not be written.
         """
-        with _errors_of(self._log_dir):
+        with _errors_of(self.directory):
             _write(self._epochs, json.dumps(fields).encode() + b"\n")
 
     def advise(self, advice):
@@ -175,7 +150,7 @@ class Recorder:
             OSError: it could not be written.
         """
         path = os.path.join(self.directory, run_folder.ADVICE)
-        with _errors_of(self._log_dir), open(path, "w") as file:
+        with _errors_of(self.directory), open(path, "w") as file:
             json.dump(advice, file)
 
     def _cut(self, count):
@@ -219,8 +194,8 @@ def _write(file, content):
 
 
 @contextlib.contextmanager
-def _errors_of(log_dir):
-    """Raise errors inside as an `OSError` about `log_dir`."""
+def _errors_of(directory):
+    """Raise errors inside as an `OSError` about the `log_dir` of a run."""
     try:
         yield
     except OSError as error:
@@ -229,7 +204,7 @@ def _errors_of(log_dir):
         raise OSError(
             error.errno or errno.EIO,
             "`log_dir` expected a directory that can be written. Received: "
-            f"log_dir={os.fspath(log_dir)!r}, with the error: "
+            f"log_dir={os.path.dirname(directory)!r}, with the error: "
             f"{error.strerror or error}",
         ) from error
 
@@ -248,29 +223,26 @@ def _require_own(directory):
         )
 
 
-def _begin(log_dir, directory, *, info):
+def _begin(directory, info):
     """Start a run in a directory without records."""
     count = len(whole_lines(directory))
     if count:
         raise FileExistsError(
             errno.EEXIST,
-            f"`run_name` expected a new name, since {os.fspath(log_dir)!r} "
-            f"has a run {info.run!r} with {count} records. Choose another "
-            "name, remove the directory, or resume the run: restore its "
-            "weights and pass `initial_epoch` to fit(), as "
-            "keras.callbacks.BackupAndRestore does",
+            "`run_name` expected a new name, since "
+            f"{os.path.dirname(directory)!r} has a run {info.run!r} with "
+            f"{count} records. Choose another name, remove the directory, or "
+            "resume the run: restore its weights and pass `initial_epoch` to "
+            "fit(), as keras.callbacks.BackupAndRestore does",
         )
-    names = run_folder.READINGS, run_folder.ARRAYS, run_folder.EPOCHS
-    for name in names:
-        with _open_to_append(directory, name) as file:
-            file.truncate(0)
+    for name in run_folder.RECORDS:
+        with open(os.path.join(directory, name), "wb"):
+            pass
     content = json.dumps({"format": FORMAT, **json.loads(info.to_json())})
-    path = os.path.join(directory, run_folder.INFO)
-    with open(os.path.join(directory, run_folder.NEW_INFO), "wb") as file:
-        file.write(content.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+    new = os.path.join(directory, run_folder.NEW_INFO)
+    with open(new, "wb", buffering=0) as file:
+        _write(file, content.encode())
+    os.replace(new, os.path.join(directory, run_folder.INFO))
 
 
 def _require_same(log_dir, old, info):

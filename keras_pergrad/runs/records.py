@@ -346,8 +346,9 @@ def export(path: str | os.PathLike[str], *, to: Any) -> None:
             f". Received: to={to!r}"
         )
     run = read_run(path)
+    names = [field.name for field in dataclasses.fields(RunInfo)]
     try:
-        to.begin(info_of(run))
+        to.begin(RunInfo(**{k: run.info[k] for k in names if k in run.info}))
         for reading in run.readings:
             to.write(reading)
     finally:
@@ -360,9 +361,3 @@ def is_tracker(thing):
     return not isinstance(thing, type) and all(
         callable(getattr(thing, name, None)) for name in methods
     )
-
-
-def info_of(run):
-    """Return the `RunInfo` of a run that was read."""
-    fields = [field.name for field in dataclasses.fields(RunInfo)]
-    return RunInfo(**{k: run.info[k] for k in fields if k in run.info})

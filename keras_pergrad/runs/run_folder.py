@@ -28,8 +28,10 @@ ARRAYS = "arrays.f32"
 EPOCHS = "epochs.jsonl"
 ADVICE = "advice.json"
 LOCK = "lock"
+#: What grows while a run is recorded.
+RECORDS = READINGS, ARRAYS, EPOCHS
 #: All that a run's directory has. A page may be beside them.
-OWN = frozenset({INFO, NEW_INFO, READINGS, ARRAYS, EPOCHS, ADVICE, LOCK})
+OWN = frozenset({INFO, NEW_INFO, *RECORDS, ADVICE, LOCK})
 #: The one file of a run up to version 1.0.0rc1.
 OLDER = "run.sqlite"
 

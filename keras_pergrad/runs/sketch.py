@@ -33,36 +33,19 @@ _BLOCKS_PER_CHUNK = 256
 class GradientSketch:
     """Sketches the gradients of a model's variables.
 
-    Args:
-        size: numbers in the sketch of the whole gradient, at least 16.
-        variable_size: numbers in the sketch of one variable.
-
-    Raises:
-        ValueError: `size` is not a whole number of at least 16.
-
-    Example:
-
-    >>> import numpy
-    >>> from keras_pergrad.runs.sketch import GradientSketch
-    >>> gradients = [numpy.ones((300, 100)), numpy.zeros(100)]
-    >>> whole, parts = GradientSketch(1024)(gradients)
-    >>> whole.shape, parts.shape
-    ((1024,), (2, 16))
-    >>> bool(abs((whole**2).sum() / 30_000 - 1) < 0.2)
-    True
+    `size`: numbers in the sketch of the whole gradient, a whole number of at
+    least 16; other values are refused with a `ValueError`.
     """
 
-    def __init__(
-        self, size: int = 1024, variable_size: int = VARIABLE_SKETCH_SIZE
-    ):
+    def __init__(self, size: int = 1024):
         size = positive_integer("sketch_size", size)
-        if size < variable_size:
+        if size < VARIABLE_SKETCH_SIZE:
             raise ValueError(
-                f"`sketch_size` must be at least {variable_size}; 1024 keeps "
-                f"lengths and angles to about 3 %. Received: sketch_size={size}"
+                f"`sketch_size` must be at least {VARIABLE_SKETCH_SIZE}; 1024 "
+                "keeps lengths and angles to about 3 %. Received: "
+                f"sketch_size={size}"
             )
         self.size = size
-        self.variable_size: int = variable_size
 
     def __call__(
         self, gradients: Sequence[Any]
@@ -98,12 +81,12 @@ class GradientSketch:
         return sketch
 
     def _fold(self, variable, sketch):
-        """Return the sketch of a sketch, with `variable_size` numbers."""
+        """Return the sketch of a sketch, of a size for one variable."""
         random = _make_generator(variable, -1)
-        places = random.random_raw(self.size) % self.variable_size
+        places = random.random_raw(self.size) % VARIABLE_SKETCH_SIZE
         signed = _signs(random, self.size) * sketch
         return np.bincount(
-            places.astype(np.int64), signed, minlength=self.variable_size
+            places.astype(np.int64), signed, minlength=VARIABLE_SKETCH_SIZE
         )
 
 

@@ -11,26 +11,31 @@ SIZE = 300
 SAMPLES = 32
 
 
-def write(log_dir, name, gradients, *, steps=None, variance=None, **info):
-    """Writes one run with a gradient (SIZE,) a record.
-
-    `variance`: of all records, or a list with one of each.
-    """
+def info(name, **changes):
     variables = [{"path": p, "shape": list(s)} for p, s in SHAPES.items()]
-    info = {
+    fields = {
         "architecture": "a1",
         "probe": "b2",
         "probe_samples": SAMPLES,
         "sketch_size": 256,
         "variables": variables,
         "machine": "m",
-        **info,
+        **changes,
     }
-    sketch = GradientSketch(info["sketch_size"])
+    return RunInfo(name, **fields)
+
+
+def write(log_dir, name, gradients, *, steps=None, variance=None, **changes):
+    """Writes one run with a gradient (SIZE,) a record.
+
+    `variance`: of all records, or a list with one of each.
+    """
+    made = info(name, **changes)
+    sketch = GradientSketch(made.sketch_size)
     ends = np.cumsum([np.prod(s) for s in SHAPES.values()])
     steps = range(len(gradients)) if steps is None else steps
     variances = np.broadcast_to(np.float64(variance), len(gradients))
-    with Recorder.start(log_dir, RunInfo(name, **info)) as recorder:
+    with Recorder.start(log_dir, made) as recorder:
         for step, gradient, trace in zip(steps, gradients, variances):
             parts = np.split(gradient, ends[:-1])
             whole, each = sketch(parts)
@@ -55,11 +60,11 @@ def around(mean, spread, count, *, seed):
     return mean + spread / np.sqrt(SIZE) * noise
 
 
-def write_seeds(log_dir, count, steps, *, spread=8.0, copies=1, **info):
+def write_seeds(log_dir, count, steps, *, spread=8.0, copies=1, **changes):
     """Runs named by numbers: `copies` seeds in turn have one seed."""
     for k in range(count):
         gradients = around(1.0, spread, steps, seed=k // copies)
-        write(log_dir, f"{k:02}", gradients, **{"seed": k // copies, **info})
+        write(log_dir, f"{k:02}", gradients, **{"seed": k // copies, **changes})
 
 
 def seeds_and_repeats(log_dir, nondeterminism=0.0, steps=6):

@@ -115,12 +115,3 @@ def test_no_common_step(tmp_path):
     said = r"'a' at 0, 2, 4, …; 'b' at 1, 3\. Give .* same number"
     with pytest.raises(ValueError, match=said):
         align(tmp_path, 9)
-
-
-def test_records_of_another_version(tmp_path):
-    for name in "ab":
-        made_up.write(tmp_path, name, _some(1))
-    path = tmp_path / "b" / "run.json"
-    path.write_text(path.read_text().replace('"format": 3', '"format": 9'))
-    with pytest.raises(ValueError, match=r"format 3\. Received: format 9"):
-        align(tmp_path, 9)

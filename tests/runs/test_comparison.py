@@ -178,17 +178,6 @@ def test_plot(comparison):
     pyplot.close("all")
 
 
-def test_what_is_not_installed_is_named(
-    log_dir, comparison, monkeypatch, *, tmp_path
-):
-    """A plot needs matplotlib; without it a page has no charts."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = r"pip install 'keras-pergrad\[plot"
-    with pytest.raises(ImportError, match=said):
-        comparison.plot()
-    comparison.to_html(tmp_path / "page.html")
-
-
 def test_without_scipy_all_but_interval_and_p_are_there(
     log_dir, comparison, monkeypatch
 ):

@@ -8,25 +8,13 @@ import keras_pergrad as kpg
 from keras_pergrad.__main__ import main
 from keras_pergrad.runs.recorder import Recorder
 from keras_pergrad.runs.records import read_epochs
-from keras_pergrad.runs.run_info import RunInfo
 from tests.runs import made_up
 from tests.trackers.fits import X, Y, make, watching
 
 
 def add_epochs(log_dir, name, step_ms, *, stall):
     """Resume a run, and record how fast its epochs were."""
-    variables = [
-        {"path": p, "shape": list(s)} for p, s in made_up.SHAPES.items()
-    ]
-    info = RunInfo(
-        name,
-        "a1",
-        "b2",
-        probe_samples=made_up.SAMPLES,
-        variables=variables,
-        sketch_size=256,
-    )
-    with Recorder.resume(log_dir, info) as recorder:
+    with Recorder.resume(log_dir, made_up.info(name)) as recorder:
         for epoch, ms in enumerate(step_ms):
             fields = {"step_ms": ms, "data_stall_fraction": stall}
             recorder.add_epoch({"epoch": epoch, **fields})

@@ -206,11 +206,14 @@ def test_records_of_another_version_are_refused(run):
     facts = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**facts, "format": 9}))
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    with pytest.raises(ValueError, match=r"of format 3\. Received: format 9"):
-        read_run(run)
-    for make in (Recorder.start, Recorder.resume):
-        with pytest.raises(ValueError, match="Received: format 9"):
-            make(run.parent, info())
+    for use in (
+        lambda: read_run(run),
+        lambda: Recorder.start(run.parent, info()),
+        lambda: Recorder.resume(run.parent, info()),
+        lambda: compare_runs(run.parent),
+    ):
+        with pytest.raises(ValueError, match=r"format 3\. Received: format 9"):
+            use()
     assert before == {path.name: path.read_bytes() for path in run.iterdir()}
 
 
