@@ -4,8 +4,6 @@ import csv
 import os
 import re
 import resource
-import subprocess
-import sys
 import warnings
 
 import keras
@@ -567,55 +565,3 @@ def test_under_a_distribution_strategy(tmp_path):
     assert norms_of(watch)[-1] > 0
     with pytest.raises(ValueError, match="the first one cannot be looked at"):
         weights_after(GradientVariance())
-
-
-# One process imports everything and then forks, which saves 20 starts: no
-# op has run in it before.
-KILLED = """
-import os, random, signal, sys, time
-from tests.gradient_health.test_gradient_variance import *
-
-def train(folder, name, ready):
-    class Say(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            os.write(ready, b"!")  # a record was written
-    watch = GradientVariance(
-        PROBE, every=1, repeats=2, log_dir=folder, run_name=name
-    )
-    fit(make(), watch, Say(), epochs=100000)
-
-moments = random.Random(5)
-for kill in range(20):
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        train(sys.argv[1], f"run{kill}", write)
-    os.close(write)
-    said = sum(len(os.read(read, 1)) for _ in range(9))
-    time.sleep(moments.uniform(0, 0.2))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    while found := os.read(read, 1000):
-        said += len(found)
-    os.close(read)
-    print(f"run{kill} {said}")
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_training_loses_at_most_one_record(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 20
-    for name, said in lines:
-        run = read_run(tmp_path / name)
-        steps = run.scalars["step"].tolist()
-        assert steps == list(range(1, len(steps) + 1))
-        # Of the last one nobody was told, or it was not finished.
-        assert len(steps) - int(said) in (0, 1)
-        assert len(run.read("sketches")) == len(steps)
