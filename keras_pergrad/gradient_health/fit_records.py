@@ -37,9 +37,9 @@ class FitRecords:
         self._info, self._recorder, self._sketch = info, recorder, sketch
         self._say = say
         self.directory = recorder and recorder.directory
-        self._trackers = GuardedTrackers(list(trackers), say)
+        self._trackers = GuardedTrackers(trackers, say)
         try:
-            self._trackers.begin(info)
+            self._trackers.tell("begin", info)
         except BaseException:  # an interruption: nobody else closes them
             self.close(interrupted=True)
             raise
@@ -65,7 +65,7 @@ class FitRecords:
             )
 
         self._record(append, f"at step {reading.step}")
-        self._trackers.write(reading)
+        self._trackers.tell("write", reading)
 
     def add_epoch(self, epoch, logs):
         """Write how fast an epoch was, where its logs say so."""
@@ -78,7 +78,7 @@ class FitRecords:
         """Write and pass on what the `fit` advises."""
         lines = [(one.name, one.text) for one in advice]
         self._record(lambda recorder: recorder.advise(lines), "at the end")
-        self._trackers.advise(advice)
+        self._trackers.tell("advise", advice)
 
     def _record(self, write, when):
         """Write to the run's directory; a full disk is said once."""

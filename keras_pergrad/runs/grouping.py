@@ -90,9 +90,7 @@ def group_labels(infos, by):
     tags = _tag_names(infos)
     advice = "" if tags else " The runs have no tags, which would do, too."
     require_one_of("by", by, (*tags, *FIELDS), advice=advice)
-    return [
-        _format_value(by, _field_value(info, by, by in tags)) for info in infos
-    ]
+    return [_format_value(by, facts.get(by)) for facts in _facts(infos, tags)]
 
 
 def short_names(infos):
@@ -101,7 +99,7 @@ def short_names(infos):
     tags = _tag_names(infos)
     # A field is added where it distinguishes more runs.
     for field in ("seed", *tags, *_LABEL_FIELDS):
-        parts = [_short_label(info, field, field in tags) for info in infos]
+        parts = [_short_label(facts, field) for facts in _facts(infos, tags)]
         longer: list[tuple[str, ...]] = [
             (*name, part) for name, part in zip(names, parts)
         ]
@@ -110,21 +108,23 @@ def short_names(infos):
         if len(set(longer if previous_count > 1 else parts)) > previous_count:
             names = longer
     if not any(names):
-        names = [(_short_label(info, "seed", False),) for info in infos]
+        names = [(_short_label(info, "seed"),) for info in infos]
     texts = [" · ".join(name) for name in names]
     repetitions = [texts[:r].count(text) for r, text in enumerate(texts)]
     return [f"{t} ({n + 1})" if n else t for t, n in zip(texts, repetitions)]
 
 
-def _short_label(info, field, is_tag):
-    value = _field_value(info, field, is_tag)
+def _short_label(facts, field):
+    value = facts.get(field)
     return f"no {field}" if value is None else _format_value(field, value)
 
 
-def _field_value(info, field, is_tag):
-    if is_tag:
-        return (info.get("tags") or {}).get(field)
-    return mode_name(info) if field == "mode" else info.get(field)
+def _facts(infos, tags):
+    """Yield each run's fields and tags by name; a tag hides a field."""
+    for info in infos:
+        own_tags = info.get("tags") or {}
+        by_tag = {tag: own_tags.get(tag) for tag in tags}
+        yield {**info, "mode": mode_name(info), **by_tag}
 
 
 def _tag_names(infos):

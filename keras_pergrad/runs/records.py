@@ -19,6 +19,8 @@ from keras_pergrad.runs.run_info import FORMAT, RunInfo
 
 _COUNTERS = "step", "epoch"
 _FACTS = "time", "loss"
+#: What a tracker has at least.
+TRACKER_METHODS = "begin", "write", "end"
 
 
 class RunRecordWarning(UserWarning):
@@ -357,7 +359,6 @@ def export(path: str | os.PathLike[str], *, to: Any) -> None:
 
 def is_tracker(thing):
     """Whether it is an object with what trackers have."""
-    methods = ("begin", "write", "end")
     return not isinstance(thing, type) and all(
-        callable(getattr(thing, name, None)) for name in methods
+        callable(getattr(thing, name, None)) for name in TRACKER_METHODS
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_pergrad.common.arguments import NamedArguments
 from keras_pergrad.common.text import reason
-from keras_pergrad.runs.records import is_tracker
+from keras_pergrad.runs.records import TRACKER_METHODS, is_tracker
 
 
 class Tracker(NamedArguments):
@@ -106,29 +106,19 @@ class GuardedTrackers:
     def __init__(self, trackers, report):
         self._active, self._report = list(trackers), report
 
-    def begin(self, run):
-        """Begin a run in all of them."""
-        self._call_each("begin", run)
-
-    def write(self, reading):
-        """Pass on a reading."""
-        self._call_each("write", reading)
-
-    def advise(self, advice):
-        """Pass on what the `fit` advises."""
-        self._call_each("advise", advice, optional=True)
-
     def close(self, interrupted=False):
         """End all of them; may be called again."""
         if interrupted:
-            self._call_each("interrupt", optional=True)
-        self._call_each("end")
+            self.tell("interrupt")
+        self.tell("end")
         self._active = []
 
-    def _call_each(self, method, *arguments, optional=False):
+    def tell(self, method, *arguments):
+        """Call a method of each of them, of those that have it."""
+        is_in_all = method in TRACKER_METHODS
         for tracker in list(self._active):
-            if optional and not isinstance(tracker, Tracker):
-                continue  # of one's own, with the three methods
+            if not (is_in_all or isinstance(tracker, Tracker)):
+                continue  # of one's own
             try:
                 getattr(tracker, method)(*arguments)
             except Exception as error:
