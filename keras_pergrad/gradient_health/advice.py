@@ -19,12 +19,6 @@ from keras_pergrad.gradient_health.evidence import (
 )
 from keras_pergrad.gradient_health.fit_record import FitRecord
 from keras_pergrad.gradient_health.health_advice import HealthAdvice
-from keras_pergrad.gradient_health.premises import (
-    follows_the_mean,
-    has_learned,
-    has_no_noise,
-    measures_single_updates,
-)
 from keras_pergrad.runs.figures import NORM
 from keras_pergrad.runs.reading import Reading
 
@@ -275,12 +269,12 @@ class Rule:
         find: a function of (readings, fit) that returns a list of
             `HealthAdvice`, empty where it finds nothing.
         needs: the figures that it reads; without one it is not asked.
-        premises: functions of the `FitRecord` that must all hold.
+        premises: attributes of the `FitRecord` that must all be true.
     """
 
     find: Callable[..., list[HealthAdvice]]
     needs: tuple[str, ...] = ()
-    premises: tuple[Callable[[FitRecord], bool], ...] = ()
+    premises: tuple[str, ...] = ()
 
 
 #: The rules, causes before what follows from them: where the loss is a sum,
@@ -291,24 +285,24 @@ RULES = (
     Rule(
         replaces_weights,
         needs=("gradient_update_ratio",),
-        premises=(has_no_noise, measures_single_updates),
+        premises=("has_no_noise", "has_single_updates"),
     ),
     Rule(
         overshoots,
         needs=("gradient_alpha",),
-        premises=(follows_the_mean, measures_single_updates),
+        premises=("follows_mean", "has_single_updates"),
     ),
     Rule(
         goes_far,
         needs=("gradient_distance",),
-        premises=(follows_the_mean,),
+        premises=("follows_mean",),
     ),
-    Rule(too_low, needs=("gradient_alpha",), premises=(has_no_noise,)),
+    Rule(too_low, needs=("gradient_alpha",), premises=("has_no_noise",)),
     Rule(dead_layer),
     Rule(
         batch_size,
         needs=("gradient_snr",),
-        premises=(follows_the_mean, has_learned),
+        premises=("follows_mean", "learned"),
     ),
 )
 
@@ -319,7 +313,8 @@ def advise(readings: Sequence[Reading], fit: FitRecord) -> list[HealthAdvice]:
         return []
     known = {name for reading in readings for name in reading.figures}
     for rule in RULES:
-        if known.issuperset(rule.needs) and all(p(fit) for p in rule.premises):
+        holds = all(getattr(fit, name) for name in rule.premises)
+        if holds and known.issuperset(rule.needs):
             found = rule.find(readings, fit)
             if found:
                 return found

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import statistics
+
+from keras_pergrad.gradient_health.layer_gradients import layer_of
 
 # The advised batch takes at most this many times the fewest samples.
 MAX_SAMPLE_RATIO = 1.25
@@ -18,11 +21,7 @@ def finite_figures(readings, name):
 
 def median(values):
     """Return the median, or NaN of none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    middle = len(ordered) // 2
-    return (ordered[middle] + ordered[-middle - 1]) / 2
+    return statistics.median(values) if values else math.nan
 
 
 def moving(readings):
@@ -48,14 +47,6 @@ def rate_is_rising(fit):
 def is_decreasing(losses):
     """Whether each loss is below the one before."""
     return all(a > b for a, b in itertools.pairwise(losses))
-
-
-def layers_of_variables(readings):
-    """Return layer path → the indices of its variables, in their order."""
-    layers = {}
-    for k, name in enumerate(readings[-1].variable_names):
-        layers.setdefault(name.rpartition("/")[0] or name, []).append(k)
-    return layers
 
 
 def trained_fraction(fit):
@@ -88,16 +79,15 @@ def dead_layers(readings):
     norms = readings[-1].by_variable.get("norm", ())
     if not any(norms):
         return []
-    layers = layers_of_variables(readings)
-    has_no_gradient = [
-        all(norms[k] == 0 for k in indices) for indices in layers.values()
-    ]
+    is_dead = {}
+    for path, norm in zip(readings[-1].variable_names, norms):
+        name = layer_of(path)
+        is_dead[name] = is_dead.get(name, True) and norm == 0
+    next_is_dead = [*is_dead.values(), False][1:]
     return [
         name
-        for name, is_dead, is_next_dead in zip(
-            layers, has_no_gradient, [*has_no_gradient[1:], False]
-        )
-        if is_dead and not is_next_dead
+        for (name, dead), next_dead in zip(is_dead.items(), next_is_dead)
+        if dead and not next_dead
     ]
 
 

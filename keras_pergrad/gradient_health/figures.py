@@ -26,6 +26,16 @@ class InstrumentResult:
     )
 
 
+def root_ratios(numerators, denominators):
+    """Return √(a / b), NaN where b is not positive."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(
+            np.greater(denominators, 0),
+            np.sqrt(np.divide(numerators, denominators)),
+            np.nan,
+        )
+
+
 def read_basic(observation):
     """Return what every reading has: figures, and numbers by variable.
 

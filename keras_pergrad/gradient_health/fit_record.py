@@ -25,7 +25,9 @@ class FitRecord:
         optimizer: the name of its class, such as "SGD"; of one inside another
             the innermost.
         follows_mean: whether updates follow the mean of the samples'
-            gradients: none is clipped, noisy, or weighed otherwise.
+            gradients: none is clipped, noisy, or weighed otherwise. Else the
+            loss may stay high, and the gradient may not vanish, at the best
+            weights that can be had.
         adds_noise: whether gradients are made noisy.
         has_single_updates: whether a call of the train function makes one
             update at most.
@@ -48,6 +50,11 @@ class FitRecord:
     half_losses: tuple[float, ...] = ()
     weight_norms: tuple[float, ...] = ()
     frozen_norm: float = 0.0
+
+    @property
+    def has_no_noise(self):
+        """Whether an update shows what its gradient does."""
+        return not self.adds_noise
 
     @property
     def learned(self):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from keras_pergrad.common.numbers import squared_norm
-from keras_pergrad.gradient_health.figures import InstrumentResult
+from keras_pergrad.gradient_health.figures import InstrumentResult, root_ratios
 
 #: Stands for a variance of zero, in units of the largest: weights stay finite.
 MIN_VARIANCE = 1e-10
@@ -23,7 +23,7 @@ def update_ratio(observation):
     """Return ‖Δw‖ / ‖w‖ of the last update; NaN where ‖w‖ was 0."""
     total, each = _total_and_each(observation.update)
     return InstrumentResult(
-        (float(_root_ratios(*total)),), {"update_ratio": _root_ratios(*each)}
+        (float(root_ratios(*total)),), {"update_ratio": root_ratios(*each)}
     )
 
 
@@ -37,13 +37,6 @@ def distance(observation):
 
 def _total_and_each(squares):
     return squares.sum(0), squares.T
-
-
-def _root_ratios(numerator, denominator):
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(
-            denominator > 0, np.sqrt(numerator / denominator), np.nan
-        )
 
 
 def alpha(observation):

@@ -19,30 +19,6 @@ _STEPS = keras.Model.train_step, PerGradModel.train_step
 _CLIPPING = "clipnorm", "clipvalue", "global_clipnorm"
 
 
-def follows_the_mean(fit):
-    """Ask whether updates follow the mean of the samples' gradients alone.
-
-    Where gradients are clipped, noisy or weighed, the loss may stay high, and
-    the gradient may not vanish, at the best weights that can be had.
-    """
-    return fit.follows_mean
-
-
-def has_no_noise(fit):
-    """Ask whether an update shows what its gradient does."""
-    return not fit.adds_noise
-
-
-def has_learned(fit):
-    """Ask whether the loss has come down by half at least."""
-    return fit.learned
-
-
-def measures_single_updates(fit):
-    """Ask whether what is measured around a call is around one update."""
-    return fit.has_single_updates
-
-
 def facts_of_updates(model) -> dict[str, Any]:
     """Return the fields of a `FitRecord` that say what updates follow."""
     mode = getattr(model, "gradient_mode", None)

@@ -14,21 +14,15 @@ is zero.
 
 import numpy as np
 
-from keras_pergrad.gradient_health.figures import InstrumentResult
+from keras_pergrad.gradient_health.figures import InstrumentResult, root_ratios
 
 
 def norm_test(observation):
     """Return the bound of the norm test, also of each variable."""
-    pairs = zip(
-        observation.traces / observation.samples, observation.squared_means
-    )
-    bound = _root_ratio(
-        observation.trace / observation.samples, observation.squared_mean
-    )
-    return InstrumentResult(
-        (bound,),
-        {"norm_test": [_root_ratio(*pair) for pair in pairs]},
-    )
+    n = observation.samples
+    total = root_ratios(observation.trace / n, observation.squared_mean)
+    each = root_ratios(observation.traces / n, observation.squared_means)
+    return InstrumentResult((float(total),), {"norm_test": each})
 
 
 def inner_product_test(observation):
@@ -37,7 +31,8 @@ def inner_product_test(observation):
     variance = np.square(observation.dots - squared_mean).sum() / (
         observation.samples * (observation.samples - 1)
     )
-    return InstrumentResult((_root_ratio(variance, squared_mean**2),))
+    bound = root_ratios(variance, squared_mean**2)
+    return InstrumentResult((float(bound),))
 
 
 def orthogonality_test(observation):
@@ -52,13 +47,7 @@ def orthogonality_test(observation):
     orthogonal = np.maximum(orthogonal, 0).sum() / (
         observation.samples * (observation.samples - 1)
     )
-    return InstrumentResult((_root_ratio(orthogonal, squared_mean),))
-
-
-def _root_ratio(numerator, denominator):
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        bound = np.sqrt(np.float64(numerator) / np.float64(denominator))
-    return float(bound) if denominator else float("nan")
+    return InstrumentResult((float(root_ratios(orthogonal, squared_mean)),))
 
 
 def cabs(observation):

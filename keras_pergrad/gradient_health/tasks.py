@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.batches import map_tensors, pack_like, tensors_of
 from keras_pergrad.common.text import as_text
+from keras_pergrad.gradient_health.layer_gradients import layer_of
 from keras_pergrad.keras_internals.losses import terms as loss_terms
 from keras_pergrad.keras_internals.losses.losses import (
     recording_values,
@@ -55,7 +56,7 @@ class TaskConflicts:
         """Return the cosines of each pair by the path of each layer."""
         layers = {}
         for path, product in zip(self.variable_names, self.products):
-            layer = path.rpartition("/")[0] or path
+            layer = layer_of(path)
             layers[layer] = layers.get(layer, 0.0) + product
         return {name: self._cosines(total) for name, total in layers.items()}
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from unittest import mock
 
 import keras
 import numpy as np
@@ -10,11 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.gradient_health import (
-    adviser,
-    evidence,
-    premises,
-)
+from keras_pergrad.gradient_health import evidence, premises
 from keras_pergrad.gradient_health.advice import advise
 from keras_pergrad.gradient_health.fit_record import FitRecord, FitRecorder
 from keras_pergrad.runs import Reading
@@ -327,22 +322,16 @@ def test_a_rate_that_clipping_needs_is_no_fault():
     model = compiled(
         model, clipped(0.5), "binary_crossentropy", optimizer=optimizer
     )
-    given, watch = (
-        [],
-        kpg.callbacks.GradientVariance(
+    advice, readings, fit = trainings.fit_watched(
+        model,
+        x[:1200],
+        y[:1200],
+        watch=kpg.callbacks.GradientVariance(
             (x[1200:], y[1200:]), instruments=("update_ratio", "distance")
         ),
+        batch_size=64,
     )
-
-    def spy(*args):
-        given.extend(args)
-        return advise(*args)
-
-    how = {"batch_size": 64, "epochs": 6, "verbose": 0, "callbacks": [watch]}
-    with mock.patch.object(adviser, "advise", spy):
-        model.fit(x[:1200], y[:1200], **how)
-    assert watch.advice == []
-    readings, fit = given
+    assert advice == []
     # The same readings of a training by the mean gradient are a fault.
     fit = dataclasses.replace(fit, follows_mean=True)
     assert accused(advise(readings, fit)) == {"rate_too_high"}

@@ -149,15 +149,20 @@ def watched(name, fault, seed, *, epochs=EPOCHS):
         The advice, the readings and the `Fit` that it was given on.
     """
     model, (x, y), probe = planted(name, fault, seed)
+    watch = kpg.callbacks.GradientVariance(
+        probe=probe, repeats=1, instruments=INSTRUMENTS
+    )
+    return fit_watched(model, x, y, watch=watch, epochs=epochs)
+
+
+def fit_watched(model, x, y, *, watch, batch_size=BATCH, epochs=EPOCHS):
+    """Train, and return the same as `watched`."""
     given = []
 
     def spy(*args):
         given.extend(args)
         return advise(*args)
 
-    watch = kpg.callbacks.GradientVariance(
-        probe=probe, repeats=1, instruments=INSTRUMENTS
-    )
     with mock.patch.object(adviser, "advise", spy):
-        model.fit(x, y, BATCH, epochs=epochs, verbose=0, callbacks=[watch])
+        model.fit(x, y, batch_size, epochs, verbose=0, callbacks=[watch])
     return watch.advice, *given
