@@ -48,6 +48,7 @@ def test_the_page_stands_alone_for_light_and_dark(html_page):
     assert "://" not in html_page
     assert not re.search(r"@import|url\(|<script", html_page)
     assert 'name="viewport"' in html_page
+    assert '<meta name="color-scheme" content="light dark">' in html_page
     style, _, content = html_page.partition("</style>")
     assert "prefers-color-scheme:dark" in style
     for name in set(re.findall(r"var\((--\w+)\)", html_page)):

@@ -59,15 +59,13 @@ def test_it_shows_all_figures_variables_and_layers(tmp_path):
         *PATHS,
     ):
         assert words in shown, words
-    # It stands alone, for light and dark; names are escaped.
+    # It stands alone; names are escaped.
     read(shown)
     assert not re.search(r"<script|<link|href=|url\(|://|<b>", shown)
     assert set(re.findall(r'src="(.{26})', shown)) == {
         "data:image/svg+xml;base64,"
     }
     assert "&lt;b&gt;&amp; cpu" in shown
-    assert '<meta name="color-scheme" content="light dark">' in shown
-    assert "@media(prefers-color-scheme:dark)" in shown
 
 
 def test_the_loss_is_first_and_charts_have_captions(tmp_path):

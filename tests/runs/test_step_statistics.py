@@ -97,11 +97,14 @@ def test_steps_that_only_repeats_have_say_nothing_of_seeds(tmp_path):
     repeated = made_up.around(1.0, 9.0, STEPS, seed=0)
     other = made_up.around(1.0, 9.0, 2, seed=1)
     for name, run, seed in zip("abc", (repeated, repeated, other), (0, 0, 1)):
-        made_up.write(tmp_path, name, run, seed=seed)
+        made_up.write(tmp_path, name, run, seed=seed, variance=50.0)
     _, spread = _measure(tmp_path)
-    for column in (spread.variance, spread.variance_high, spread.cosine):
-        assert np.isfinite(column[:2]).all()
-        assert np.isnan(column[2:]).all()
+    of_seeds = ("variance", "variance_high", "distance", "cosine", "norm_sd")
+    for name in (*of_seeds, "sampling_share"):
+        column = getattr(spread, name)
+        assert np.isfinite(column[:2]).all(), name
+        assert np.isnan(column[2:]).all(), name
+    assert np.isfinite(spread.norm).all()
     assert (spread.repeat_variance == 0).all()
     assert (spread.apart[:2, :2] == 0).all()
     assert (spread.apart[2, :2] > 0.1).all()
