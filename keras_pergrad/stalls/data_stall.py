@@ -241,7 +241,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         if self._calls == self._samples.due:
             self._samples.take(self._stopwatch.iterators[slot]())
         if self._last_hook is None:
-            self._stopwatch.arm(self.model, slot)
+            self._stopwatch.hooks[slot].arm(self.model)
         else:
             self._last_hook.join()
 
@@ -250,7 +250,7 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         self._samples, self._calls = PipelineSamples(), 0
         self._last_hook, callbacks = None, self._callbacks()
         if callbacks is not None and not callback_list.is_last(self, callbacks):
-            arm = functools.partial(self._stopwatch.arm, self.model, slot)
+            arm = functools.partial(self._stopwatch.hooks[slot].arm, self.model)
             self._last_hook = callback_list.CalledLast(callbacks, arm)
 
     def _is_validation(self):

@@ -34,9 +34,10 @@ from keras_pergrad.stalls.accounting import CALL, Epoch
 from keras_pergrad.stalls.wait_log import WaitLog, log_of_key
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
-# Reading the processor time of many threads takes 30 us and more (measured):
-# it is read for each of the first calls on an iterator, then at intervals.
-CPU_FIRST_CALLS, CPU_INTERVAL = 24, 64
+# Reading the processor time of many threads takes 30 us and more, to look for
+# the compiled functions 20 us (measured): both are done for each of the first
+# calls on an iterator, then at intervals.
+SLOW_FIRST_CALLS, SLOW_INTERVAL = 24, 64
 
 STEP_OPS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
 
@@ -50,6 +51,8 @@ class Stopwatch:
         listeners: Objects whose method `call_failed()` is called on errors.
         iterators: For each of `SLOTS` a function that returns the iterator
             used last, if any.
+        hooks: For each of `SLOTS` what makes the next call a timed one:
+            `hooks[slot].arm(model)`.
     """
 
     def __init__(self):
@@ -62,7 +65,12 @@ class Stopwatch:
         self._call_count = 0
         self._fetches_per_call = {}  # of a call, for each slot
         self._specs = {}
-        self._one_calls = {}  # for each slot
+        self.hooks = {
+            slot: train_function.OneCallHook(slot, self.call)
+            for slot in train_function.SLOTS
+        }
+        # For each slot the function called last, and what is compiled in it.
+        self._functions, self._compiled = {}, {}
 
     @staticmethod
     def of(model):
@@ -80,19 +88,12 @@ class Stopwatch:
         self._epochs.add(epoch)
         return epoch
 
-    def arm(self, model, slot):
-        """Make the next call of `model`'s function a timed one."""
-        one_call = self._one_calls.get(slot)
-        if one_call is None:
-            one_call = self._one_calls[slot] = train_function.OneCallHook(
-                model, slot, self.call
-            )
-        one_call.arm(model)
-
     def disarm(self):
-        """Put back an armed function that was never called."""
-        for one_call in self._one_calls.values():
-            one_call.restore()
+        """Put back an armed function that was never called; forget them all."""
+        for hook in self.hooks.values():
+            hook.restore()
+        # They hold the model.
+        self._functions, self._compiled = {}, {}
 
     def call(self, slot, function, iterator, model):
         """Call a train or test function of a model with an iterator; time it.
@@ -114,18 +115,21 @@ class Stopwatch:
             self._make_room(fetches)
         self._undrained += fetches
         self._call_count += 1
-        reads_cpu = (
-            self._call_count <= CPU_FIRST_CALLS
-            or self._call_count % CPU_INTERVAL == 0
+        is_slow = (
+            self._call_count <= SLOW_FIRST_CALLS
+            or self._call_count % SLOW_INTERVAL == 0
         )
         # A larger log has another key, and so the function is traced again.
         if fresh or self._specs[slot].log_key != self._log.key:
             self._specs[slot] = timed_spec(iterator, self._log)
         timed_iterator = TimedIterator(iterator, self._specs[slot])
-        compiled = train_function.compiled_functions(function)
-        traces_before = train_function.trace_count(compiled)
+        if is_slow or self._functions.get(slot) is not function:
+            self._functions[slot] = function
+            self._compiled[slot] = train_function.compiled_functions(function)
+        compiled, log = self._compiled[slot], self._log
+        traces_before = log.traces + train_function.trace_count(compiled)
         finished = failed = False
-        cpu_before = time.process_time() if reads_cpu else None
+        cpu_before = time.process_time() if is_slow else None
         began = time.time()
         try:
             result = function(timed_iterator)
@@ -138,7 +142,8 @@ class Stopwatch:
             raise
         finally:
             ended = time.time()
-            traced = train_function.trace_count(compiled) > traces_before
+            traces = log.traces + train_function.trace_count(compiled)
+            traced = traces > traces_before
             cpu_s = math.nan
             if cpu_before is not None:
                 cpu_s = time.process_time() - cpu_before

@@ -38,13 +38,16 @@ class WaitLog:
     accelerator was timed. Times are `tf.timestamp()`, the clock of
     `time.time()`. Of more than `capacity` rows until `drain` the oldest are
     overwritten.
+
+    Attributes:
+        traces: How many fetches have been traced that write into it.
     """
 
     def __init__(self, capacity=CAPACITY):
         self.capacity = capacity
         self.key = next(_keys)
         _logs[self.key] = self
-        self._rows_read = 0
+        self._rows_read = self.traces = 0
         # What no trace writes need not be read.
         self._has_step_ends = self._has_copies = False
         with tf.init_scope(), tf.device("CPU:0"):
@@ -75,6 +78,7 @@ class WaitLog:
 
     def next_row(self):
         """Take the next row (in a graph)."""
+        self.traces += 1
         with tf.device("CPU:0"):
             tf.raw_ops.AssignAddVariableOp(
                 resource=self.counter, value=tf.constant(1, tf.int64)

@@ -93,7 +93,7 @@ def test_one_call_is_exchanged_at_a_time():
         calls.append(slot)
         return function(iterator)
 
-    once, other = (OneCallHook(model, "train_function", call) for _ in range(2))
+    once, other = (OneCallHook("train_function", call) for _ in range(2))
     steps = iter(data(2))
     for _ in range(2):
         once.arm(model)
