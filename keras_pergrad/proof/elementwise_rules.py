@@ -128,11 +128,11 @@ def type_of_totals(op, types):
     sample_types = [t for t in types if isinstance(t, At)]
     if totals and not sample_types:
         is_linear = all(isinstance(t, (Free, Total)) for t in types)
-        if op.facts.has(SUMS) and is_linear:
+        if op.facts.traits & SUMS and is_linear:
             return Total(flags)
         if _scales_one_total(op, types):
             return Total(flags | (DIVIDED if len(totals) > 1 else 0))
-        if op.facts.has(SELECTS) and not isinstance(types[0], Total):
+        if op.facts.traits & SELECTS and not isinstance(types[0], Total):
             return Total(flags)
         gradient_input = _GRADIENTS.get(op.type)
         if (
@@ -152,15 +152,15 @@ def _scales_one_total(op, types):
     """Whether one total is multiplied, or divided, by numbers for all."""
     totals = [k for k, t in enumerate(types) if isinstance(t, Total)]
     data_totals = [k for k in totals if types[k].flags & (TRAINED | VALUES)]
-    if op.facts.has(DIVIDES):
+    if op.facts.traits & DIVIDES:
         is_scaled = totals == [0] or (0 in data_totals)
     else:
-        is_scaled = op.facts.has(SCALES) and (
+        is_scaled = op.facts.traits & SCALES and (
             len(totals) == 1 or len(data_totals) == 1
         )
     if is_scaled:
         scaled_input = (
-            0 if op.facts.has(DIVIDES) else (data_totals or totals)[0]
+            0 if op.facts.traits & DIVIDES else (data_totals or totals)[0]
         )
         for k in totals:
             if k != scaled_input:
@@ -183,9 +183,9 @@ def _scaled_samples(op, types):
     """Return samples times or over a number made of masks and weights."""
     sample_inputs = [k for k, t in enumerate(types) if isinstance(t, At)]
     is_scaled = (
-        op.facts.has(SCALES)
-        or (op.facts.has(DIVIDES) and sample_inputs == [0])
-        or (op.facts.has(SELECTS) and _selects_or_zeros(op, types))
+        op.facts.traits & SCALES
+        or (op.facts.traits & DIVIDES and sample_inputs == [0])
+        or (op.facts.traits & SELECTS and _selects_or_zeros(op, types))
     )
     if not is_scaled:
         raise Mixes("uses a sum over the samples for each of them")
@@ -242,12 +242,12 @@ def reduce(op, types):
     if isinstance(input_type, Divisor):
         return input_type
     if isinstance(input_type, Total):
-        if op.facts.has(LINEAR):
+        if op.facts.traits & LINEAR:
             return input_type
         return as_divisor(op, 0, input_type)
     axes = op.axes(1, op.rank()) if op.rank() else []
     if input_type.axis in axes:
-        if not op.facts.has(LINEAR):
+        if not op.facts.traits & LINEAR:
             raise Mixes(f"reduces the samples' axis ({op.type})")
         return Total(input_type.flags | (BY_SIZE if op.type == "Mean" else 0))
     if op.attribute("keep_dims"):

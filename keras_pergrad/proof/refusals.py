@@ -98,7 +98,8 @@ class StepRefusals:
         loss_type = proof.of(proof.loss)
         if isinstance(loss_type, Mixed):
             yield from self._mixed_refusals(loss_type)
-        if any(proof.of(t).flags & DIVIDED for t in proof.outputs):
+        output_types = proof.types.of_all(proof.outputs)
+        if any(t.flags & DIVIDED for t in output_types):
             text = messages.divided_outputs(self._traced.model)
             yield None, ValueError(text)
 

@@ -238,7 +238,8 @@ class _StepGraph:
             raise ValueError(messages.COMPOSITE)
         weights = tf.nest.flatten(batch[2])
         self.batch_inputs, self.labels = {}, {}
-        inner_tensors = {outer.ref(): t for outer, t in captures_of(graph)}
+        captures, outer = captures_of(graph), captured_origins(graph)
+        inner_tensors = {outside.ref(): t for outside, t in captures}
         for label, tensor in _labelled(batch):
             if tf.is_tensor(tensor) and tensor.shape.rank != 0:
                 graph_tensor = inner_tensors.get(tensor.ref(), tensor)
@@ -255,7 +256,6 @@ class _StepGraph:
         )
         self.first_op = operations[0] if operations else None
         self.inputs = {t.name: t for t in [*graph.inputs, *tensors]}
-        outer = captured_origins(graph)
         self.handles = {
             t.name: outer.get(t.ref(), t)
             for t in self.inputs.values()

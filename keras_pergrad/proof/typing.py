@@ -18,15 +18,6 @@ from keras_pergrad.proof.intervals import is_constant
 from keras_pergrad.proof.list_rules import ListShapes
 from keras_pergrad.proof.numbers import OpenLengths, all_lengths
 from keras_pergrad.proof.op_facts import FACTS
-from keras_pergrad.proof.state import (
-    State,
-    forward_handles,
-    has_unknown_state,
-    refuse_state_of_samples,
-    type_assignment,
-    type_read,
-    with_held_types,
-)
 from keras_pergrad.proof.static_numbers import (
     RULE_FAILURES,
     Sizes,
@@ -55,7 +46,16 @@ from keras_pergrad.proof.tensor_types import (
     refuse_other_inputs,
     settle_factor,
 )
-from keras_pergrad.proof.values import Values
+from keras_pergrad.proof.values import (
+    State,
+    Values,
+    forward_handles,
+    has_unknown_state,
+    refuse_state_of_samples,
+    type_assignment,
+    type_read,
+    with_held_types,
+)
 
 
 class Typing:
@@ -134,8 +134,8 @@ class Typing:
     def set_inputs(self, tensors, types):
         """Set the types of tensors of the batch, of which no value is known."""
         for tensor, tensor_type in zip(tensors, types):
-            self.values[tensor].type = tensor_type
-        self.numbers.forget(tensors)
+            value = self.values[tensor]
+            value.type, value.number = tensor_type, None
 
     def run(self, operations):
         """Type ops, each after those that it needs.

@@ -20,7 +20,6 @@ from keras_pergrad.proof import (
 )
 from keras_pergrad.proof.divisors import Divisors
 from keras_pergrad.proof.every_number import EveryNumber
-from keras_pergrad.proof.state import State
 from keras_pergrad.proof.static_numbers import Sizes
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
@@ -30,6 +29,7 @@ from keras_pergrad.proof.tensor_types import (
     Mixes,
     Total,
 )
+from keras_pergrad.proof.values import State
 from keras_pergrad.uses import weight_paths
 from tests.hunt.planting import Fault, instead
 

@@ -137,7 +137,7 @@ def _spec(tensor):
 def vouched_names(model, names):
     """Return `compile(vouched=...)` as a tuple; refuse what names nothing."""
     names = names_given("vouched", names)
-    layers = {layer.name for layer in layers_of(model)}
+    layers = {layer.name for layer in layers_of(model)} if names else ()
     for name in names:
         is_known = name in layers or hasattr(tf.raw_ops, name)
         is_known = is_known or not model.built
