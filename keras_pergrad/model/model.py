@@ -85,16 +85,17 @@ def during_fit(model, arguments):
         yield  # Keras says so.
         return
     require_no_texts(model, arguments.get("x"), arguments.get("y"))
+    mode = model.gradient_mode
     prepare_fit(
         model,
         arguments,
         arguments.get("x"),
         arguments.get("validation_data"),
-        model.gradient_mode.aggregation,
+        mode.aggregation,
     )
-    model.gradient_mode.begin_fit(model)
+    mode.begin_fit(model)
     state = model.aggregation_state
-    with bounded_samples(model):
+    with bounded_samples(mode):
         if not isinstance(state, AggregationState):
             yield
             return
@@ -313,7 +314,8 @@ class PerGradModel(FitHooks, keras.Model):
     @property
     def gradient_logs(self):
         """The `Logs` of the mode's statistics, for modes that add to them."""
-        require_compiled(self, "gradient_logs")
+        if not self.compiled:
+            require_compiled(self, "gradient_logs")
         return self._gradient_logs
 
     @functools.cached_property
@@ -385,7 +387,8 @@ class PerGradModel(FitHooks, keras.Model):
     def train_on_batch(self, *args, **kwargs):
         require_fit(self, "train_on_batch()")
         _require_batch(self, args, kwargs)
-        with bounded_samples(self), advising():
+        mode = self.gradient_mode if self.compiled else None
+        with bounded_samples(mode), advising():
             return super().train_on_batch(*args, **kwargs)
 
     train_on_batch.__doc__ = keras.Model.train_on_batch.__doc__

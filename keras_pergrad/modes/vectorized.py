@@ -232,11 +232,13 @@ def sample_gradients(
         with recording_losses(model, added):
             y_pred = traced.forward(part.x)
         target = part.target(y_pred, added)
-    with adding_noise(weighs(part.aggregation) and part.aggregation.adds_noise):
+    aggregation = part.aggregation
+    with adding_noise(aggregation and aggregation.adds_noise):
         factors: Any = traced.sample_gradients(target, part.scale)
     # `check_gradients` has modes train plain models, which log nothing.
-    if hasattr(model, "gradient_logs"):
-        model.gradient_logs.one_by_one.update(traced.one_by_one)
+    logs = getattr(model, "gradient_logs", None)
+    if logs is not None:
+        logs.one_by_one.update(traced.one_by_one)
     return y_pred, factors
 
 

@@ -1,5 +1,7 @@
 """The types of elementwise ops and reductions."""
 
+import bisect
+
 import numpy as np
 import tensorflow as tf
 
@@ -252,6 +254,5 @@ def reduce(op, types):
         return Total(input_type.flags | (BY_SIZE if op.type == "Mean" else 0))
     if op.attribute("keep_dims"):
         return input_type
-    return input_type.on(
-        input_type.axis - sum(a < input_type.axis for a in axes)
-    )
+    axis = input_type.axis
+    return input_type.on(axis - bisect.bisect_left(axes, axis))

@@ -95,10 +95,10 @@ class StepRefusals:
         proof = self._proof
         if proof.types.number in (0, 1):
             return
-        loss_type = proof.of(proof.loss)
+        tensors = [proof.loss, *proof.outputs]
+        loss_type, *output_types = proof.types.of_all(tensors)
         if isinstance(loss_type, Mixed):
             yield from self._mixed_refusals(loss_type)
-        output_types = proof.types.of_all(proof.outputs)
         if any(t.flags & DIVIDED for t in output_types):
             text = messages.divided_outputs(self._traced.model)
             yield None, ValueError(text)

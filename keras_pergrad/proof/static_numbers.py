@@ -59,9 +59,12 @@ class StaticNumbers:
 
     def of(self, tensor):
         """Return a tensor's value, an array, or None."""
-        value = self._values[tensor]
+        return self.of_value(self._values[tensor])
+
+    def of_value(self, value):
+        """Return the same of the tensor with a `Value`."""
         if value.number is NOT_ASKED:
-            value.number = self._evaluate(tensor)
+            value.number = self._evaluate(value.tensor)
         return value.number
 
     def _evaluate(self, tensor):

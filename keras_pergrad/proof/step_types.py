@@ -67,12 +67,11 @@ def type_step(
     names = [t.op.name for t in tensors]
     names += _ops_with_effects(nodes, graph, step.first_op)
     nodes.only(names)
-    definitions = Definitions(graph)
 
     def type_with(n, **lengths):
         make_typing = functools.partial(
             Typing,
-            definitions,
+            step.definitions,
             n,
             any_number=step.number is None,
             is_vouched=is_vouched,
@@ -85,7 +84,7 @@ def type_step(
         )
 
     if step.number is None or step.open_axes:
-        return _type_open_step(step, nodes, definitions, type_with=type_with)
+        return _type_open_step(step, nodes, type_with)
     try:
         return type_with(step.number)
     except (ValueError, tf.errors.OpError) as error:
@@ -93,10 +92,10 @@ def type_step(
         raise ShapesUnknown(error, number=number) from None
 
 
-def _type_open_step(step, nodes, definitions, *, type_with):
+def _type_open_step(step, nodes, type_with):
     """Return the `StepTypes` of a step with sizes that are not known."""
     n, axes = step.number, step.open_axes
-    taken = known_numbers(step.graph, nodes, definitions)
+    taken = known_numbers(step.graph, nodes, step.definitions)
     taken.update(k for v in step.variables for k in v.shape if k)
     taken.update([] if n is None else [n])
     free_number, primes = free_primes(taken - {0})
@@ -227,6 +226,7 @@ class _StepGraph:
         labels: the name of each part of the batch → how messages name it.
         handles: the name of each handle → the handle from which it comes.
         resources: the name of each handle → a key of what is behind it.
+        definitions: the `Definitions` of the functions that it calls.
         number, fixed: as of `StepTypes`.
         first_op: the first op of the step, or None.
     """
@@ -264,6 +264,7 @@ class _StepGraph:
         self.resources = {
             name: resource_key(handle) for name, handle in self.handles.items()
         }
+        self.definitions = Definitions(graph)
 
     @property
     def open_axes(self):
@@ -280,7 +281,7 @@ class _StepGraph:
 
     def nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""
-        nodes = Definitions(self.graph).of_graph(self.graph, inputs)
+        nodes = self.definitions.of_graph(self.graph, inputs)
         keep_order(nodes, self.graph, self.first_op, resources=self.resources)
         return nodes
 

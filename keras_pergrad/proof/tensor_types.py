@@ -441,14 +441,14 @@ class TypedOp:
 
     def number(self, k):
         """Return the array that shapes alone make of an input, or `Untyped`."""
-        value = self.typing.numbers.of(self.op.inputs[k])
+        value = self.typing.numbers.of_value(self.input_values[k])
         if value is None:
             raise Untyped(f"input {k} is not known while tracing")
         return np.asarray(value)
 
     def number_or_none(self, k):
         """Return the same, or None."""
-        return self.typing.numbers.of(self.op.inputs[k])
+        return self.typing.numbers.of_value(self.input_values[k])
 
     def length(self, k):
         """Return how many tensors are in a list, or None."""
@@ -460,7 +460,7 @@ class TypedOp:
 
     def partial_number(self, k):
         """Return a vector of which some entries may be None."""
-        value = self.typing.numbers.of(self.op.inputs[k])
+        value = self.typing.numbers.of_value(self.input_values[k])
         if value is None:
             value = tf.get_static_value(self.op.inputs[k], partial=True)
         if value is None:

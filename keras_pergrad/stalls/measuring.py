@@ -150,7 +150,8 @@ def temporary_step(model, batches):
     with contextlib.ExitStack() as undo:
         undo.callback(model.reset_metrics)
         undo.enter_context(ModelState(model))
-        undo.enter_context(bounded_samples(model))
+        mode = getattr(model, "gradient_mode", None)
+        undo.enter_context(bounded_samples(mode))
         holders = [getattr(model, name, None) for name in _STATE_HOLDERS]
         undo.enter_context(
             preserve_variables(variables_in(holders, _is_not_tensorflow))

@@ -153,7 +153,8 @@ class TracedStep:
     def uses(self):
         """Return what the graph shows so far."""
         overridden = drop_overrides(self.operations)
-        self.overridden += overridden if in_xla() else []
+        if overridden and in_xla():
+            self.overridden += overridden
         return CandidateUses(
             self.operations,
             self.graph,

@@ -41,7 +41,17 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
     Its losses are marked, and hinge losses treat all samples alike, so that
     each sample has a part of its own in it.
     """
-    with consistent_hinge_labels(), _marked_losses(model):
+    aggregate = model._aggregate_additional_loss
+
+    def marking_aggregate(loss):
+        return mark_whole_loss(aggregate(loss))
+
+    name = "_aggregate_additional_loss"
+    with (
+        consistent_hinge_labels(),
+        recording_values(model, {}),
+        patched_attribute(model, name, marking_aggregate),
+    ):
         return loss_of_batch(
             model,
             x,
@@ -68,23 +78,6 @@ def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
     return loss
 
 
-@contextlib.contextmanager
-def _marked_losses(model):
-    """Mark each compiled loss, and each of `add_loss`, as a whole loss."""
-    aggregate = model._aggregate_additional_loss
-    name = "_aggregate_additional_loss"
-
-    def marking_aggregate(loss):
-        return mark_whole_loss(aggregate(loss))
-
-    with (
-        recording_values(model, {}),
-        patched_attribute(model, name, marking_aggregate),
-    ):
-        yield
-
-
-@contextlib.contextmanager
 def recording_values(model, recorded):
     """Put the value of each compiled loss, marked, into a dict by its index."""
     compiled = compiled_loss(model)
@@ -93,10 +86,8 @@ def recording_values(model, recorded):
         for k, entry in enumerate(entries_of(compiled))
     ]
     if not entries:
-        yield
-        return
-    with patched_attribute(compiled, "_flat_losses", entries):
-        yield
+        return contextlib.nullcontext()
+    return patched_attribute(compiled, "_flat_losses", entries)
 
 
 class _ValueRecorder:
@@ -111,7 +102,6 @@ class _ValueRecorder:
         return value
 
 
-@contextlib.contextmanager
 def consistent_hinge_labels():
     """Let Keras's hinge losses take each target of 0 for -1.
 
@@ -130,8 +120,7 @@ def consistent_hinge_labels():
             return ops.where(zero, ops.cast(negative, y_true.dtype), y_true)
 
     name = "convert_binary_labels_to_hinge"
-    with patched_attribute(keras_losses, name, convert_labels):
-        yield
+    return patched_attribute(keras_losses, name, convert_labels)
 
 
 def components(variable):

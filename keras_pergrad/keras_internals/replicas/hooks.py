@@ -27,9 +27,11 @@ def require_compiled(model, name):
     model._assert_compile_called(name)
 
 
-def bounded_samples(model):
-    """Let products have all digits of float32 while noise hides samples."""
-    mode = getattr(model, "gradient_mode", None)
+def bounded_samples(mode):
+    """Let products have all digits of float32 while noise hides samples.
+
+    `mode`: the gradient mode of the model that trains, or None.
+    """
     aggregation = mode and mode.aggregation
     if aggregation is None or not aggregation.adds_noise:
         return contextlib.nullcontext()
