@@ -301,8 +301,8 @@ PLANTED = {
     "privacy/users.py": {
         "tests": ["privacy/test_sampling.py"],
         "one-example-more": (
-            "by_user[rank < max_per_user]",
-            "by_user[rank <= max_per_user]",
+            "by_user[rank < self.most]",
+            "by_user[rank <= self.most]",
         ),
     },
     "privacy/clipping_variants.py": {

@@ -103,14 +103,8 @@ def epsilon_of_delta(phases, interval=None):
     if accountant_name(phases) == "PLD":
         return loss_distribution(phases, interval).get_epsilon_for_delta
     dp = import_dp_accounting()
-    relations = {
-        ADD_OR_REMOVE: dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        REPLACE: dp.NeighboringRelation.REPLACE_ONE,
-        BLANK: dp.NeighboringRelation.REPLACE_SPECIAL,
-    }
-    accountant = dp.rdp.RdpAccountant(
-        neighboring_relation=relations[neighboring_relation(phases)]
-    )
+    relation = dp.NeighboringRelation[neighboring_relation(phases)]
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
     for mechanism, steps in phases:
         accountant.compose(phase_event(mechanism, steps))
     return accountant.get_epsilon

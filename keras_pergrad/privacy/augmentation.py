@@ -4,13 +4,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.batches import map_tensors
 from keras_pergrad.keras_internals.data.views import Views, split_rows
 from keras_pergrad.keras_internals.graphs import draws
 from keras_pergrad.keras_internals.models.parts import trace_symbolically
 from keras_pergrad.keras_internals.replicas.hooks import not_converted
-from keras_pergrad.privacy.draws import Generators
 from keras_pergrad.privacy.phase import checksum
 from keras_pergrad.proof.op_facts import (
     ASSIGNS,
@@ -20,35 +18,22 @@ from keras_pergrad.proof.op_facts import (
     KNOWN_STATE,
 )
 
-#: The stream of the views' seeds. Batches are drawn from others: no part of
-#: the examples has this number (see `draw_batch`).
-_STREAM = 2**63
-
 _SEED_SPEC = tf.TensorSpec([2], tf.int64)
 
 
 def check_augmentations(augmentations, augment):
-    """Return the number of views of an example, 1 without augmentation."""
+    """Refuse a number of views without what makes them, or the reverse."""
     if (augmentations is None) != (augment is None):
         raise ValueError(
             "Expected `augmentations`, the number of views of each example, "
             "together with `augment`, which makes one. Received: "
             f"augmentations={augmentations!r}, augment={augment!r}"
         )
-    if augmentations is None:
-        return 1
-    if not callable(augment):
+    if augment is not None and not callable(augment):
         raise TypeError(
             "`augment` must be a keras layer, or a function of a batch of "
             f"inputs. Received: augment={augment!r}"
         )
-    return positive_integer("augmentations", augmentations)
-
-
-def views_seed(key, step, phase):
-    """Return the seed of the views of one batch, (2,) integers."""
-    generator = Generators(tuple(key), phase, _STREAM)(step)
-    return generator.bit_generator.random_raw(2).view("int64")
 
 
 class Augmentation:

@@ -1,5 +1,7 @@
 """The noise multiplier that a budget asks for."""
 
+import functools
+
 from keras_pergrad.privacy.accounting import accountant_name, compute_epsilon
 
 _MIN_NOISE, _MAX_NOISE = 0.1, 1e6
@@ -43,10 +45,7 @@ def calibrate_noise(
     stages = [(_SEARCH_INTERVAL, 2e-2), (_NARROW_INTERVAL, 1e-4), (None, 1e-4)]
     stages = stages if uses_pld else [(None, 1e-4)]
     for interval, width in stages[:2] if is_rough else stages:
-
-        def stage_excess(noise, interval=interval):
-            return excess_epsilon(noise, interval)
-
+        stage_excess = functools.partial(excess_epsilon, interval=interval)
         # Often the search on the coarser grids has already come close enough.
         if interval is None and -1e-4 * target < stage_excess(high) <= 0:
             break

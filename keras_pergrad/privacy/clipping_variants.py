@@ -198,9 +198,8 @@ class AdaptiveClippedMean(ClippedMean):
         self, gradients: list[Any], n: Any, state: Any = None
     ) -> list[Any]:
         state = self._own(state)
-        current = copy.copy(self)
+        current = self.at(state)
         current.noise_multiplier = self.gradient_noise
-        current.clip_norm = tf.convert_to_tensor(state.clip)
         # This state counts no steps: it has no schedule to go on with.
         current.changes = False
         gradients = ClippedMean.finish(current, gradients, n, state=state)

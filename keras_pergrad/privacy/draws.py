@@ -13,6 +13,9 @@ from keras_pergrad.privacy.mechanism import Mechanism
 
 #: Separates these numbers from others made from the same seed.
 _KEY_DOMAIN = 0x6B7067
+#: The streams of the seeds of views and of noise: no part of the examples, from
+#: which batches are drawn, has these numbers.
+_VIEWS_STREAM, _NOISE_STREAM = 2**63, 2**63 + 1
 
 
 def make_key(seed):
@@ -40,16 +43,29 @@ class Generators:
         bit_generator = np.random.Philox(key=self.key, counter=counter)
         return np.random.Generator(bit_generator)
 
+    def seed(self, number):
+        """Return a seed, (2,) int64."""
+        return self(number).bit_generator.random_raw(2).view("int64")
+
+
+def noise_seed(key, phase):
+    """Return the seed of the noise of a phase, by its number: (2,) int64."""
+    return Generators(key, phase, _NOISE_STREAM).seed(0)
+
+
+def views_seed(key, step, phase):
+    """Return the seed of the views of one batch, (2,) int64."""
+    return Generators(key, phase, _VIEWS_STREAM).seed(step)
+
 
 def draw_batch(mechanism: Mechanism, key, step, *, phase=0, part=0, parts=1):
     """Return the examples of one batch of a phase, sorted, (m,) integers."""
     # Of several workers each draws from its own part of the examples, number
     # `part` and every `parts`-th after it.
-
     total = len(range(part, mechanism.examples, parts))
     chosen = mechanism.selection.rows(
         mechanism,
-        Generators(tuple(key), phase, part),
+        Generators(key, phase, part),
         step,
         total=total,
         parts=parts,

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import weights_checksum
 from keras_pergrad.keras_internals.state.saved import AggregationState
-from keras_pergrad.privacy.draws import make_key
+from keras_pergrad.privacy.draws import make_key, noise_seed
 from keras_pergrad.privacy.mechanism import Mechanism
-from keras_pergrad.privacy.phase import Phase, checksum, noise_seed
+from keras_pergrad.privacy.phase import Phase, checksum
 from keras_pergrad.privacy.phase_noise import PhaseNoise, shared_by_workers
 from keras_pergrad.privacy.proof_record import ProofRecord
 
@@ -205,17 +205,13 @@ class Ledger(AggregationState):
 
     def add_record(self, record):
         """Count what another run has spent, given by `record`, beside this."""
-        phases, phase, steps = _read(record)
-        self.phases = _nonempty_phases(
-            (*self.spent, *phases, (phase.mechanism, steps))
-        )
+        self.phases = (*_nonempty_phases(self.spent), *_spent(record))
         self._set_steps(0)
         self._take_notes(record)
 
     def _take_notes(self, record):
         """Note what holds of any training that a record counts."""
-        phases, phase, steps = _read(record)
-        begun = bool(_nonempty_phases((*phases, (phase.mechanism, steps))))
+        begun = bool(_spent(record))
         proof = ProofRecord.from_record(record.get("proof"), begun)
         self.proof = self.proof.merged_with(proof)
         self.outside = self.outside or record["outside"]
@@ -233,8 +229,7 @@ class Ledger(AggregationState):
         if LEDGER not in names:
             return  # Of a model that was not trained privately.
         record = json.loads(np.asarray(store[LEDGER]).tobytes().decode())
-        phases, phase, steps = _read(record)
-        loaded = _nonempty_phases((*phases, (phase.mechanism, steps)))
+        loaded = _spent(record)
         own_phases = _nonempty_phases(self.spent)
         same_run = record["run"] == self.run
         # A later state of the same run replaces this one, an earlier state
@@ -245,7 +240,7 @@ class Ledger(AggregationState):
             self.noise.load(store)
             if self.noise.weights is not None:  # It is loaded within a `fit`.
                 self.noise.allocate()
-            self._continue_phase(phases, phase, steps)
+            self._continue_phase(*_read(record))
             self._take_notes(record)
             self.run = record["run"]
         elif not (same_run and _is_prefix(loaded, own_phases)):
@@ -280,6 +275,12 @@ def _read(record):
     config = {"mechanism": record["mechanism"], "key": record["key"]}
     phase = Phase.from_dict(config)
     return [*phases, (phase.mechanism, record["steps"])], phase, 0
+
+
+def _spent(record):
+    """Return all phases of a record that were begun."""
+    phases, phase, steps = _read(record)
+    return _nonempty_phases((*phases, (phase.mechanism, steps)))
 
 
 def _nonempty_phases(phases):

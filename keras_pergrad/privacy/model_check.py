@@ -18,7 +18,7 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.model.model import PerGradModel
 from keras_pergrad.modes import fractions
 from keras_pergrad.privacy.adapted_layers import adapted_layers, require_layers
-from keras_pergrad.privacy.assigned_state import AssignedState
+from keras_pergrad.privacy.assigned_state import state_of_batch
 from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.numbers import ShapesUnknown
@@ -234,8 +234,10 @@ def _trace_forward(model, batches):
     batch, assigned, *losses = traces[-1]
     values = [value for _, value in assigned]
     try:
-        state = AssignedState(concrete, batch, values)
+        are_kept, names = state_of_batch(
+            model, concrete.graph, batch, values=values
+        )
     except ShapesUnknown as error:
         raise ValueError(messages.shapes_unknown(model, error)) from None
-    weights = [v for v, value in assigned if state.depends_on_batch(value)]
-    return weights, state.names(model), *losses
+    weights = [v for (v, _), is_kept in zip(assigned, are_kept) if is_kept]
+    return weights, names, *losses

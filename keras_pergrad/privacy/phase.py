@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.privacy.draws import Generators
 from keras_pergrad.privacy.mechanism import Mechanism
-
-#: The stream of the noise's seeds, which no part of the examples has.
-_NOISE_STREAM = 2**63 + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +56,6 @@ class Phase:
         mechanism = Mechanism.from_dict(config["mechanism"])
         own = {"key": (first, second), "mechanism": mechanism}
         return cls(**{**config, **own})
-
-
-def noise_seed(key: tuple[int, int], number: int) -> np.ndarray:
-    """Return the seed of the noise of a phase, by its number: (2,) int64."""
-    bits = Generators(key, number, _NOISE_STREAM)(0).bit_generator
-    return bits.random_raw(2).view("int64")
 
 
 def checksum(parts: Sequence[Any]) -> str:

@@ -40,12 +40,6 @@ class PhaseNoise:
             for history in self._history:
                 history.assign(tf.zeros(history.shape, history.dtype))
 
-    @property
-    def _kept_steps(self):
-        """The noise of how many steps is kept."""
-        is_kept = self.strategy is not None and self.strategy.kind == "banded"
-        return self.strategy.bands - 1 if is_kept else 0
-
     def allocate(self, variables: Any = None) -> None:
         """Make room for what is kept of weights, and put in what was loaded.
 
@@ -54,7 +48,8 @@ class PhaseNoise:
         """
         if variables is not None:
             self.weights = [(tuple(v.shape), _dtype(v)) for v in variables]
-        kept = self._kept_steps
+        is_kept = self.strategy is not None and self.strategy.kind == "banded"
+        kept = self.strategy.bands - 1 if is_kept else 0
         weights = (self.weights or []) if kept else []
         needed = [((kept, *shape), dtype) for shape, dtype in weights]
         held = [(tuple(h.shape), h.dtype.name) for h in self._history]

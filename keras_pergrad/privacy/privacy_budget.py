@@ -1,5 +1,6 @@
 """The callback that logs epsilon and stops training within the budget."""
 
+import math
 import weakref
 
 import keras
@@ -38,13 +39,12 @@ class PrivacyBudget(keras.callbacks.Callback):
     # To compute epsilon takes about a tenth of a second. So a batch's logs have
     # the epsilon of the end of the epoch, and an epoch's logs what is spent.
 
-    def __init__(
-        self, mechanism, delta, *, target_epsilon=None, register_model=None
-    ):
+    def __init__(self, mechanism, delta, *, target_epsilon, register_model):
         super().__init__()
         self.mechanism = mechanism
         self.delta = delta
         self.target_epsilon = target_epsilon
+        self._budget = math.inf if target_epsilon is None else target_epsilon
         self._register_model = register_model
         self._first_step = self._step_limit = 0
         self._epsilon = 0.0
@@ -53,10 +53,16 @@ class PrivacyBudget(keras.callbacks.Callback):
         """Allow as many updates as the budget permits."""
         ledger = self.model.aggregation_state
         _TRAINED.add(self.model)
-        if self._register_model is not None:
-            self._register_model(self.model)
+        self._register_model(self.model)
         self._first_step = ledger.updates
-        self._step_limit = self._last_allowed_step(ledger, self._first_step)
+        self._step_limit = affordable_steps(
+            ledger.phases,
+            self.mechanism,
+            self._budget,
+            delta=self.delta,
+            min_steps=self._first_step,
+            max_steps=self._first_step + self.mechanism.steps_per_epoch,
+        )
         if self._step_limit - self._first_step < self._steps_per_call:
             raise ValueError(
                 "The privacy budget is spent. Expected the next call of the "
@@ -117,28 +123,11 @@ class PrivacyBudget(keras.callbacks.Callback):
         phases = (*ledger.phases, (self.mechanism, steps))
         return compute_epsilon(phases, self.delta)
 
-    def _last_allowed_step(self, ledger, steps):
-        """Return the last step of the next epoch that the budget allows."""
-        epoch_end = steps + self.mechanism.steps_per_epoch
-        if self.target_epsilon is None:
-            return epoch_end
-        return affordable_steps(
-            ledger.phases,
-            self.mechanism,
-            self.target_epsilon,
-            delta=self.delta,
-            min_steps=steps,
-            max_steps=epoch_end,
-        )
-
     def _can_continue(self, ledger, steps):
         """Whether the budget allows a step of the next epoch."""
-        if self.target_epsilon is None:
-            return True
         # The first figure is needed anyway when that epoch begins.
         increments = self.mechanism.steps_per_epoch, self._steps_per_call
         return any(
-            self._epsilon_after(ledger, steps + increment)
-            <= self.target_epsilon
+            self._epsilon_after(ledger, steps + increment) <= self._budget
             for increment in increments
         )

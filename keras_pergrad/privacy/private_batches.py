@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras_pergrad.common.batches import map_tensors, pack_like, tensors_of
 from keras_pergrad.common.callback_list import PreparesFit
 from keras_pergrad.common.data_batches import drawn_from
-from keras_pergrad.privacy.augmentation import Augmentation, views_seed
-from keras_pergrad.privacy.draws import draw_batch
+from keras_pergrad.privacy.augmentation import Augmentation
+from keras_pergrad.privacy.draws import draw_batch, views_seed
 from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.phase import checksum
 from keras_pergrad.privacy.random_access import batch_spec

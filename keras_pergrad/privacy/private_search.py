@@ -33,8 +33,8 @@ from keras_pergrad.privacy.search_trials import (
     Trials,
     draw_trials,
     make_score,
+    read_json,
     require_same,
-    stored_search,
     write_json,
 )
 from keras_pergrad.privacy.selections import import_dp_accounting
@@ -195,7 +195,7 @@ def search(
     _check_space(make_model, space)
     _check_training(training, space, private_score)
     folder = pathlib.Path(folder)
-    stored = stored_search(folder)
+    stored = read_json(folder / SEARCH_FILE)
     if stored:
         training = {**training, **_chosen_before(stored, training)}
     settings = Settings(

@@ -1,5 +1,7 @@
 """Random access to examples, in any kind of container."""
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -23,13 +25,13 @@ def make_source(x, y=None, sample_weight=None):
             )
     is_single = y is None and sample_weight is None
     if isinstance(x, tf.data.Dataset):
-        source = _DatasetSource
+        source = _dataset_source
     elif isinstance(x, keras.utils.PyDataset):
         source = _PyDatasetSource
     elif all(map(_has_shape, keras.tree.flatten(x))):
         return _ArraySource(x, y, sample_weight)
     elif hasattr(x, "__getitem__") and hasattr(x, "__len__"):
-        source = _ItemSource
+        source = _item_source
     else:
         raise TypeError(
             "Batches are drawn from data whose examples can be taken in any "
@@ -137,7 +139,10 @@ class _ArraySource(_Source):
 
 
 class _SingleExampleSource(_Source):
-    """Examples that are given one at a time."""
+    """Examples that are given one at a time, by `example(row)`."""
+
+    def __init__(self, example, size, name):
+        self._example, self.size, self.name = example, size, name
 
     def _pieces(self, rows):
         for row in rows:
@@ -158,42 +163,33 @@ class _SingleExampleSource(_Source):
         )
 
 
-class _ItemSource(_SingleExampleSource):
-    def __init__(self, items):
-        self.items, self.name = items, type(items).__name__
-        self.size = len(items)
-
-    def _example(self, row):
-        return self.items[row]
+def _item_source(items):
+    name = type(items).__name__
+    return _SingleExampleSource(items.__getitem__, len(items), name)
 
 
-class _DatasetSource(_SingleExampleSource):
-    name = "tf.data.Dataset"
-
-    def __init__(self, dataset):
-        self.size = int(dataset.cardinality())
-        if self.size < 0:
-            raise ValueError(
-                "Batches are drawn from data of known size. Received: a "
-                "tf.data.Dataset of unknown or infinite size. Give arrays, or "
-                "leave out .repeat(), .filter() and generators; if you "
-                "know the size, declare it by "
-                ".apply(tf.data.experimental.assert_cardinality(n))."
-            )
-        try:
-            tf.data.experimental.at(dataset, 0)
-        except tf.errors.OpError as error:
-            raise ValueError(
-                "Batches are drawn from data whose examples can be taken in "
-                "any order, which this tf.data.Dataset does not allow "
-                f"({error.message.splitlines()[0]}). Expected one made by "
-                "from_tensor_slices(), .map() and the like. Give arrays, such "
-                "as memory-mapped ones, instead."
-            ) from error
-        self.dataset = dataset
-
-    def _example(self, row):
-        return tf.data.experimental.at(self.dataset, row)
+def _dataset_source(dataset):
+    size = int(dataset.cardinality())
+    if size < 0:
+        raise ValueError(
+            "Batches are drawn from data of known size. Received: a "
+            "tf.data.Dataset of unknown or infinite size. Give arrays, or "
+            "leave out .repeat(), .filter() and generators; if you "
+            "know the size, declare it by "
+            ".apply(tf.data.experimental.assert_cardinality(n))."
+        )
+    example = functools.partial(tf.data.experimental.at, dataset)
+    try:
+        example(0)
+    except tf.errors.OpError as error:
+        raise ValueError(
+            "Batches are drawn from data whose examples can be taken in "
+            "any order, which this tf.data.Dataset does not allow "
+            f"({error.message.splitlines()[0]}). Expected one made by "
+            "from_tensor_slices(), .map() and the like. Give arrays, such "
+            "as memory-mapped ones, instead."
+        ) from error
+    return _SingleExampleSource(example, size, "tf.data.Dataset")
 
 
 class _PyDatasetSource(_Source):
@@ -214,12 +210,8 @@ class _PyDatasetSource(_Source):
         self._is_prepared = True
         first = keras.tree.lists_to_tuples(dataset[0])
         self.batch_length = self._batch_length(first)
-        last_length = (
-            self.batch_length
-            if count == 1
-            else self._batch_length(dataset[count - 1])
-        )
-        self.size = (count - 1) * self.batch_length + last_length
+        last = first if count == 1 else dataset[count - 1]
+        self.size = (count - 1) * self.batch_length + self._batch_length(last)
         # Not at each `fit`: the hooks may have to be called around it.
         self._first_checksum = self._checksum_of(map_tensors(np.asarray, first))
 

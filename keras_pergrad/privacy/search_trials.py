@@ -92,13 +92,9 @@ def write_json(path, content):
     write_atomically(path, lambda file: file.write(text))
 
 
-def _read_json(path):
+def read_json(path):
+    """Return the content of a JSON file; None if there is none."""
     return json.loads(path.read_text("utf-8")) if path.exists() else None
-
-
-def stored_search(folder):
-    """Return the record of a search that is to continue, or None."""
-    return _read_json(folder / SEARCH_FILE)
 
 
 def require_same(stored, record, folder):
@@ -146,7 +142,7 @@ class Trials:
     def best(self):
         """Train the trials that have no result yet; return the best of all."""
         results = [
-            _read_json(self._path(number) / _RESULT_FILE)
+            read_json(self._path(number) / _RESULT_FILE)
             for number in range(len(self.trials))
         ]
         if None in results:

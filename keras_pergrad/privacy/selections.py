@@ -65,7 +65,9 @@ def replacement_sensitivity():
 
 #: How the data sets of a guarantee differ: by one unit more or less; by one
 #: exchanged for another, of a known number; by a blank in a unit's place.
-RELATIONS = ADD_OR_REMOVE, REPLACE, BLANK = "add_or_remove", "replace", "blank"
+#: The names are those of dp-accounting's `NeighboringRelation`.
+ADD_OR_REMOVE, REPLACE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
+BLANK = "REPLACE_SPECIAL"
 
 #: The share of Poisson batches that exceed each padded size. With three sizes
 #: batches of 256 are padded by 7 %; a larger batch practically never comes.
@@ -81,7 +83,7 @@ class BatchSelection:
     supports_canaries: bool = True  # which are in the data or missing
 
     def relation(self, mechanism: Any) -> str:
-        """Return how neighbouring data differ, one of `RELATIONS`."""
+        """Return how neighbouring data differ, such as `BLANK`."""
         return ADD_OR_REMOVE
 
     def rows(
@@ -117,19 +119,12 @@ class BatchSelection:
         return collections.Counter(mechanism.noise(0, steps))
 
     def event(self, mechanism: Any, noise: float) -> Any:
-        """Return the `DpEvent` of a step with this noise."""
-        gaussian = import_dp_accounting().GaussianDpEvent(
-            noise / mechanism.examples_per_user
-        )
-        return (
-            gaussian
-            if mechanism.is_full_batch
-            else self.batch_event(mechanism, noise)
-        )
+        """Return the `DpEvent` of a step with this noise.
 
-    def batch_event(self, mechanism: Any, noise: float) -> Any:
-        """Return the event of a batch that has not all examples."""
-        raise NotImplementedError
+        Here that of a batch which any example is in.
+        """
+        user_noise = noise / mechanism.examples_per_user
+        return import_dp_accounting().GaussianDpEvent(user_noise)
 
 
 class Poisson(BatchSelection):
@@ -151,11 +146,13 @@ class Poisson(BatchSelection):
         quantiles = binom.isf(_OVERFLOW_RATES, group, mechanism.group_rate)
         return sorted({max(int(size), 1) for size in quantiles})
 
-    def batch_event(self, mechanism, noise):
-        dp = import_dp_accounting()
+    def event(self, mechanism, noise):
+        gaussian = super().event(mechanism, noise)
+        if mechanism.group_rate >= 1:
+            return gaussian
         if mechanism.examples_per_user > 1:
             return user_event(mechanism, noise)
-        gaussian = dp.GaussianDpEvent(noise)
+        dp = import_dp_accounting()
         return dp.PoissonSampledDpEvent(mechanism.group_rate, gaussian)
 
 
@@ -192,7 +189,9 @@ class Fixed(BatchSelection):
                 "no such numbers."
             )
 
-    def batch_event(self, mechanism, noise):
+    def event(self, mechanism, noise):
+        if mechanism.is_full_batch:
+            return super().event(mechanism, noise)
         dp = import_dp_accounting()
         return dp.SampledWithoutReplacementDpEvent(
             mechanism.examples,
@@ -228,10 +227,6 @@ class Shuffled(BatchSelection):
         noise = mechanism.noise(0, -(-steps // epoch_steps) * epoch_steps)
         return collections.Counter(noise.reshape(-1, epoch_steps).min(axis=1))
 
-    def batch_event(self, mechanism, noise):
-        user_noise = noise / mechanism.examples_per_user
-        return import_dp_accounting().GaussianDpEvent(user_noise)
-
 
 class Cyclic(Poisson):
     """Poisson sampling from one group of the examples after the other."""
@@ -264,11 +259,6 @@ class Cyclic(Poisson):
         return collections.Counter(
             noise / mechanism.strategy.sensitivity(steps, steps)
         )
-
-    def batch_event(self, mechanism, noise):
-        if mechanism.group_rate >= 1:
-            return import_dp_accounting().GaussianDpEvent(noise)
-        return super().batch_event(mechanism, noise)
 
 
 class Ordered(Shuffled):

@@ -28,6 +28,15 @@ METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
 NOISES = INDEPENDENT, CORRELATED = ("independent", "correlated")
 #: What is done with the noise of earlier steps → the kind of the strategy.
 EARLIER_NOISE: dict[str, Kind] = {"kept": "banded", "redrawn": "banded_inverse"}
+#: The positive integers that need not be given.
+_COUNTS = (
+    "microbatch_size",
+    "epochs",
+    "steps",
+    "bands",
+    "samples_per_user",
+    "augmentations",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,8 +83,9 @@ class Settings:
         self._set(probability, "delta")
         if self.target_epsilon is not None:
             self._set(positive_number, "target_epsilon", " or None")
-        if self.microbatch_size is not None:
-            self._set(positive_integer, "microbatch_size")
+        for name in _COUNTS:
+            if getattr(self, name) is not None:
+                self._set(positive_integer, name)
         require_one_of("method", self.method, sorted(METHODS))
         self._set(names_given, "public_layers")
         self._set(names_given, "vouched")
@@ -91,7 +101,6 @@ class Settings:
             )
         )
         self._warn_of_delta()
-        self._set(positive_integer, "batch_size")
         self._check_batch_size()
         check_augmentations(self.augmentations, self.augment)
         if self.epochs is not None and self.steps is not None:
@@ -99,17 +108,12 @@ class Settings:
                 "Expected `epochs` or `steps`. Received: both, "
                 f"epochs={self.epochs!r}, steps={self.steps!r}"
             )
-        for name in ("epochs", "steps"):
-            if getattr(self, name) is not None:
-                self._set(positive_integer, name)
         spent, record = _spent(self.continue_from)
         # The model itself is not kept.
         self._keep(spent=spent, spent_record=record, continue_from=None)
         require_one_of("earlier_noise", self.earlier_noise, EARLIER_NOISE)
         if self.noise == INDEPENDENT:
             self._require_no_bands()
-        if self.bands is not None:
-            self._set(positive_integer, "bands")
         given = self.noise_multiplier
         if given is not None and not is_schedule(given):
             without = " or a schedule: without noise nothing is private"
@@ -131,7 +135,6 @@ class Settings:
         """Return the same settings with batches of another size."""
         other = copy.copy(self)
         other._keep(batch_size=batch_size)
-        other._set(positive_integer, "batch_size")
         other._check_batch_size()
         return other
 
@@ -155,6 +158,7 @@ class Settings:
             )
 
     def _check_batch_size(self):
+        self._set(positive_integer, "batch_size")
         if self.batch_size > self.examples:
             raise ValueError(
                 "`batch_size` must be at most the number of examples. "

@@ -89,16 +89,17 @@ class Statement(dict[str, Any]):
         weights_file: str | os.PathLike[str] | None = None,
     ) -> "Statement":
         """Make the statement for phases, (`Mechanism`, steps) each."""
-        started = [(m, steps) for m, steps in phases if steps]
-        relation = accounting.neighboring_relation(started or phases)
-        units = {(m.unit, m.examples_per_user) for m, _ in started or phases}
+        started = tuple((m, steps) for m, steps in phases if steps)
+        shown = started or phases
+        relation = accounting.neighboring_relation(shown)
+        units = {(m.unit, m.examples_per_user) for m, _ in shown}
         proof = proof or ProofRecord()
         names = proof.names if proof.ops else vouched
         for_users = len(units) == 1 and units.pop()[0] == USER
         unit = "user" if for_users else "example"
-        beside = trade_off(tuple(phases))
+        beside = trade_off(started)
         return cls(
-            epsilon=accounting.compute_epsilon(tuple(phases), delta),
+            epsilon=accounting.compute_epsilon(started, delta),
             delta=delta,
             mu=beside.mu,
             epsilons=[list(pair) for pair in beside.epsilons],
@@ -109,15 +110,13 @@ class Statement(dict[str, Any]):
             budget=budget,
             unit=unit,
             neighbours=_NEIGHBOURS[relation].format(unit=unit),
-            accountant=_accountant_or_default(started),
+            accountant=accounting.accountant_name(started),
             outside=outside,
             proof=proof.in_words(vouched),
             vouched=list(names),
-            phases=[_phase_entry(m, steps) for m, steps in started or phases],
+            phases=[_phase_entry(m, steps) for m, steps in shown],
             assumptions=list(
-                _assumptions(
-                    started or phases, names, has_seed, has_views=has_views
-                )
+                _assumptions(shown, names, has_seed, has_views=has_views)
             ),
             not_covered=list(_NOT_COVERED),
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -195,10 +194,6 @@ def _sha256(path):
     path = path_text("weights_file", path, "a file, such as 'a.weights.h5'")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _accountant_or_default(started):
-    return accounting.accountant_name(tuple(started)) if started else "PLD"
 
 
 def _phase_entry(mechanism, steps):

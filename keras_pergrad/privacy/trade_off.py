@@ -48,8 +48,7 @@ class TradeOff:
 
 @functools.lru_cache(maxsize=32)
 def trade_off(phases: Any) -> TradeOff:
-    """Return the `TradeOff` of phases, (`Mechanism`, steps) each."""
-    phases = tuple((m, steps) for m, steps in phases if steps)
+    """Return the `TradeOff` of phases with steps, (`Mechanism`, steps) each."""
     if not phases:
         pairs = tuple((rate, rate) for rate in _FALSE_POSITIVE_RATES)
         return TradeOff(tuple((d, 0.0) for d in _DELTAS), pairs, 0.0)

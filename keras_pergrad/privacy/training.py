@@ -202,9 +202,6 @@ class PrivateTraining(NamedArguments):
         self.steps: int | None = settings.planned_steps
         self.mechanism: Mechanism = plan.mechanism
         self.clipping: ClippedMean = plan.clipping
-        self._users = settings.users
-        self._earlier_phases = settings.spent
-        self._earlier_record = settings.spent_record
         self._models = TrainedModels()
 
     @property
@@ -232,7 +229,7 @@ class PrivateTraining(NamedArguments):
                 self.delta,
                 target_epsilon=self.target_epsilon,
                 public_layers=self.public_layers,
-                after=self._earlier_record,
+                after=self._settings.spent_record,
             )
         )
         if self.microbatch_size is None:
@@ -284,7 +281,7 @@ class PrivateTraining(NamedArguments):
         require_examples(source, self.num_samples)
         _warn_of_weights(sample_weight)
         return PrivateBatches(
-            source, self.mechanism, self._users, augment=self.augment
+            source, self.mechanism, self._settings.users, augment=self.augment
         )
 
     @named_arguments
@@ -301,7 +298,7 @@ class PrivateTraining(NamedArguments):
         """
         if steps is None:
             steps = self.steps
-        phases = (*self._earlier_phases, (self.mechanism, _check_steps(steps)))
+        phases = (*self._settings.spent, (self.mechanism, _check_steps(steps)))
         return accounting.compute_epsilon(phases, self.delta)
 
     @named_arguments
@@ -366,9 +363,9 @@ class PrivateTraining(NamedArguments):
             model = trained[0] if trained else None
         if model is None:
             steps = _check_steps(self.steps)
-            earlier_proof = (self._earlier_record or {}).get("proof", {})
+            earlier_proof = (self._settings.spent_record or {}).get("proof", {})
             return Statement.of(
-                (*self._earlier_phases, (self.mechanism, steps)),
+                (*self._settings.spent, (self.mechanism, steps)),
                 self.delta,
                 self.target_epsilon,
                 planned=True,

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.privacy.draws import Generators
 from keras_pergrad.privacy.mechanism import EXAMPLE, UNIQUE, USER
 from keras_pergrad.privacy.selections import SELECTIONS
@@ -33,19 +32,30 @@ class Users:
     def rows(self, key) -> Any:
         """Return the rows that are used with a key of draws, sorted."""
         if self._key != key:
-            self._rows = sample_user_rows(self.ids, self.most, key)
-            self._key = key
+            self._rows, self._key = self._draw_rows(key), key
         return self._rows
+
+    def _draw_rows(self, key):
+        # A number of a phase that no batch is drawn with.
+        generator = Generators(key, phase=2**63, part=0)(0)
+        order = generator.permutation(len(self.ids))
+        users = self.ids[order]
+        by_user = np.argsort(users, kind="stable")
+        counts = np.bincount(users)
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        rank = np.arange(len(users)) - starts
+        return np.sort(order[by_user[rank < self.most]])
 
 
 def check_users(total, user_ids, *, max_per_user, sampling):
     """Return the `Users` if these have several examples, else None."""
-    has_ids = user_ids is not None and not isinstance(user_ids, str)
+    is_text = isinstance(user_ids, str)
+    has_ids = user_ids is not None and not is_text
     if has_ids != (max_per_user is not None) or (
-        isinstance(user_ids, str) and user_ids != UNIQUE
+        is_text and user_ids != UNIQUE
     ):
         received = f"user_ids of type {type(user_ids).__name__}"
-        if isinstance(user_ids, str):
+        if is_text:
             received = f"user_ids={user_ids!r}"
         raise ValueError(
             "Expected `user_ids`, one for each example, together with "
@@ -60,23 +70,9 @@ def check_users(total, user_ids, *, max_per_user, sampling):
             f"Expected {total} `user_ids`, one for each example. "
             f"Received: {count}"
         )
-    positive_integer("samples_per_user", max_per_user)
     if sampling not in SAMPLINGS_OF_USERS:
         raise ValueError(
             f"With `user_ids` only sampling={SAMPLINGS_OF_USERS[0]!r} is "
             f"accounted for. Received: sampling={sampling!r}"
         )
     return Users(user_ids, max_per_user)
-
-
-def sample_user_rows(user_ids, max_per_user, key):
-    """Return the rows that are used, sorted; of each user `max_per_user`."""
-    # A number of a phase that no batch is drawn with.
-    generator = Generators(tuple(key), phase=2**63, part=0)(0)
-    order = generator.permutation(len(user_ids))
-    _, users = np.unique(np.asarray(user_ids)[order], return_inverse=True)
-    by_user = np.argsort(users, kind="stable")
-    counts = np.bincount(users)
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.arange(len(users)) - starts
-    return np.sort(order[by_user[rank < max_per_user]])

@@ -16,6 +16,7 @@ from keras_pergrad.privacy.accounting import (
 )
 from keras_pergrad.privacy.calibration import calibrate_noise
 from keras_pergrad.privacy.mechanism import Mechanism, NoiseSchedule
+from keras_pergrad.privacy.selections import BLANK
 
 
 def mechanism(sampling="poisson", noise=3.0, batch_size=100, *, examples=1000):
@@ -107,7 +108,7 @@ def test_phases_of_different_guarantees_are_refused():
     with pytest.raises(ValueError, match="no epsilon holds for both"):
         epsilon((mechanism(), 1), (mechanism("fixed"), 1))
     phases = (mechanism(), 1), (mechanism("shuffled"), 1)
-    assert neighboring_relation(phases) == "blank"
+    assert neighboring_relation(phases) == BLANK
 
 
 def test_users():

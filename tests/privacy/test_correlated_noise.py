@@ -11,9 +11,8 @@ from dp_accounting import pld
 import keras_pergrad as kpg
 from keras_pergrad.privacy import correlated_noise
 from keras_pergrad.privacy.accounting import compute_epsilon
-from keras_pergrad.privacy.draws import draw_batch, make_key
+from keras_pergrad.privacy.draws import draw_batch, make_key, noise_seed
 from keras_pergrad.privacy.mechanism import Mechanism
-from keras_pergrad.privacy.phase import noise_seed
 from keras_pergrad.privacy.phase_noise import PhaseNoise
 from tests.models.making import assert_equal
 from tests.power_cut import PowerCut

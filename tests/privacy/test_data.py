@@ -1,5 +1,6 @@
 """Examples are taken by position, and what cannot be drawn from says why."""
 
+import json
 import pickle
 
 import keras
@@ -108,8 +109,10 @@ def test_users_in_a_series():
     pandas = pytest.importorskip("pandas")
     users, rows = np.arange(N) // 4, []
     for ids in (users, pandas.Series(users, index=SHUFFLED)):
-        training = private(user_ids=ids, samples_per_user=2, batch_size=5)
+        most = np.int64(2)
+        training = private(user_ids=ids, samples_per_user=most, batch_size=5)
         assert training.mechanism.examples == N // 2
+        json.dumps(training.mechanism.to_dict())  # as it is saved
         rows.append(training.batches(X, Y).users.rows(make_key(3)))
     np.testing.assert_array_equal(*rows)
 

@@ -7,7 +7,7 @@ from scipy import stats
 from keras_pergrad.privacy.draws import draw_batch, make_key
 from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.selections import poisson_sample
-from keras_pergrad.privacy.users import sample_user_rows
+from keras_pergrad.privacy.users import Users
 
 KEY = make_key(1)
 STEPS = 3000
@@ -106,10 +106,10 @@ def test_fixed_batches_that_cannot_be_shared_are_refused():
 
 
 def test_users_have_at_most_so_many_examples():
-    users = np.array(list("aaaaabbc"))
-    rows = sample_user_rows(users, 2, KEY)
-    assert sorted(users[rows]) == list("aabbc")
+    ids = np.array(list("aaaaabbc"))
+    users = Users(ids, 2)
+    rows = users.rows(KEY)
+    assert sorted(ids[rows]) == list("aabbc")
     assert list(rows) == sorted(rows)
-    keys = map(make_key, range(20))
-    others = {tuple(sample_user_rows(users, 2, key)) for key in keys}
+    others = {tuple(users.rows(make_key(k))) for k in range(20)}
     assert len(others) > 3

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import compute_epsilon
-from keras_pergrad.privacy.draws import make_key
-from keras_pergrad.privacy.phase import noise_seed
+from keras_pergrad.privacy.draws import make_key, noise_seed
 from tests.models import making
 
 N = 40
