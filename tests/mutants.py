@@ -290,7 +290,7 @@ PLANTED = {
         ),
     },
     "privacy/private_mean.py": {
-        "tests": ["privacy/test_faults.py"],
+        "tests": ["privacy/test_training.py"],
         "noise-twice": (
             "gradients = self.clipping.finish(gradients, n, state)",
             "gradients = self.clipping.finish(gradients, n, state); "

@@ -46,10 +46,22 @@ Y = _rng.normal(size=(N, 1)).astype("float32")
 WEIGHTS = np.linspace(0.5, 2, N).astype("float32")
 
 
-def network():
-    """A model whose outliers have large gradients in each variable."""
-    hidden = keras.layers.Dense(4, activation="leaky_relu")
-    return making.net(hidden, shape=(3,), units=1, cls=kpg.PerGradModel)
+def network(*hidden):
+    """A function that makes a model with some layers in it."""
+    return lambda: making.net(
+        *(layer() for layer in hidden),
+        shape=(3,),
+        units=1,
+        cls=kpg.PerGradModel,
+    )
+
+
+def leaky():
+    """A layer with which outliers have large gradients in each variable."""
+    return keras.layers.Dense(4, activation="leaky_relu")
+
+
+plain = network(leaky)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +84,7 @@ class Setting:
     unit: tuple[int, ...] = (N - 1,)
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
     weighted: bool = True
-    make: Callable[[], Any] = network
+    make: Callable[[], Any] = plain
     attains: bool = True
     pads: bool = True
     rounding: float = 1e-4

@@ -214,17 +214,6 @@ def test_one_view_that_is_the_example_changes_nothing():
     np.testing.assert_allclose(*found, rtol=1e-6)
 
 
-def test_resumed_training_is_equal_in_every_bit(tmp_path):
-    """The views follow from the key in the ledger, not from an object."""
-    training, other = with_views(seed=None), with_views(seed=None)
-    net, resumed = fitted(training), model(other)
-    net.save_weights(tmp_path / "kept.weights.h5")
-    resumed.load_weights(tmp_path / "kept.weights.h5")
-    fit(net, training)
-    fit(resumed, other)
-    np.testing.assert_array_equal(flat(resumed), flat(net))
-
-
 def test_the_statement_counts_the_views():
     plans = private(steps=4), with_views(steps=4)
     statements = [plan.statement() for plan in plans]

@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-import keras_pergrad as kpg
 from keras_pergrad.privacy.clipping_variants import AdaptiveClippedMean
-from tests.privacy.tiny import N, fitted, private, words
+from tests.privacy.tiny import N, Y, fitted, noise_of, private, sgd, words
 
 SIZES = [10, 20]
 decay = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.5)
@@ -66,37 +65,16 @@ def test_what_was_spent_before_counts_and_the_model_is_not_asked_again():
     assert after_more.compare([10]).rows[0].epsilon > after.epsilon()
 
 
-def noise_in_steps(training):
-    """Return the noise that a fit added to each step's mean, (steps, 2000)."""
-    inputs = keras.Input((2000,))
-    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    net = kpg.PerGradModel(inputs, dense(inputs))
-    net.compile(
-        keras.optimizers.SGD(1.0),
-        "mse",
-        gradient_mode=training.gradient_mode,
-        jit_compile=False,
-    )
-    weights = [np.zeros(2000)]
-    watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: weights.append(
-            net.get_weights()[0].ravel()
-        )
-    )
-    # The gradient of each example is zero, so what moves a weight is noise.
-    data = training.batches(np.zeros((N, 2000)), np.zeros((N, 1)))
-    net.fit(data, callbacks=[watch, training.callback], epochs=4, verbose=0)
-    return np.diff(weights, axis=0)
-
-
 @pytest.mark.parametrize("name", ["noise", "schedule", "correlated"])
 def test_the_noise_in_the_mean_is_what_a_fit_adds(name):
     arguments = {**PLANS[name], "epochs": 4, "clip_norm": 0.5}
     training = private(**arguments)
     (row,) = training.compare([10]).rows
-    added = noise_in_steps(training)
-    assert added.shape == (16, 2000)
-    deviation = np.sqrt(np.mean(added**2)) / 0.5
+    no_data = np.zeros((N, 2000), "float32"), Y, np.zeros(N)
+    net = sgd(training, shape=(2000,))
+    added = noise_of(net, training, no_data, epochs=4)
+    assert added.shape == (16, 2001)
+    deviation = np.sqrt(np.mean((added / 10) ** 2)) / 0.5
     assert deviation == pytest.approx(row.mean_noise, rel=0.03)
 
 

@@ -14,10 +14,8 @@ from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.draws import draw_batch, make_key, noise_seed
 from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.phase_noise import PhaseNoise
-from tests.models.making import assert_equal
-from tests.power_cut import PowerCut
 from tests.privacy import tiny
-from tests.privacy.tiny import N, normal_draws, private, words
+from tests.privacy.tiny import N, noise_of, normal_draws, private, sgd, words
 
 make_strategy = correlated_noise.make_strategy
 KINDS = ["banded", "banded_inverse"]
@@ -102,19 +100,9 @@ def test_noise_is_made_of_independent_draws(kind):
         assert abs((normal[lag:] * normal[:-lag]).mean()) < limit
 
 
-def fit_updates(net, training, epochs=1, *, callbacks=()):
-    """What each step changed, times batch_size / (deviation · rate).
-
-    Samples of zeros and weight 0 add nothing to the noise.
-    """
-    seen = [tiny.flat(net)]
-    watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(tiny.flat(net))
-    )
-    data = training.batches(np.zeros((N, 3), "float32"), tiny.Y, np.zeros(N))
-    tiny.fit(net, training, epochs, [watch, *callbacks], data)
-    scale = training.mechanism.batch_size / training.noise_multiplier
-    return [*(-scale * np.diff(seen, axis=0))]
+def updates(*arguments, **settings):
+    """The noise of the steps of a `fit`, for draws of 1, a list."""
+    return [*noise_of(*arguments, **settings) / 2.0]
 
 
 def correlated(kind, **arguments):
@@ -130,10 +118,6 @@ def made_of(strategy, noise):
     """The draws that the noise of all steps is made of."""
     columns = np.asarray(noise, "float64").T
     return np.stack([strategy.times(column) for column in columns], 1)
-
-
-def sgd(training, **arguments):
-    return tiny.model(training, keras.optimizers.SGD(1.0), **arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +137,7 @@ def test_training_goes_on_with_the_same_noise(kind, how, tmp_path):
     training = correlated(kind, **{"bands": 1} if how == "one band" else {})
     ways = {"eager": {"run_eagerly": True}, "xla": {"jit_compile": True}}
     net = sgd(training, **ways.get(how, {}))
-    found = fit_updates(net, training, 4 if how == "straight" else 2)
+    found = updates(net, training, epochs=4 if how == "straight" else 2)
     if how == "another process":
         net.save_weights(tmp_path / "a.weights.h5")
         training = correlated(kind)
@@ -162,27 +146,10 @@ def test_training_goes_on_with_the_same_noise(kind, how, tmp_path):
     elif how == "compiled again":
         tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
     if how != "straight":
-        found += fit_updates(net, training, 2)
+        found += updates(net, training, epochs=2)
     assert net.aggregation_state.spent == ((training.mechanism, 16),)
     found = made_of(training.mechanism.strategy, found)
     np.testing.assert_allclose(found, normal_draws(16), atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_ends_as_an_undisturbed_one(kind, tmp_path):
-    def backup():
-        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
-
-    training = correlated(kind)
-    with pytest.raises(RuntimeError, match="power cut"):
-        fit_updates(
-            sgd(training), training, 4, callbacks=[backup(), PowerCut()]
-        )
-    again, whole = sgd(training), sgd(training)
-    fit_updates(again, training, 4, callbacks=[backup()])
-    fit_updates(whole, training, 4)
-    assert_equal(again, whole)
-    assert again.aggregation_state.spent == whole.aggregation_state.spent
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,7 +158,7 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
     """What is not known cannot be taken back: the phases add up."""
     training = correlated(kind)
     net = sgd(training)
-    fit_updates(net, training)
+    updates(net, training)
     if lost == "continue_from":
         training = correlated(kind, continue_from=net)
         net = sgd(training)
@@ -200,7 +167,7 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
             net.layers[-1].bias.trainable = False
         training = correlated(kind, seed=4 if lost == "seed" else 3)
         tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
-    found = fit_updates(net, training)
+    found = updates(net, training)
     expected = ((training.mechanism, 4), (training.mechanism, 4))
     assert net.aggregation_state.spent == expected
     if lost != "weights":
@@ -217,7 +184,7 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
 def test_what_is_kept_is_bands_less_one_of_each_weight(kind, shapes, tmp_path):
     training = correlated(kind)
     net = sgd(training)
-    fit_updates(net, training)
+    updates(net, training)
     net.save_weights(tmp_path / "a.weights.h5")
     names = []
     with h5py.File(tmp_path / "a.weights.h5") as file:

@@ -13,19 +13,6 @@ from tests.privacy.tiny import X, Y, fit, fitted, model, private, spent
 callbacks = keras.callbacks
 
 
-def test_it_goes_on_from_the_ledger_before():
-    first, second = private(), private(noise_multiplier=4.0)
-    before, same, other = (
-        training.gradient_mode.aggregation.make_state()
-        for training in (first, first, second)
-    )
-    before.advance("steps", 4)
-    same.resume_from(before)
-    assert same.spent == ((first.mechanism, 4),)
-    other.resume_from(before)
-    assert other.spent == ((first.mechanism, 4), (second.mechanism, 0))
-
-
 def is_outside(training, net):
     return training.statement(net)["outside"]
 
@@ -150,6 +137,13 @@ def shared_layers(net):
     other.fit(X, Y, verbose=0)
 
 
+def weights_without_a_ledger(net):
+    other = in_batch_mode(model(private()))
+    other.fit(X, Y, verbose=0)
+    other.save_weights("plain.weights.h5")
+    net.load_weights("plain.weights.h5")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -158,9 +152,11 @@ def shared_layers(net):
         lambda net: net.set_weights([w + 1 for w in net.get_weights()]),
         loop,
         shared_layers,
+        weights_without_a_ledger,
     ],
 )
-def test_training_outside_is_noted(change, tmp_path):
+def test_training_outside_is_noted(change, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     training = private()
     net = fitted(training)
     assert not is_outside(training, net)
@@ -177,15 +173,6 @@ def test_training_outside_is_noted(change, tmp_path):
     fresh.load_weights(tmp_path / "net.weights.h5")
     assert is_outside(training, net)
     assert is_outside(training, fresh)
-
-
-def test_weights_without_a_ledger_are_noted(tmp_path):
-    training = private()
-    net, other = fitted(training), model(training)
-    in_batch_mode(other).fit(X, Y, verbose=0)
-    other.save_weights(tmp_path / "plain.weights.h5")
-    net.load_weights(tmp_path / "plain.weights.h5")
-    assert is_outside(training, net)
 
 
 def test_what_changes_no_weight_is_no_training(tmp_path):

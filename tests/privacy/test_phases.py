@@ -18,29 +18,17 @@ import keras_pergrad as kpg
 from tests.models.making import assert_equal
 from tests.power_cut import PowerCut
 from tests.privacy import tiny
-from tests.privacy.tiny import N, Y, fitted, normal_draws, private
+from tests.privacy.tiny import (
+    NO_DATA,
+    N,
+    Y,
+    noise_of,
+    normal_draws,
+    private,
+    sgd,
+)
 
-ZEROS = np.zeros((N, 3), "float32")
-#: Of no weight, so that what a step changes is its noise.
-DATA = ZEROS, Y, np.zeros(N)
 GOES_ON, NEW, REFUSED = "goes on", "new phase", "refused"
-
-
-def model(training, rate=1.0, **arguments):
-    return tiny.model(training, keras.optimizers.SGD(rate), **arguments)
-
-
-def noise_of(net, training, data=DATA, *, epochs=1, callbacks=()):
-    """The noise of each step of a `fit`, for draws of 1, (steps, weights)."""
-    seen = [tiny.flat(net)]
-    watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(tiny.flat(net))
-    )
-    data = training.batches(*data)
-    tiny.fit(net, training, epochs, [watch, *callbacks], data)
-    # Weights before the bias, also where the bias is not trained.
-    steps = -np.diff(seen, axis=0) / float(net.optimizer.learning_rate.numpy())
-    return steps * training.mechanism.batch_size
 
 
 def events_of(training, steps):
@@ -49,6 +37,8 @@ def events_of(training, steps):
     if m.strategy is not None:
         column = m.strategy.times(np.arange(steps) == 0.0)
         noise = dp.GaussianDpEvent(2.0 / float(np.linalg.norm(column)))
+        if m.sampling == "ordered":  # in one epoch
+            return [noise]
         step = dp.PoissonSampledDpEvent(m.rate * m.strategy.bands, noise)
         return [step] * math.ceil(steps / m.strategy.bands)
     if m.sampling != "poisson":
@@ -90,7 +80,7 @@ class Row:
     happens: str
     after: dict[str, Any] = dataclasses.field(default_factory=dict)
     before: dict[str, Any] = dataclasses.field(default_factory=dict)
-    data: Any = DATA
+    data: Any = NO_DATA
     change: Callable[[Any], Any] | None = None
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
     match: str = ""
@@ -125,10 +115,10 @@ ROWS = {
     "learning rate": Row(GOES_ON, compiled={"rate": 0.5}),
     "seed": Row(NEW, {"seed": 4}),
     "no seed": Row(GOES_ON, before={"seed": None}),
-    "data": Row(NEW, data=(ZEROS + 1, *DATA[1:])),
-    "order of the data": Row(NEW, data=(ZEROS, Y[::-1], DATA[2])),
-    "samples": Row(NEW, {"samples": 30}, data=[part[:30] for part in DATA]),
-    "rows": Row(REFUSED, data=[d[:30] for d in DATA], match="samples=40"),
+    "data": Row(NEW, data=(NO_DATA[0] + 1, *NO_DATA[1:])),
+    "order of the data": Row(NEW, data=(NO_DATA[0], Y[::-1], NO_DATA[2])),
+    "samples": Row(NEW, {"samples": 30}, data=[part[:30] for part in NO_DATA]),
+    "rows": Row(REFUSED, data=[d[:30] for d in NO_DATA], match="samples=40"),
     "batch size": Row(NEW, {"batch_size": 10}),
     "sampling": Row(NEW, SHUFFLED),
     "order": Row(NEW, {"sampling": "ordered"}, SHUFFLED),
@@ -146,6 +136,9 @@ ROWS = {
     "bands": Row(NEW, {"bands": 1}, BANDED),
     "noise": Row(NEW, {"noise": "independent", "bands": None}, BANDED),
     "correlated": Row(GOES_ON, before=BANDED),
+    "earlier noise": Row(
+        NEW, {"earlier_noise": "redrawn"}, {**BANDED, "sampling": "ordered"}
+    ),
 }
 
 
@@ -165,11 +158,11 @@ def test_what_happens_when_it_changes(name, tmp_path):
     row = ROWS[name]
     first = private(**{"batch_size": 20, **row.before})
     second = private(**{"batch_size": 20, **row.before, **row.after})
-    net, own = model(first), first.mechanism.strategy
+    net = sgd(first)
     found = noise_of(net, first)
     steps, key = len(found), net.aggregation_state.key
     net.save_weights(tmp_path / "net.weights.h5")
-    again = model(second, **row.compiled)
+    again = sgd(second, **row.compiled)
     again.load_weights(tmp_path / "net.weights.h5")
     if row.change is not None:
         row.change(again)
@@ -196,37 +189,17 @@ def test_what_happens_when_it_changes(name, tmp_path):
     if first.seed is not None:
         key = None
     # The noise is that of its phase and step.
-    if own is not None and goes_on:
-        found = np.concatenate([found, later]) / 2.0
-        found = np.stack([own.times(column) for column in found.T], 1)
-        drawn = normal_draws(steps + count, 0, first.seed, key=key)
-    else:
-        drawn = (
-            normal_draws(steps + count, 0, first.seed, key=key)[steps:]
-            if goes_on
-            else normal_draws(count, 1, second.seed)
-        )
-        clip = second.clipping.clip_norm
-        scales = second.mechanism.noise(0, steps + count)[-count:] * clip
-        found = later / scales[:, None]
+    found = np.concatenate([found, later]) if goes_on else later
+    scales = second.mechanism.noise(0, len(found)) * second.clipping.clip_norm
+    found, strategy = found / scales[:, None], second.mechanism.strategy
+    if strategy is not None:
+        found = np.stack([strategy.times(column) for column in found.T], 1)
+    seed = first.seed if goes_on else second.seed
+    drawn = normal_draws(len(found), int(not goes_on), seed, key=key)
     trained = sum(math.prod(v.shape) for v in again.trainable_variables)
     np.testing.assert_allclose(
         found[:, :trained], drawn[:, :trained], atol=1e-4
     )
-
-
-def test_noise_that_is_drawn_again_is_of_another_phase():
-    kept, redrawn = (
-        private(**BANDED, sampling="ordered", earlier_noise=earlier)
-        for earlier in ("kept", "redrawn")
-    )
-    ledger = fitted(kept).aggregation_state
-    assert ledger.spent == ((kept.mechanism, 4),)
-    for training, steps in ((kept, 4), (redrawn, 0)):
-        again = model(training).aggregation_state
-        again.resume_from(ledger)
-        assert again.updates == steps
-        assert again.spent[0] == (kept.mechanism, 4)
 
 
 @pytest.mark.quick
@@ -234,7 +207,7 @@ def test_no_noise_comes_twice():
     """Not where a seed comes back, nor in the noise of a count."""
     one = {"clipping": kpg.privacy.AdaptiveClippedMean(1.0, clip_rate=0.0)}
     trainings = [private(seed=1, **one), private(seed=2, noise_multiplier=3.0)]
-    net, found = model(trainings[0]), []
+    net, found = sgd(trainings[0]), []
     for number, place in enumerate((0, 1, 0)):
         training = trainings[place]
         tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
@@ -279,10 +252,10 @@ def schedule_that_forgets():
 def test_what_a_schedule_adds_is_what_is_accounted_for(noise, seeds):
     """Also after `continue_from`, where it begins again with the phase."""
     first = private(noise_multiplier=noise, seed=seeds[0])
-    net = model(first)
+    net = sgd(first)
     found = [noise_of(net, first)]
     second = private(noise_multiplier=noise, seed=seeds[1], continue_from=net)
-    other = model(second)
+    other = sgd(second)
     other.set_weights(net.get_weights())
     found.append(noise_of(other, second))
     ledger = other.aggregation_state
@@ -311,6 +284,11 @@ def from_model(net):
     return kpg.PerGradModel.from_model(net)
 
 
+def part(net):
+    inputs = keras.Input((3,))
+    return kpg.PerGradModel(inputs, net.layers[-1](inputs))
+
+
 #: How a model comes to have weights that were trained privately, and whether
 #: what was spent goes with them.
 ELSEWHERE = {
@@ -321,13 +299,8 @@ ELSEWHERE = {
     "nested": (nested, False),
     "loaded and nested": (lambda net: nested(loaded(net)), False),
     "in a Sequential": (lambda n: from_model(keras.Sequential([n])), False),
-    "part": (lambda net: making_part(net), False),
+    "part": (part, False),
 }
-
-
-def making_part(net):
-    inputs = keras.Input((3,))
-    return kpg.PerGradModel(inputs, net.layers[-1](inputs))
 
 
 def compiled_again(net):
@@ -338,7 +311,7 @@ def compiled_again(net):
 def test_weights_that_were_trained_elsewhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     training = private()
-    net = model(training)
+    net = sgd(training)
     tiny.fit(net, training)
     make, goes_along = ELSEWHERE[name]
     other = compiled_again(make(net))
@@ -359,7 +332,7 @@ def test_weights_that_were_trained_elsewhere(name, tmp_path, monkeypatch):
 
 def test_a_model_that_was_never_trained():
     training = private()
-    for net in (model(training), compiled_again(from_model(model(training)))):
+    for net in (sgd(training), compiled_again(from_model(sgd(training)))):
         text = tiny.words(training.statement(net))
         assert "was not trained privately: no update was made" in text
         assert "-differentially private: for" not in text
@@ -367,45 +340,55 @@ def test_a_model_that_was_never_trained():
 
 def test_without_a_seed_no_other_seed_makes_noise():
     training = private(seed=None)
-    nets = [model(training) for _ in range(2)]  # which set Keras's seed
+    nets = [sgd(training) for _ in range(2)]  # which set Keras's seed
     keys = [net.aggregation_state.key for net in nets]
     assert len({*sum(keys, ())}) == 4
     assert min(map(min, keys)).bit_length() > 40
     found = np.concatenate([noise_of(net, training) for net in nets])
     assert len(np.unique(found)) == found.size
-    said = "128 bits from the operating system, from which"
+    said = "128 bits from the operating system, which"
     assert said in tiny.words(training.statement(nets[0]))
 
 
-def test_a_killed_run_of_users_ends_as_an_undisturbed_one(tmp_path):
-    """Each process draws a key of its own, and takes that of the file."""
+ADAPTIVE = {"clipping": kpg.privacy.AdaptiveClippedMean(0.1)}
+REDRAWN = {"sampling": "ordered", "earlier_noise": "redrawn"}
+#: Arguments of the training; without a seed, each process draws a key of its
+#: own and takes that of the file.
+KILLED = {
+    "users": {**USERS, "batch_size": 5},
+    "views": VIEWS,
+    "adaptive": ADAPTIVE,
+    "a seed": {**ADAPTIVE, "seed": 3},
+    "kept noise": {**BANDED, "bands": 3},
+    "redrawn noise": {**BANDED, **REDRAWN, "bands": 3},
+}
 
-    def start(key=None):
-        training = private(**{**USERS, "batch_size": 5, "seed": None})
-        net = tiny.model(training)
-        if key is not None:
-            ledger = net.aggregation_state
-            ledger.phase = dataclasses.replace(ledger.phase, key=key)
-            ledger._set_steps(0)
-        return net, training
 
-    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
-    (killed, first), (resumed, second) = start(), start()
+@pytest.mark.parametrize("name", KILLED)
+def test_a_killed_run_ends_as_an_undisturbed_one(name, tmp_path):
+    training = private(**{"seed": None, **KILLED[name]})
+    nets = [sgd(training, 0.5) for _ in range(3)]
+    backups = [
+        keras.callbacks.BackupAndRestore(tmp_path / "backup") for _ in range(2)
+    ]
+    killed, resumed, whole = (net.aggregation_state for net in nets)
     with pytest.raises(RuntimeError, match="power cut"):
-        tiny.fit(killed, first, 3, [backup, PowerCut()])
-    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
-    tiny.fit(resumed, second, 3, [backup])
-    whole, third = start(killed.aggregation_state.key)
-    tiny.fit(whole, third, 3)
-    assert_equal(resumed, whole)
-    assert resumed.aggregation_state.spent == whole.aggregation_state.spent
+        tiny.fit(nets[0], training, 3, [backups[0], PowerCut()])
+    found = tiny.fit(nets[1], training, 3, [backups[1]])["epsilon"]
+    whole.phase = dataclasses.replace(whole.phase, key=killed.key)
+    whole._set_steps(0)
+    assert found == tiny.fit(nets[2], training, 3)["epsilon"][1:]
+    assert_equal(nets[1], nets[2])
+    assert resumed.spent == whole.spent
+    for one in resumed.kept:
+        assert_equal([getattr(resumed, one)], [getattr(whole, one)])
 
 
 @pytest.mark.parametrize("seed", [3, None])
 def test_a_ledger_of_an_earlier_version_is_read(seed):
     """What it has begun is closed: its noise is of a stream without phases."""
     training = private(seed=seed)
-    net = model(training)
+    net = sgd(training)
     noise_of(net, training)
     store = {}
     net.aggregation_state.save_own_variables(store)
@@ -415,7 +398,7 @@ def test_a_ledger_of_an_earlier_version_is_read(seed):
     record |= {k: phase[k] for k in ("mechanism", "key")} | {"noise": [7, 12]}
     text = json.dumps(record).encode()
     store |= {"ledger": np.frombuffer(text, "uint8"), "noise_state": [7, 12]}
-    again = model(training)
+    again = sgd(training)
     again.set_weights(net.get_weights())
     again.aggregation_state.load_own_variables(store)
     found = noise_of(again, training)

@@ -14,8 +14,7 @@ from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.users import Users
 from tests.hunt.planting import Fault
 from tests.marks import few
-from tests.models import making
-from tests.privacy.replay import CLIP, NOISE, N, Setting, check
+from tests.privacy.replay import CLIP, NOISE, N, Setting, check, network
 from tests.privacy.tiny import AddsMean
 
 layers = keras.layers
@@ -66,16 +65,6 @@ SETTINGS = {
         compiled=XLA,
     ),
 }
-
-
-def network(*hidden):
-    """A function that makes a model with some layers in it."""
-    return lambda: making.net(
-        *(layer() for layer in hidden),
-        shape=(3,),
-        units=1,
-        cls=kpg.PerGradModel,
-    )
 
 
 class KeepsMean(layers.Layer):

@@ -1,17 +1,15 @@
 """Private training in `fit`, from its first step to its budget's end."""
 
 import contextlib
-import dataclasses
 import types
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-import keras_pergrad as kpg
-from tests.power_cut import PowerCut
 from tests.privacy import tiny
-from tests.privacy.tiny import N, X, Y, fit, flat, model, private, spent
+from tests.privacy.tiny import N, X, Y, fit, flat, model, private, sgd, spent
 
 callbacks, layers = keras.callbacks, keras.layers
 
@@ -126,38 +124,44 @@ def test_an_empty_batch_counts_and_adds_noise(method):
     assert np.isfinite(flat(net)).all()
 
 
-@pytest.mark.parametrize(
-    "seed", [None, pytest.param(3, marks=pytest.mark.slow)]
-)
-def test_a_restart_goes_on_as_if_nothing_had_happened(seed, tmp_path):
-    training = private(seed=seed, clipping=kpg.privacy.AdaptiveClippedMean(0.1))
-    keys = None
+def moved(without=(), noise=2.0, scale=1.0, **arguments):
+    """What some steps moved the weights by, times the expected size."""
+    training = private(noise_multiplier=noise, clip_norm=0.05, **arguments)
+    net = sgd(training, parts=lambda: [layers.Dense(16, activation="tanh")])
+    data = training.batches(X * scale, Y)
+    data.excluded_rows = np.asarray(without, int)
+    before = flat(net)
+    fit(net, training, data=data)
+    return (before - flat(net)) * training.mechanism.batch_size
 
-    def run(*extra):
-        nonlocal keys
-        net = model(training)
-        # What the undisturbed run draws, where the system draws the seeds.
-        if keys is None or extra:
-            ledger = net.aggregation_state
-            keys = keys or ledger.key
-            ledger.phase = dataclasses.replace(ledger.phase, key=keys)
-            ledger._set_steps(0)
-        history = fit(net, training, 3, extra)
-        return net, history["epsilon"]
 
-    def backup():
-        return callbacks.BackupAndRestore(tmp_path / "backup")
+def test_a_sample_that_is_not_finite_counts_as_zero():
+    arguments = {"noise": 1e-3, "batch_size": N}
+    broken = np.ones([N, 1], "float32")
+    broken[3] = np.nan
+    found = moved(scale=broken, **arguments)
+    np.testing.assert_allclose(found, moved([3], **arguments), atol=1e-5)
 
-    undisturbed, expected = run()
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(backup(), PowerCut())
-    # Another process draws other seeds, and takes those of the file.
-    keys = (1, 2) if seed is None else None
-    resumed, found = run(backup())
-    assert found == expected[1:]
-    np.testing.assert_allclose(flat(resumed), flat(undisturbed), 1e-5)
-    states = [n.aggregation_state for n in (resumed, undisturbed)]
-    assert states[0].spent == states[1].spent
-    assert float(states[0].clip.numpy()) == pytest.approx(
-        float(states[1].clip.numpy())
+
+def test_how_gradients_are_found_changes_nothing():
+    """Noise is added once per update, and the update is counted once."""
+    expected = moved()
+    for other in ({"microbatch_size": 3}, {"method": "per_sample"}):
+        np.testing.assert_allclose(moved(**other), expected, atol=1e-4)
+
+
+def test_noise_of_steps_and_variables_is_independent():
+    training = private(noise_multiplier=1.0, clip_norm=1.0)
+    state = training.gradient_mode.aggregation.make_state()
+    state.limit.assign(10**6)
+    zeros = [tf.zeros([6]), tf.zeros([6])]
+    finish = tf.function(
+        lambda: training.gradient_mode.aggregation.finish(zeros, 3, state)
     )
+    draws = np.array([np.concatenate(finish()) for _ in range(400)]) * 10
+    assert draws.std() == pytest.approx(1.0, rel=0.06)
+    numbers = np.corrcoef(draws.T)[np.triu_indices(12, 1)]
+    assert np.abs(numbers).max() < 0.25
+    following = np.corrcoef(draws[1:].ravel(), draws[:-1].ravel())[0, 1]
+    assert abs(following) < 0.08
+    assert len(np.unique(draws)) == draws.size

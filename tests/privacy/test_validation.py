@@ -115,13 +115,15 @@ def test_masks():
     check_refused("divided by a mask", net, training, data=data)
 
 
-def test_fit_takes_the_batches_and_the_callback():
+def test_fit_without_the_batches_or_the_callback_is_refused():
     training = private()
-    net = model(training)
+    net, data = model(training), training.batches(X, Y)
     with refused(net, r"Expected fit\(private.batches"):
-        net.fit(X, Y, callbacks=[training.callback])
-    with refused(net, "callback enforces the budget"):
-        net.fit(training.batches(X, Y), verbose=0)
+        net.fit(X, Y, callbacks=[training.callback], verbose=0)
+    for budgets in ([], [OTHER.callback]):
+        with refused(net, "callback enforces the budget"):
+            net.fit(data, callbacks=budgets, verbose=0)
+    assert net.aggregation_state.updates == 0
 
 
 def test_mixed_bfloat16_is_served():

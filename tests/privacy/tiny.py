@@ -22,6 +22,10 @@ def shifted(x):
     return x + keras.random.normal(keras.ops.shape(x), 0.0, 0.5)
 
 
+#: Data of no weight, so that what a step changes is its noise.
+NO_DATA = np.zeros((N, 3), "float32"), Y, np.zeros(N)
+
+
 class AddsMean(keras.layers.Layer):
     """Adds the mean of its squared inputs to the loss."""
 
@@ -93,6 +97,24 @@ def fitted(training, *arguments, epochs=1, **settings):
     net = model(training, *arguments, **settings)
     fit(net, training, epochs)
     return net
+
+
+def sgd(training, rate=1.0, **arguments):
+    """`model`, whose weights a step changes by `rate` times the gradients."""
+    return model(training, keras.optimizers.SGD(rate), **arguments)
+
+
+def noise_of(net, training, data=NO_DATA, *, epochs=1, callbacks=()):
+    """The noise that the steps of a `fit` add to sums, (steps, weights)."""
+    seen = [flat(net)]
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(flat(net))
+    )
+    data = training.batches(*data)
+    fit(net, training, epochs, [watch, *callbacks], data)
+    # Weights before the bias, also where the bias is not trained.
+    steps = -np.diff(seen, axis=0) / float(net.optimizer.learning_rate.numpy())
+    return steps * training.mechanism.batch_size
 
 
 def flat(net):
