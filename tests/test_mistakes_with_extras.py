@@ -6,18 +6,16 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.mistakes import CLASSES, TEXTS, X, Y, each
 from tests.models.making import compiled, net, unchanged
 
-X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
-Y = X[:, :3]
-CLASSES = np.arange(12) % 3
-TEXTS = np.array([["a"] * 4] * 12)
-TYPE, VALUE = TypeError, ValueError
 NO_BOOL = "expected True or False"
 NO_NUMBERS = "expected numbers as `x`.*StringLookup"
 IN_FUNCTION = "Expected a call outside of it"
 GradientVariance = kpg.callbacks.GradientVariance
 Influence = kpg.influence.Influence
+diagnose, extending = kpg.diagnose, kpg.extending
+runs, trackers = kpg.runs, kpg.trackers
 
 
 def model(loss="mse"):
@@ -90,354 +88,216 @@ def audit(**arguments):
 
 
 def in_a_function(call):
-    return tf.function(call, autograph=False)
+    """Return what makes the call inside of a `tf.function`."""
+    return lambda: tf.function(call, autograph=False)()
+
+
+BATCHES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
 
 
 def run(**arguments):
     return GradientVariance(log_dir="unused", **arguments)
 
 
-#: What is wrong → the error, what it says, and the mistake.
-MISTAKES = {
-    # A probe
-    "texts": (VALUE, f"`probe`.*{NO_NUMBERS}", lambda: watch(TEXTS, Y)),
-    "texts_as_targets": (
-        *(VALUE, "`probe`.*Number the classes"),
-        lambda: watch(X, TEXTS[:, 0], made=classifier(), y=CLASSES),
-    ),
-    "list_of_texts": (
-        *(VALUE, r"a list of texts.*numpy\.asarray\(x\)"),
-        lambda: GradientVariance((TEXTS.tolist(), Y)),
-    ),
-    "classes_of_a_probe": (
-        *(VALUE, r"`probe`.*\[0, 3\).*from 0 to the number of outputs"),
-        lambda: watch(X, CLASSES + 5, made=classifier(), y=CLASSES),
-    ),
-    "probe_without_targets": (
-        *(VALUE, "`probe`.*Expected `y`"),
-        lambda: watch(X),
-    ),
-    "weights_of_a_probe": (
-        *(VALUE, "`sample_weight` expected an array of real numbers"),
-        lambda: GradientVariance((X, Y, TEXTS[:, 0])),
-    ),
-    "every": (
-        *(VALUE, "'auto', 'epoch'.*mean 'epoch'.*Or give a number of steps"),
-        lambda: GradientVariance((X, Y), "epochs"),
-    ),
-    "two_arrays_as_probe": (
-        *(
-            VALUE,
-            "`every` expected a positive integer or one of 'auto', 'epoch'",
-        ),
-        lambda: GradientVariance(X, Y),
-    ),
-    # Validation data
-    "validation_classes": (
-        *(VALUE, "`validation_data`.*`y` from 0 to 2.*from 5 to 7"),
-        lambda: value_classes(X, CLASSES + 5),
-    ),
-    "validation_texts": (
-        *(VALUE, f"`validation_data`.*{NO_NUMBERS}"),
-        lambda: value_classes(TEXTS, CLASSES),
-    ),
-    "validation_text_targets": (
-        *(VALUE, "`validation_data`.*Number the classes"),
-        lambda: value_classes(X, TEXTS[:, 0]),
-    ),
-    "validation_without_targets": (
-        *(VALUE, "`validation_data`.*Expected `y`"),
-        lambda: value(X),
-    ),
-    "validation_nan": (
-        *(VALUE, "`validation_data`.*NaN or infinity in x, y or"),
-        lambda: value(np.where(X > 1, np.nan, X), Y),
-    ),
-    "complex_validation": (
-        *(VALUE, "`validation_data`.*real numbers as `x`"),
-        lambda: value(X + 1j, Y),
-    ),
-    "validation_shape": (
-        *(VALUE, r"`validation_data`.*shape \(None, 4\)"),
-        lambda: value(X[:, :2], Y),
-    ),
+#: What a TypeError says → the mistake, or several.
+TYPE_ERRORS = {
     # A run
-    "path_as_name": (VALUE, "which has '/'", lambda: run(run_name="a/b")),
-    "no_name": (VALUE, "that is not empty or None", lambda: run(run_name="")),
-    "number_as_name": (VALUE, "text that is", lambda: run(run_name=3)),
-    "number_as_directory": (
-        *(TYPE, r"`log_dir` expected a directory.*log_dir=3"),
-        lambda: GradientVariance(log_dir=3),
+    r"`log_dir` expected a directory.*log_dir=3": lambda: GradientVariance(
+        log_dir=3
     ),
-    "no_runs": (
-        *(TYPE, "a directory or a list of them.*None"),
-        lambda: kpg.diagnose.compare_runs(None),
-    ),
-    "number_of_runs": (
-        *(TYPE, "a directory or a list of them.*=3"),
-        lambda: kpg.diagnose.compare_runs(3),
-    ),
-    "listed_number": (TYPE, "=3", lambda: kpg.diagnose.compare_runs([3])),
-    "no_run": (TYPE, "of a run.*None", lambda: kpg.runs.read_run(None)),
-    "no_directory": (TYPE, "with runs", lambda: kpg.runs.list_runs(3)),
+    "a directory or a list of them.*None": lambda: diagnose.compare_runs(None),
+    "a directory or a list of them.*=3": lambda: diagnose.compare_runs(3),
+    "=3": lambda: diagnose.compare_runs([3]),
+    "of a run.*None": lambda: runs.read_run(None),
+    "with runs": lambda: runs.list_runs(3),
     # Trackers
-    "board": (TYPE, "'logs'.*=3", lambda: kpg.trackers.TensorBoard(3)),
-    "mlflow": (VALUE, "`experiment` expected", lambda: kpg.trackers.MLflow(3)),
-    "mlflow_store": (
-        *(TYPE, "`tracking_uri` expected a store"),
-        lambda: kpg.trackers.MLflow(tracking_uri=3),
+    "'logs'.*=3": lambda: trackers.TensorBoard(3),
+    "`tracking_uri` expected a store": lambda: trackers.MLflow(tracking_uri=3),
+    "its id": lambda: trackers.MLflow(run=3),
+    r"id=\.\.\.": lambda: trackers.WandB(run="id"),
+    r"GradientVariance\(trackers=\[\.\.\.\]\)": lambda: model().fit(
+        X, Y, verbose=0, callbacks=[trackers.TensorBoard("unused")]
     ),
-    "wandb": (VALUE, "`project` expected", lambda: kpg.trackers.WandB(3)),
-    "mlflow_run": (TYPE, "its id", lambda: kpg.trackers.MLflow(run=3)),
-    "wandb_run": (TYPE, r"id=\.\.\.", lambda: kpg.trackers.WandB(run="id")),
-    "tracker_as_callback": (
-        *(TYPE, r"GradientVariance\(trackers=\[\.\.\.\]\)"),
-        lambda: model().fit(
-            X, Y, verbose=0, callbacks=[kpg.trackers.TensorBoard("unused")]
-        ),
-    ),
-    "exported_to_a_class": (
-        *(TYPE, "`to` expected a tracker"),
-        lambda: kpg.runs.export("unused", to=kpg.trackers.TensorBoard),
+    "`to` expected a tracker": lambda: runs.export(
+        "unused", to=trackers.TensorBoard
     ),
     # Rules
-    "no_rule": (
-        *(TYPE, r"function\(layer, inputs, dz\)"),
-        lambda: kpg.extending.register_rule(keras.layers.Dense)(3),
+    r"function\(layer, inputs, dz\)": lambda: extending.register_rule(
+        keras.layers.Dense
+    )(3),
+    "`forward` expected a function or None": lambda: extending.register_rule(
+        keras.layers.Dense, forward=3
     ),
-    "forward": (
-        *(TYPE, "`forward` expected a function or None"),
-        lambda: kpg.extending.register_rule(keras.layers.Dense, forward=3),
-    ),
-    "no_type_rule": (
-        *(TYPE, r"function\(op, types\)"),
-        lambda: kpg.extending.register_type_rule("Unused")(3),
-    ),
-    "no_op": (
-        *(TYPE, "the types of ops"),
-        kpg.extending.register_type_rule,
-    ),
+    r"function\(op, types\)": lambda: extending.register_type_rule("Unused")(3),
+    "the types of ops": extending.register_type_rule,
     # Influence
-    "classes": (
-        *(VALUE, r"3 outputs.*`y` from 0 to 2\. Received: from 1 to 3\. Numb"),
-        lambda: influence(classifier(), y=CLASSES + 1),
+    "`model` must be a keras.Model": lambda: Influence(X, Y, model()),
+    "weights files": lambda: influence(checkpoints=[3]),
+    "`path` expected": lambda: influence().page(X[:2], Y[:2]),
+    "a function of one sample": lambda: influence().page(
+        "unused.html", X, Y, show="image"
     ),
-    "classes_of_tests": (
-        *(VALUE, "Received: from 9 to 10"),
-        lambda: influence(classifier(), y=CLASSES).scores(
-            X[:2], CLASSES[:2] + 9
-        ),
-    ),
-    "classes_of_later_samples": (
-        *(VALUE, "Received: from 0 to 3"),
-        lambda: influence(classifier(), y=np.r_[CLASSES[:11], 3], batch_size=4),
-    ),
-    "no_loss": (VALUE, "has no loss", lambda: influence(model(None))),
-    "seed": (VALUE, "`seed` expected an int", lambda: influence(seed="a")),
-    "texts_of_scores": (
-        *(VALUE, NO_NUMBERS),
-        lambda: influence().scores(TEXTS, Y),
-    ),
-    "texts_of_prediction": (VALUE, NO_NUMBERS, lambda: predicting(TEXTS)),
-    "one_sample": (
-        *(VALUE, "the shape .* of one sample"),
-        lambda: influence().scores(X[0], Y[0]),
-    ),
-    "one_predicted_sample": (
-        *(VALUE, "the shape .* of one sample"),
-        lambda: predicting(X[0]),
-    ),
-    "influence_in_a_function": (
-        *(VALUE, IN_FUNCTION),
-        tf.function(influence, autograph=False),
-    ),
-    "scores_in_a_function": (
-        *(VALUE, IN_FUNCTION),
-        lambda: tf.function(influence().scores, autograph=False)(X, Y),
-    ),
-    "self_influence_in_a_function": (
-        *(VALUE, IN_FUNCTION),
-        lambda: tf.function(influence().self_influence, autograph=False)(),
-    ),
-    "fisher_in_a_function": (
-        *(VALUE, IN_FUNCTION),
-        tf.function(
-            lambda: kpg.influence.fisher(classifier(), X), autograph=False
-        ),
-    ),
-    "fisher_classes": (
-        *(VALUE, "`y` from 0 to 2. Received: from -1 to 1"),
-        lambda: fisher_of(CLASSES - 1),
-    ),
-    "fisher_classes_of_later_samples": (
-        *(VALUE, "Received: from 0 to 3"),
-        lambda: fisher_of(np.r_[CLASSES[:11], 3], batch_size=4),
-    ),
-    "fisher_one_hot": (
-        *(VALUE, r"rank \(ndim\)"),
-        lambda: fisher_of(np.eye(3)[CLASSES]),
-    ),
-    "fisher_one_sample": (
-        *(VALUE, "the shape .* of one sample"),
-        lambda: fisher_of(CLASSES[:4], X[0]),
-    ),
-    "swapped": (
-        *(TYPE, "`model` must be a keras.Model"),
-        lambda: Influence(X, Y, model()),
-    ),
-    "checkpoints": (VALUE, "weights file", lambda: influence(checkpoints=3)),
-    "checkpoint": (TYPE, "weights files", lambda: influence(checkpoints=[3])),
-    "no_path_of_page": (
-        *(TYPE, "`path` expected"),
-        lambda: influence().page(X[:2], Y[:2]),
-    ),
-    **{
-        f"class_names_{type(names).__name__}": (
-            *(VALUE, "the name of each of 3 classes"),
-            lambda names=names: influence(classifier(), y=CLASSES).page(
-                "unused.html", X, CLASSES, class_names=names
-            ),
-        )
-        for names in (["a"], "abc", 3)
-    },
-    "show": (
-        *(TYPE, "a function of one sample"),
-        lambda: influence().page("unused.html", X, Y, show="image"),
-    ),
-    "store": (
-        *(TYPE, "directory of a store"),
+    "directory of a store": [
         lambda: influence(curvature="projected").save(3),
-    ),
-    "loaded_store": (
-        *(TYPE, "directory of a store"),
         lambda: Influence.load(model(), "store"),
-    ),
+    ],
     # Arguments of methods
-    "of_scores": (
-        *(TYPE, r"Influence\.scores\(\) expected arguments among.*outputs=1"),
-        lambda: influence().scores(X, outputs=1),
+    r"Influence\.scores\(\) expected arguments among.*outputs=1": lambda: (
+        influence().scores(X, outputs=1)
     ),
-    "of_epsilon": (
-        *(TYPE, r"epsilon\(\) expected arguments among steps"),
-        lambda: private().epsilon(epochs=2),
+    r"epsilon\(\) expected arguments among steps": lambda: private().epsilon(
+        epochs=2
     ),
-    "of_to_html": (
-        *(TYPE, r"to_html\(\) expected arguments among path"),
-        lambda: private().statement().to_html(file="page.html"),
+    r"to_html\(\) expected arguments among path": lambda: (
+        private().statement().to_html(file="page.html")
     ),
     # Steps of one's own
-    "reader": (TYPE, "`reader` expected an object", lambda: read("x")),
-    "number_as_name_of_a_loss": (
-        *(VALUE, "`name` expected a text.* or None.*name=3"),
-        lambda: named(3),
-    ),
+    "`reader` expected an object": lambda: read("x"),
     # Audits and statements
-    "canaries": (
-        *(VALUE, r"10 different rows of the 12 examples.*canaries='all'"),
-        lambda: audit(canaries="all"),
+    r"`training` expected a function\(model, data\)": lambda: audit(training=3),
+    "`weights_file` expected a file": lambda: private().statement(
+        weights_file=3
     ),
-    "canaries_between_rows": (
-        *(VALUE, "integers from 0"),
-        lambda: audit(canaries=np.arange(11) + 0.5),
-    ),
-    "training": (
-        *(TYPE, r"`training` expected a function\(model, data\)"),
-        lambda: audit(training=3),
-    ),
-    "weights_file": (
-        *(TYPE, "`weights_file` expected a file"),
-        lambda: private().statement(weights_file=3),
-    ),
-    # In a tf.function
-    **{
-        f"{call.__name__}_in_a_function": (
-            *(VALUE, IN_FUNCTION),
-            lambda call=call, given=given: in_a_function(
-                lambda: call(model(), **given)
-            )(),
-        )
-        for call, given in (
-            (kpg.explain, {"batch_size": 4}),
-            (kpg.diagnose.what_fits, {"memory": "1GB"}),
-            (kpg.diagnose.predict_placement, {"x": X, "y": Y}),
-        )
-    },
     # Pipelines and devices
-    "placement_in_evaluate": (
-        *(VALUE, "DevicePlacement.*Received: a call of evaluate"),
-        lambda: model().evaluate(
-            X, Y, verbose=0, callbacks=[kpg.callbacks.DevicePlacement()]
-        ),
-    ),
-    "kernels": (
-        *(TYPE, "`kernels_table` expected a dict from ops to lists"),
-        lambda: kpg.diagnose.predict_placement(
+    "`kernels_table` expected a dict from ops to lists": lambda: (
+        diagnose.predict_placement(
             model(), X, Y, kernels_table={"MatMul": "float32"}
-        ),
+        )
     ),
-    "no_devices": (
-        *(TYPE, "a list of names from: CPU:0"),
-        lambda: kpg.diagnose.compare_devices(model(), X, Y, devices=[]),
+    "a list of names from: CPU:0": lambda: diagnose.compare_devices(
+        model(), X, Y, devices=[]
     ),
-    "memory_of_a_list": (
-        *(VALUE, "a list of numbers"),
-        lambda: kpg.diagnose.what_fits(model(), X.tolist(), Y, memory="1GB"),
+    "a list of names from: CPU:0.*devices=3": lambda: diagnose.compare_devices(
+        model(), X, Y, devices=3
     ),
     **{
-        f"{call.__name__}_of_a_data_set": (
-            *(VALUE, "the arrays of one batch.*Received: a Dataset"),
-            lambda call=call, given=given: call(
-                model(),
-                x=tf.data.Dataset.from_tensor_slices((X, Y)).batch(4),
-                **given,
-            ),
-        )
-        for call, given in (
-            (kpg.explain, {}),
-            (kpg.diagnose.what_fits, {"memory": "1GB"}),
-        )
-    },
-    "memory_of_no_sample": (
-        *(VALUE, "at least one sample"),
-        lambda: kpg.diagnose.what_fits(model(), X[:0], Y[:0], memory="1GB"),
-    ),
-    "check_of_no_sample": (
-        *(VALUE, "at least one sample"),
-        lambda: kpg.check_gradients(model(), X[:0], Y[:0], verbose=0),
-    ),
-    **{
-        f"profile_{data}": (
-            *(TYPE, f"`data` expected a data set.*Received: data={data!r}"),
-            lambda data=data: kpg.diagnose.profile_pipeline(data),
+        f"`data` expected a data set.*Received: data={data!r}": (
+            lambda data=data: diagnose.profile_pipeline(data)
         )
         for data in (None, 3, "data.npy")
     },
-    "profile_one_array": (
-        *(VALUE, r"two batches.*Received: 1 in a ndarray\..*batch\(8\)"),
-        lambda: kpg.diagnose.profile_pipeline(X),
+}
+#: Likewise a ValueError.
+VALUE_ERRORS = {
+    # A probe
+    f"`probe`.*{NO_NUMBERS}": lambda: watch(TEXTS, Y),
+    "`probe`.*Number the classes": lambda: watch(
+        X, TEXTS[:, 0], made=classifier(), y=CLASSES
     ),
-    "settings": (
-        *(VALUE, "`settings` expected a list.*=3"),
-        lambda: kpg.check_gradients(model(), X, Y, settings=3, verbose=0),
+    r"a list of texts.*numpy\.asarray\(x\)": lambda: GradientVariance(
+        (TEXTS.tolist(), Y)
     ),
-    "device": (
-        *(VALUE, "names from: CPU:0.*mean 'CPU:0'"),
-        lambda: kpg.diagnose.compare_devices(model(), X, Y, devices="cpu"),
+    r"`probe`.*\[0, 3\).*from 0 to the number of outputs": lambda: watch(
+        X, CLASSES + 5, made=classifier(), y=CLASSES
     ),
-    "number_of_device": (
-        *(TYPE, "a list of names from: CPU:0.*devices=3"),
-        lambda: kpg.diagnose.compare_devices(model(), X, Y, devices=3),
+    "`probe`.*Expected `y`": lambda: watch(X),
+    "`sample_weight` expected an array of real numbers": lambda: (
+        GradientVariance((X, Y, TEXTS[:, 0]))
     ),
-    "texts_as_targets_of_explain": (
-        *(VALUE, "Number the classes"),
-        lambda: kpg.explain(model(), 12, y="a"),
+    "'auto', 'epoch'.*mean 'epoch'.*Or give a number of steps": lambda: (
+        GradientVariance((X, Y), "epochs")
     ),
+    "`every` expected a positive integer or one of 'auto', 'epoch'": lambda: (
+        GradientVariance(X, Y)
+    ),
+    # Validation data
+    "`validation_data`.*`y` from 0 to 2.*from 5 to 7": lambda: value_classes(
+        X, CLASSES + 5
+    ),
+    f"`validation_data`.*{NO_NUMBERS}": lambda: value_classes(TEXTS, CLASSES),
+    "`validation_data`.*Number the classes": lambda: value_classes(
+        X, TEXTS[:, 0]
+    ),
+    "`validation_data`.*Expected `y`": lambda: value(X),
+    "`validation_data`.*NaN or infinity in x, y or": lambda: value(
+        np.where(X > 1, np.nan, X), Y
+    ),
+    "`validation_data`.*real numbers as `x`": lambda: value(X + 1j, Y),
+    r"`validation_data`.*shape \(None, 4\)": lambda: value(X[:, :2], Y),
+    # A run
+    "which has '/'": lambda: run(run_name="a/b"),
+    "that is not empty or None": lambda: run(run_name=""),
+    "text that is": lambda: run(run_name=3),
+    # Trackers
+    "`experiment` expected": lambda: trackers.MLflow(3),
+    "`project` expected": lambda: trackers.WandB(3),
+    # Influence
+    r"3 outputs.*`y` from 0 to 2\. Received: from 1 to 3\. Numb": lambda: (
+        influence(classifier(), y=CLASSES + 1)
+    ),
+    "Received: from 9 to 10": lambda: influence(classifier(), y=CLASSES).scores(
+        X[:2], CLASSES[:2] + 9
+    ),
+    "Received: from 0 to 3": [
+        lambda: influence(classifier(), y=np.r_[CLASSES[:11], 3], batch_size=4),
+        lambda: fisher_of(np.r_[CLASSES[:11], 3], batch_size=4),
+    ],
+    "has no loss": lambda: influence(model(None)),
+    "`seed` expected an int": lambda: influence(seed="a"),
+    NO_NUMBERS: [
+        lambda: influence().scores(TEXTS, Y),
+        lambda: predicting(TEXTS),
+    ],
+    "the shape .* of one sample": [
+        lambda: influence().scores(X[0], Y[0]),
+        lambda: predicting(X[0]),
+        lambda: fisher_of(CLASSES[:4], X[0]),
+    ],
+    IN_FUNCTION: [
+        in_a_function(influence),
+        in_a_function(lambda: kpg.influence.fisher(classifier(), X)),
+        in_a_function(lambda: kpg.explain(model(), batch_size=4)),
+        in_a_function(lambda: diagnose.what_fits(model(), memory="1GB")),
+        in_a_function(lambda: diagnose.predict_placement(model(), X, Y)),
+        lambda: tf.function(influence().scores, autograph=False)(X, Y),
+        lambda: tf.function(influence().self_influence, autograph=False)(),
+    ],
+    "`y` from 0 to 2. Received: from -1 to 1": lambda: fisher_of(CLASSES - 1),
+    r"rank \(ndim\)": lambda: fisher_of(np.eye(3)[CLASSES]),
+    "weights file": lambda: influence(checkpoints=3),
+    "the name of each of 3 classes": [
+        lambda names=names: influence(classifier(), y=CLASSES).page(
+            "unused.html", X, CLASSES, class_names=names
+        )
+        for names in (["a"], "abc", 3)
+    ],
+    # Steps of one's own
+    "`name` expected a text.* or None.*name=3": lambda: named(3),
+    # Audits and statements
+    r"10 different rows of the 12 examples.*canaries='all'": lambda: audit(
+        canaries="all"
+    ),
+    "integers from 0": lambda: audit(canaries=np.arange(11) + 0.5),
+    # Pipelines and devices
+    "DevicePlacement.*Received: a call of evaluate": lambda: model().evaluate(
+        X, Y, verbose=0, callbacks=[kpg.callbacks.DevicePlacement()]
+    ),
+    "the arrays of one batch.*Received: a Dataset": [
+        lambda: kpg.explain(model(), x=BATCHES),
+        lambda: diagnose.what_fits(model(), x=BATCHES, memory="1GB"),
+    ],
+    "a list of numbers": lambda: diagnose.what_fits(
+        model(), X.tolist(), Y, memory="1GB"
+    ),
+    "at least one sample": [
+        lambda: diagnose.what_fits(model(), X[:0], Y[:0], memory="1GB"),
+        lambda: kpg.check_gradients(model(), X[:0], Y[:0], verbose=0),
+    ],
+    r"two batches.*Received: 1 in a ndarray\..*batch\(8\)": lambda: (
+        diagnose.profile_pipeline(X)
+    ),
+    "`settings` expected a list.*=3": lambda: kpg.check_gradients(
+        model(), X, Y, settings=3, verbose=0
+    ),
+    "names from: CPU:0.*mean 'CPU:0'": lambda: diagnose.compare_devices(
+        model(), X, Y, devices="cpu"
+    ),
+    "Number the classes": lambda: kpg.explain(model(), 12, y="a"),
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_with_the_way_out(name):
-    error, match, mistake = MISTAKES[name]
+@each({TypeError: TYPE_ERRORS, ValueError: VALUE_ERRORS})
+def test_a_mistake_is_told_with_the_way_out(error, match, mistake):
     with pytest.raises(error, match=match):
         mistake()
 
@@ -452,7 +312,7 @@ CHECKED = {
         classifier(), X, **given
     ),
     ("jit_compile",): lambda **given: kpg.explain(model(), **given),
-    ("replace", "by_position"): lambda **given: kpg.extending.register_rule(
+    ("replace", "by_position"): lambda **given: extending.register_rule(
         keras.layers.Dense, **given
     ),
 }
