@@ -333,10 +333,7 @@ PLANTED = {
         ),
     },
     "influence/value_reader.py": {
-        "tests": [
-            "influence/test_values_of_one_weight.py",
-            "influence/test_sample_values.py",
-        ],
+        "tests": ["influence/test_sample_values.py"],
         "missing-half": (
             "a - tf.cast(rate * batch_scale / 2, a.dtype) * b",
             "a - tf.cast(rate * batch_scale, a.dtype) * b",

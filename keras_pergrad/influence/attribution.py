@@ -29,7 +29,6 @@ from keras_pergrad.influence.page import (
     render_page,
     samples_by_row,
     score_in_words,
-    split_rows,
 )
 from keras_pergrad.influence.preconditions import (
     STORE,
@@ -194,7 +193,7 @@ class Influence(NamedArguments):
         batch = next(iter(self._batches))
         require_mean_loss(model, batch)
         require_class_numbers(model, batch, batch[1] if y is None else y)
-        self._model, self._verbose = model, verbose
+        self._model = model
         self._curvature = curvature
         self._checkpoints = Checkpoints(model, checkpoints)
         self._estimators = [
@@ -381,18 +380,14 @@ class Influence(NamedArguments):
         else:
             make_batches = self._test_batches(x_test, y_test, None, of=of)
             shown = make_batches(None)
+        tests = ((x, y, self._model(x, training=False)) for x, y, _ in shown)
         scores = self._scores_of(make_batches)
         best = _top_samples(scores, k, True)
         worst = _top_samples(scores, k, False)
         rows = np.union1d(best.samples, worst.samples)
         text = render_page(
-            samples_by_row(shown, range(len(scores))),
+            samples_by_row(tests, range(len(scores))),
             samples_by_row(self._batches, rows),
-            [
-                output
-                for x, _, _ in shown
-                for output in split_rows(self._model(x, training=False))
-            ],
             best=best,
             worst=worst,
             class_names=class_names,
@@ -436,7 +431,7 @@ class Influence(NamedArguments):
                 "curvature='projected'. Received: "
                 f"curvature={self._curvature!r}"
             )
-        index, count = parse_shard(shard)
+        shard = parse_shard(shard)
         path = path_text("path", path, STORE)
         if self._batches is None:
             raise ValueError(
@@ -454,7 +449,7 @@ class Influence(NamedArguments):
             with self._checkpoints.at(k):
                 directory = os.path.join(path, str(k))
                 store = estimator.save(
-                    directory, (index, count), metadata, samples=samples
+                    directory, shard, metadata, samples=samples
                 )
             complete = complete and not store.missing()
         return complete
@@ -507,7 +502,6 @@ class Influence(NamedArguments):
         check_arguments("projected", damping, checkpoints)
         require_built(model)
         self = object.__new__(cls)
-        self._verbose = verbose
         self._batches, self._model = None, model
         self._curvature = "projected"
         self._checkpoints = Checkpoints(model, checkpoints)

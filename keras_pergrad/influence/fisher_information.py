@@ -119,7 +119,9 @@ def fisher(
     """
     require_outside_functions()
     require_compiled(model)
-    _check_arguments(kind, labels, seed)
+    require_one_of("kind", kind, KINDS)
+    require_one_of("labels", labels, LABELS)
+    integer_seed(seed)
     draws = positive_integer("draws", draws)
     if labels == "data":
         draws = 1
@@ -210,15 +212,6 @@ def _first_sums(model, batch, key, *, statistic):
     adds_up = kind == batch_loss.SUM
     statistic = dataclasses.replace(statistic, adds_up=adds_up)
     return statistic, compute_sums(statistic, model, batch, seed=key)
-
-
-def _check_arguments(kind, labels, seed):
-    for name, value, choices in (
-        ("kind", kind, KINDS),
-        ("labels", labels, LABELS),
-    ):
-        require_one_of(name, value, choices)
-    integer_seed(seed)
 
 
 def _add_sums(totals, batch_sums):

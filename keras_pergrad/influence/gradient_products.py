@@ -20,17 +20,23 @@ def gradients_of(model, batch, first_row=0):
 
     `first_row` is the row of its first sample, for errors.
     """
-    (gradients,) = run_passes(
-        "gradients",
+    return [
+        None if g is None else require_finite_rows(wide(g).numpy(), first_row)
+        for g in pass_of("gradients", model, batch)
+    ]
+
+
+def pass_of(quantity, model, batch, *tensors):
+    """Return what `run_passes` yields of one batch, in inference."""
+    (parts,) = run_passes(
+        quantity,
         model,
         (*batch, None, 0),
+        *tensors,
         method="vectorized",
         training=False,
     )
-    return [
-        None if g is None else require_finite_rows(wide(g).numpy(), first_row)
-        for g in gradients
-    ]
+    return parts
 
 
 def dots(model, batches, directions, *, verbose=0):
@@ -42,15 +48,7 @@ def dots(model, batches, directions, *, verbose=0):
     for batch in with_progress(
         batches, verbose, "Scores of the training samples"
     ):
-        data = (*batch, None, 0)
-        (parts,) = run_passes(
-            _DOT_PRODUCTS,
-            model,
-            data,
-            used_directions,
-            method="vectorized",
-            training=False,
-        )
+        parts = pass_of(_DOT_PRODUCTS, model, batch, used_directions)
         products = [p.numpy() for p in parts if p is not None]
         total = np.sum([p.astype("float64") for p in products], 0)
         blocks.append(np.transpose(require_finite_rows(total, first_row)))

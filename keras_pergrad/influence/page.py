@@ -6,6 +6,7 @@ from html import escape
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.batches import first_tensor, map_tensors
 from keras_pergrad.common.page import main, whole
 
 _MAX_NUMBERS, _MAX_LETTERS = 12, 400
@@ -68,14 +69,12 @@ def score_in_words(curvature, checkpoints, *, of):
     )
 
 
-def render_page(
-    tests, train, predictions, *, best, worst, class_names, show, of, score
-):
+def render_page(tests, train, *, best, worst, class_names, show, of, score):
     """Return the HTML of a page.
 
     Args:
-        tests, train: (x, y) by row.
-        predictions: the model's outputs of each test sample.
+        tests: (x, y, the model's outputs) by row.
+        train: (x, y, weight) by row.
         best, worst: two `Top`s.
         class_names, show, of: as for `Influence.page`.
         score: what a score is, in words.
@@ -93,11 +92,12 @@ def render_page(
         "</dl>",
     ]
     for t in range(count):
-        prediction = _prediction_html(predictions[t], tests[t][1], class_names)
+        _, y, outputs = tests[t]
+        prediction = _prediction_html(outputs, y, class_names)
         test = _figure_html(
             tests, t, prediction, class_names=class_names, show=show
         )
-        groups = [("test sample", "test-sample", [test])]
+        groups = [_group_html("test sample", "test-sample", [test])]
         for title, kind, top, sign in (
             (helpful, "helpful", best, 1),
             (harmful, "harmful", worst, -1),
@@ -113,22 +113,19 @@ def render_page(
                 for j, value in zip(top.samples[t], top.scores[t])
                 if sign * value > 0
             ]
-            groups.append((title, kind, figures))
-        parts.append(
-            f'<div class="test">{"".join(map(_group_html, groups))}</div>'
-        )
+            groups.append(_group_html(title, kind, figures))
+        parts.append(f'<div class="test">{"".join(groups)}</div>')
     return whole("Which samples matter", main(parts), _STYLE)
 
 
-def _group_html(group):
-    title, kind, figures = group
+def _group_html(title, kind, figures):
     content = "".join(figures) or '<p class="muted">none</p>'
     return f'<div class="group {kind}"><h2>{escape(title)}</h2>{content}</div>'
 
 
 def _figure_html(data, row, note, *, class_names, show):
-    x, y = data[row]
-    target = "" if y is None else f" · label {_target_html(y, class_names)}"
+    x, y, _ = data[row]
+    target = "" if y is None else f" · label {target_html(y, class_names)}"
     return (
         f"<figure>{sample_html(x, show)}"
         f'<p class="muted">row {row}{target}{note}</p></figure>'
@@ -136,17 +133,16 @@ def _figure_html(data, row, note, *, class_names, show):
 
 
 def _prediction_html(output, y, class_names):
-    parts = tf.nest.flatten(output)
-    if len(parts) > 1:
-        words = ", ".join(target_html(part) for part in parts)
-    elif (
-        parts[0].ndim == 1
-        and parts[0].size > 1
-        and (class_names is not None or _is_class(y, parts[0]))
+    first, *others = tf.nest.flatten(output)
+    if (
+        not others
+        and first.ndim == 1
+        and first.size > 1
+        and (class_names is not None or _is_class(y, first))
     ):
-        words = target_html(parts[0].argmax(), class_names)
+        words = target_html(first.argmax(), class_names)
     else:
-        words = target_html(parts[0])
+        words = target_html([first, *others])
     return f" · prediction {words}"
 
 
@@ -158,35 +154,14 @@ def _is_class(y, output):
     return y.size == 1 or (y.shape == output.shape and y.sum() == y.max() == 1)
 
 
-def _target_html(y, class_names):
-    if tf.nest.is_nested(y):
-        return ", ".join(target_html(part) for part in tf.nest.flatten(y))
-    return target_html(y, class_names)
-
-
-def _select_row(part, row):
-    """Return one sample of a structure of arrays."""
-    if part is None:
-        return None
-    return tf.nest.map_structure(lambda a: np.asarray(a[row]), part)
-
-
-def split_rows(outputs):
-    """Yield the outputs of each sample, as arrays."""
-    count = len(tf.nest.flatten(outputs)[0])
-    for row in range(count):
-        yield _select_row(outputs, row)
-
-
 def samples_by_row(batches, rows):
-    """Return (x, y) by row number of some rows of data in batches."""
+    """Return what batches of several parts have of some rows, by number."""
     requested, samples, first = set(map(int, rows)), {}, 0
-    for x, y, _ in batches:
-        n = len(tf.nest.flatten(x)[0])
+    for batch in batches:
+        n = len(first_tensor(batch))
         for row in requested.intersection(range(first, first + n)):
-            samples[row] = (
-                _select_row(x, row - first),
-                _select_row(y, row - first),
+            samples[row] = map_tensors(
+                lambda a, place=row - first: np.asarray(a[place]), batch
             )
         first += n
     return samples
@@ -219,7 +194,9 @@ def sample_html(sample, show=None):
 
 
 def target_html(value, class_names=None):
-    """Return a target in words: a class's name, or a number."""
+    """Return a target in words: a class's name, or numbers; or several."""
+    if tf.nest.is_nested(value):
+        return ", ".join(target_html(part) for part in tf.nest.flatten(value))
     array = np.asarray(value)
     if array.ndim == 1 and array.size > 1 and set(np.unique(array)) <= {0, 1}:
         array = np.asarray(array.argmax())  # one-hot

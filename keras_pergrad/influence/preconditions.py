@@ -29,9 +29,9 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.modes.inspection import require_compiled
 
 Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
+CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
 #: What the path of a store is.
 STORE = "the directory of a store, such as 'store'"
-CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
 
 
 def is_batched(x):
@@ -180,30 +180,20 @@ def make_test_batches(model, x, y, *, sample_weight):
     A data set keeps its own batches. Where a loss divides by what a batch
     holds (its masks), each test sample is a batch of its own.
     """
+    samples = batches_of(x, y, sample_weight)
     if is_batched(x):
-        dataset = FixedOrderBatches(batches_of(x, y, sample_weight), "x_test")
-        one_by_one = not _is_mean_over_samples(model, dataset)
-        return lambda size: (
-            _SingleSampleBatches(dataset) if one_by_one else dataset
-        )
-
-    def batches(size):
-        full_batches = batches_of(x, y, sample_weight, batch_size=size)
-        if _is_mean_over_samples(model, full_batches):
-            return full_batches
-        return batches_of(x, y, sample_weight, batch_size=1)
-
-    return batches
-
-
-def _is_mean_over_samples(model, batches):
-    batch = next(iter(batches))
+        samples = FixedOrderBatches(samples, "x_test")
+    batch = next(iter(samples))
     require_targets(model, batch)
     require_inputs(model, batch[0])
     require_class_numbers(model, batch, batch[1])
     # A model that was just compiled has not built its losses.
     build_symbolically(model, batch)
-    return batch_loss.is_mean_over_samples(model, batch)
+    if not batch_loss.is_mean_over_samples(model, batch):
+        return lambda size: _SingleSampleBatches(samples)
+    if is_batched(x):
+        return lambda size: samples
+    return lambda size: batches_of(x, y, sample_weight, batch_size=size)
 
 
 class _SingleSampleBatches:

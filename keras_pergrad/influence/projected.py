@@ -9,9 +9,12 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.functions.data_passes import run_passes, with_progress
+from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence.definiteness import is_definite, rounding_share
-from keras_pergrad.influence.gradient_products import require_finite_rows
+from keras_pergrad.influence.gradient_products import (
+    pass_of,
+    require_finite_rows,
+)
 from keras_pergrad.influence.projected_factors import project
 from keras_pergrad.influence.projected_rows import RowsInMemory, RowsOnDisk
 from keras_pergrad.influence.projection import projections
@@ -59,7 +62,7 @@ class ProjectedInfluence:
         return np.concatenate(
             [
                 np.sum(rows * self._solve(rows.astype("float64")), 1)
-                for _, rows in self._rows.blocks()
+                for rows in self._rows.blocks()
             ]
         )
 
@@ -92,15 +95,7 @@ class ProjectedInfluence:
 
     def project(self, batch, first_row):
         """Return the projections of a batch's gradients, (n, size)."""
-        data = (*batch, None, 0)
-        (parts,) = run_passes(
-            self._projection,
-            self._model,
-            data,
-            tf.zeros([]),
-            method="vectorized",
-            training=False,
-        )
+        parts = pass_of(self._projection, self._model, batch, tf.zeros([]))
         rows = [p.numpy().astype("float32") for p in parts if p is not None]
         return require_finite_rows(np.concatenate(rows, 1), first_row)
 

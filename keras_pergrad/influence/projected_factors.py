@@ -34,6 +34,7 @@ from keras_pergrad.uses.weight_paths import Scaled
 WORTH = 2**18
 
 
+@functools.singledispatch
 def project(factor: SampleGradients, projection: Projection) -> tf.Tensor:
     """Return a random projection of each contribution, (n, size).
 
@@ -57,24 +58,17 @@ def project(factor: SampleGradients, projection: Projection) -> tf.Tensor:
     >>> project(kernel, Projection((20, 30), 16, seed=0)).shape
     TensorShape([5, 16])
     """
-    return _project(factor, projection)
+    return _of_gradients(factor, projection)
 
 
+@functools.singledispatch
 def dot_is_less(factor: SampleGradients, projection: Projection) -> bool:
     """Whether `dot` costs no more than `project`, or hardly more."""
-    return _dot_is_less(factor, projection)
+    return True
 
 
 def _of_gradients(factor, projection):
     return projection.of_gradients(factor.materialize())
-
-
-def _always(factor, projection) -> bool:
-    return True
-
-
-_project = functools.singledispatch(_of_gradients)
-_dot_is_less = functools.singledispatch(_always)
 
 
 def _cost_of_sides(t, i, o, *, projection, block=1):
@@ -109,7 +103,7 @@ def _dot_costs_less(t, i, o, *, projection, block=1):
     )
 
 
-@_project.register
+@project.register
 def _(factor: Outer, projection):
     i, o = sizes = factor.x.shape[-1], factor.dz.shape[-1]
     axes = axes_of_sides(factor)
@@ -122,7 +116,7 @@ def _(factor: Outer, projection):
     return _of_sides(factor.x, factor.dz, axes, projection=projection)
 
 
-@_dot_is_less.register
+@dot_is_less.register
 def _(factor: Outer, projection):
     i, o = factor.x.shape[-1], factor.dz.shape[-1]
     return _dot_costs_less(factor.positions, i, o, projection=projection)
@@ -176,7 +170,7 @@ def _with_positions(tensor, extra_positions, length):
     return [-1, count * extra_positions, length]
 
 
-@_project.register
+@project.register
 def _(factor: Blocks, projection):
     _, blocks, t, i = factor.x.shape
     o = factor.dz.shape[-1]
@@ -198,7 +192,7 @@ def _(factor: Blocks, projection):
     )
 
 
-@_project.register
+@project.register
 def _(factor: Rows, projection):
     *middle_sizes, last = factor.whole[1:] or [1]
     row_size = math.prod(middle_sizes)
@@ -215,7 +209,7 @@ def _(factor: Rows, projection):
     return tf.reshape(sums, [-1, projection.size])
 
 
-@_project.register
+@project.register
 def _(factor: Patches, projection):
     rows, sizes = projection.inputs, _sizes_of_windows(factor)
     is_served = factor.groups == 1 and rows.is_matrix
@@ -227,7 +221,7 @@ def _(factor: Patches, projection):
     return projection.of_sides(windows, projection.outputs.apply(factor.small))
 
 
-@_dot_is_less.register
+@dot_is_less.register
 def _(factor: Patches, projection):
     sizes = _sizes_of_windows(factor)
     return factor.groups > 1 or _dot_costs_less(
@@ -246,13 +240,13 @@ def _block(factor):
     return 1 if factor.windows.are_pixels else BLOCK
 
 
-@_project.register
+@project.register
 def _(factor: Joined, projection):
     parts = [project(part, projection) for part in factor.parts]
     return tf.add_n([wide(part) for part in parts])
 
 
-@_project.register
+@project.register
 def _(factor: Columns, projection):
     parts, start = [], 0
     for part, width in zip(factor.parts, factor.widths()):
@@ -261,29 +255,29 @@ def _(factor: Columns, projection):
     return tf.add_n(parts)
 
 
-@_dot_is_less.register(Columns)
-@_dot_is_less.register(Joined)
+@dot_is_less.register(Columns)
+@dot_is_less.register(Joined)
 def _(factor, projection):
     return all(dot_is_less(part, projection) for part in factor.parts)
 
 
-@_project.register
+@project.register
 def _(factor: Widened, projection):
     return project(factor.factor, projection)
 
 
-@_project.register
+@project.register
 def _(factor: Scaled, projection):
     return factor.change(project(factor.factor, projection))
 
 
-@_dot_is_less.register(Scaled)
-@_dot_is_less.register(Widened)
+@dot_is_less.register(Scaled)
+@dot_is_less.register(Widened)
 def _(factor, projection):
     return dot_is_less(factor.factor, projection)
 
 
-@_project.register
+@project.register
 def _(factor: Reshaped, projection):
     if not is_same_matrix(factor):
         return _of_gradients(factor, projection)
@@ -291,7 +285,7 @@ def _(factor: Reshaped, projection):
     return project(factor.factor, projection.in_shape(shape))
 
 
-@_dot_is_less.register
+@dot_is_less.register
 def _(factor: Reshaped, projection):
     if not is_same_matrix(factor):
         return True
@@ -299,7 +293,7 @@ def _(factor: Reshaped, projection):
     return dot_is_less(factor.factor, projection.in_shape(shape))
 
 
-@_project.register
+@project.register
 def _(factor: OneByOne, projection):
     def of_sample(gradient):
         return projection.of_gradients(gradient[None])[0]

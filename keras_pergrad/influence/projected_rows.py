@@ -19,9 +19,9 @@ class RowsInMemory:
         self._rows, self.samples = rows, len(rows)
 
     def blocks(self, count=4096):
-        """Yield (first row, rows)."""
+        """Yield the rows, so many at a time."""
         for first in range(0, self.samples, count):
-            yield first, self._rows[first : first + count]
+            yield self._rows[first : first + count]
 
     def times(self, others):
         """Return the products with other rows, (m, n)."""
@@ -29,16 +29,16 @@ class RowsInMemory:
 
     def gram(self):
         """Return the sum of the rows' outer products, in float64."""
-        return _gram(rows for _, rows in self.blocks())
+        return _gram(self.blocks())
 
 
 class RowsOnDisk(GradientStore):
     """Rows of a store, which are never held together."""
 
     def blocks(self):
-        """Yield (first row, rows in float32)."""
-        for first, rows, scales in self.stored_blocks():
-            yield first, rows.astype("float32") * scales[:, None]
+        """Yield the rows in float32, some at a time."""
+        for _, rows, scales in self.stored_blocks():
+            yield rows.astype("float32") * scales[:, None]
 
     def times(self, others):
         """Return the products with other rows, (m, n), in float32."""
@@ -53,9 +53,7 @@ class RowsOnDisk(GradientStore):
 
     def gram(self):
         """Return the sum of the rows' outer products, kept in the store."""
-        return self.load_or_make(
-            "gram.npy", lambda: _gram(r for _, r in self.blocks())
-        )
+        return self.load_or_make("gram.npy", lambda: _gram(self.blocks()))
 
 
 @functools.cache

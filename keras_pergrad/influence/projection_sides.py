@@ -1,5 +1,6 @@
 """One side of a random projection: random signs, made at first use."""
 
+import functools
 import hashlib
 import math
 
@@ -29,7 +30,6 @@ class Side:
     def __init__(self, length, size, seed):
         self.length, self.size, self._seed = length, size, seed
         self._is_long = size < length and length >= _LONG
-        self._cache = {}
 
     @property
     def is_identity(self):
@@ -45,8 +45,7 @@ class Side:
         """Return it as (length, size)."""
         if self.is_identity:
             return tf.eye(self.length, dtype=dtype)
-        make = self._sparse_matrix if self._is_long else self._signs
-        return tf.cast(self._cached("matrix", make), dtype)
+        return tf.cast(self._matrix, dtype)
 
     def apply(self, tensor):
         """Return the map of the last axis, (..., size)."""
@@ -55,7 +54,8 @@ class Side:
         if self.is_matrix:
             return _product(tensor, self.matrix(tensor.dtype))
         flat = tf.transpose(tf.reshape(tensor, [-1, self.length]))
-        buckets, signs = self._buckets(), self._bucket_signs(tensor.dtype)
+        buckets, signs = self._buckets
+        signs = tf.cast(signs, tensor.dtype)
         sums = tf.math.unsorted_segment_sum(
             flat * signs[:, None], buckets, self.size
         )
@@ -72,37 +72,32 @@ class Side:
             values: (n, T, d).
         """
         if not self.is_identity and not self._is_long:
-            # This fills the cache; only the rows that are looked up are cast.
-            self.matrix(values.dtype)
-            rows = tf.gather(self._cache["matrix"], ids)
-            rows = tf.cast(rows, values.dtype)
+            rows = tf.cast(tf.gather(self._matrix, ids), values.dtype)
             return tf.matmul(rows, values, transpose_a=True)
         n, columns = tf.shape(values)[0], values.shape[-1]
         if not self.is_identity:
-            signs = tf.gather(self._bucket_signs(values.dtype), ids)
+            buckets, signs = self._buckets
+            signs = tf.gather(tf.cast(signs, values.dtype), ids)
             values *= signs[..., None]
-            ids = tf.gather(self._buckets(), ids)
+            ids = tf.gather(buckets, ids)
         bucket_ids = ids_by_sample(ids, n, self.size, dtype=tf.int32)
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, columns]), bucket_ids, n * self.size
         )
         return tf.reshape(sums, [-1, self.size, columns])
 
+    @functools.cached_property
+    def _matrix(self):
+        """A tensor with a value, which a function captures."""
+        make = self._sparse_matrix if self._is_long else self._signs
+        with tf.init_scope():
+            return tf.constant(make())
+
+    @functools.cached_property
     def _buckets(self):
-        """Return which result each number is added to, (length,)."""
-        make = self._random_buckets
-        return self._cached("places", lambda: make()[0])
-
-    def _bucket_signs(self, dtype):
-        make = self._random_buckets
-        return tf.cast(self._cached("signs", lambda: make()[1]), dtype)
-
-    def _cached(self, name, make):
-        if name not in self._cache:
-            # A function captures a tensor that has a value.
-            with tf.init_scope():
-                self._cache[name] = tf.constant(make())
-        return self._cache[name]
+        """The result that each number is added to, and its sign."""
+        with tf.init_scope():
+            return [tf.constant(part) for part in self._random_buckets()]
 
     def _signs(self):
         """Return ±1/√size, (length, size)."""

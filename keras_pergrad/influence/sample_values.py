@@ -21,7 +21,6 @@ from keras_pergrad.common.callback_list import PreparesFit, at_end_of_fit
 from keras_pergrad.common.optional import import_extra
 from keras_pergrad.common.text import as_text
 from keras_pergrad.functions.given_batch import as_batch
-from keras_pergrad.influence import value_reader
 from keras_pergrad.influence.preconditions import require_validation_batch
 from keras_pergrad.influence.value_reader import (
     ValueReader,
@@ -294,7 +293,19 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return value_reader.plot(self.values, ax)
+        if ax is None:
+            pyplot = import_extra("matplotlib.pyplot", "Drawing", "plot")
+            _, ax = pyplot.subplots()
+        ordered = np.sort(self.values)[::-1]
+        rank = np.arange(1, len(ordered) + 1)
+        for label, chosen in (("helped", ordered > 0), ("harmed", ordered < 0)):
+            heights = np.where(chosen, ordered, 0)
+            name = f"{label}: {int(chosen.sum())}"
+            ax.fill_between(rank, heights, step="mid", label=name)
+        ax.set_xlabel("sample, by value")
+        ax.set_ylabel("drop of the validation loss")
+        ax.legend()
+        return ax
 
     def _arrays(self):
         arrays = (

@@ -71,11 +71,13 @@ class Kronecker(NamedTuple):
         return cls(identity, outputs, identity[0, 0], axes=())
 
 
+@functools.singledispatch
 def axes(factor: SampleGradients) -> tuple[int, ...]:
     """Return the variable's axes on the left of `kronecker`."""
-    return _axes(factor)
+    return ()
 
 
+@functools.singledispatch
 def kronecker(factor: SampleGradients) -> Kronecker:
     """Return a Kronecker product that stands for Σ g gᵀ: a `Kronecker`.
 
@@ -96,9 +98,10 @@ def kronecker(factor: SampleGradients) -> Kronecker:
     (array([[5., 5.],
            [5., 5.]], dtype=float32), 5, (0,))
     """
-    return _kronecker(factor)
+    return _entries(factor)
 
 
+@functools.singledispatch
 def rotated(
     factor: SampleGradients,
     inputs: tf.Tensor | None = None,
@@ -125,11 +128,7 @@ def rotated(
     >>> rotated(bias, outputs=turned).sum_of_squares().numpy().round(2)
     array([[25.64,  0.36]], dtype=float32)
     """
-    return _rotated(factor, inputs, outputs)
-
-
-def _no_axes(factor) -> tuple[int, ...]:
-    return ()
+    return _rotated_gradients(factor, inputs, outputs)
 
 
 def _entries(factor) -> Kronecker:
@@ -163,11 +162,6 @@ def as_matrices(gradients: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
         math.prod(sizes[k] for k in chosen) for chosen in (axes, other_axes)
     )
     return tf.reshape(transposed, [-1, left_size, right_size])
-
-
-_axes = functools.singledispatch(_no_axes)
-_kronecker = functools.singledispatch(_entries)
-_rotated = functools.singledispatch(_rotated_gradients)
 
 
 def axes_of_sides(
@@ -212,13 +206,13 @@ def reorder_axes(tensor, axes, order, *, shape):
     return transposed
 
 
-@_axes.register
+@axes.register
 def _(factor: Outer):
     sides = axes_of_sides(factor)
     return () if sides is None else tuple(sorted(sides[0]))
 
 
-@_kronecker.register
+@kronecker.register
 def _(factor: Outer):
     if axes_of_sides(factor) is None:
         return _entries(factor)
@@ -231,8 +225,8 @@ def _(factor: Outer):
     return Kronecker(sides[0], sides[1], count, axes=axes(factor))
 
 
-@_rotated.register
-def _(factor: Outer, inputs, outputs):
+@rotated.register
+def _(factor: Outer, inputs=None, outputs=None):
     if axes_of_sides(factor) is None:
         return _rotated_gradients(factor, inputs, outputs)
     x, dz = ordered_sides(factor)
@@ -257,12 +251,12 @@ def _reached_positions(dz):
     return tf.cast(is_reached, dz.dtype)
 
 
-@_axes.register
+@axes.register
 def _(factor: Rows):
     return (0,)
 
 
-@_kronecker.register
+@kronecker.register
 def _(factor: Rows):
     counted = tf.reshape(_reached_positions(factor.dz), [-1])
     counts = tf.math.unsorted_segment_sum(
@@ -273,8 +267,8 @@ def _(factor: Rows):
     return Kronecker(counts, outputs, tf.reduce_sum(counted), axes=(0,))
 
 
-@_rotated.register
-def _(factor: Rows, inputs, outputs):
+@rotated.register
+def _(factor: Rows, inputs=None, outputs=None):
     if inputs is not None:
         return _rotated_gradients(factor, inputs, outputs)
     dz: Any = _map_last_axis(factor.dz, outputs)
@@ -283,14 +277,14 @@ def _(factor: Rows, inputs, outputs):
     )
 
 
-@_axes.register
+@axes.register
 def _(factor: Patches):
     if factor.groups > 1 or factor.shape[-1] != factor.small.shape[-1]:
         return ()
     return tuple(range(len(factor.shape) - 1))
 
 
-@_kronecker.register
+@kronecker.register
 def _(factor: Patches):
     if not axes(factor):
         return _entries(factor)
@@ -338,8 +332,8 @@ def sum_of_windows(factor, counted, function, *, shape):
     return sum_by_chunks(of_some, (factor.big, counted), numbers, shape=shape)
 
 
-@_rotated.register
-def _(factor: Patches, inputs, outputs):
+@rotated.register
+def _(factor: Patches, inputs=None, outputs=None):
     if not axes(factor):
         return _rotated_gradients(factor, inputs, outputs)
     if inputs is None:
@@ -365,31 +359,31 @@ def map_windows(factor: Patches, matrix: tf.Tensor) -> tf.Tensor:
     )
 
 
-@_axes.register(Scaled)
-@_axes.register(Widened)
+@axes.register(Scaled)
+@axes.register(Widened)
 def _(factor):
     return axes(factor.factor)
 
 
-@_kronecker.register
+@kronecker.register
 def _(factor: Widened):
     return kronecker(factor.factor)
 
 
-@_rotated.register
-def _(factor: Widened, inputs, outputs):
+@rotated.register
+def _(factor: Widened, inputs=None, outputs=None):
     return rotated(factor.factor, inputs, outputs)
 
 
-@_kronecker.register
+@kronecker.register
 def _(factor: Scaled):
     product = kronecker(factor.factor)
     outputs = factor.change(factor.change(product.outputs))
     return product._replace(outputs=outputs)
 
 
-@_rotated.register
-def _(factor: Scaled, inputs, outputs):
+@rotated.register
+def _(factor: Scaled, inputs=None, outputs=None):
     return Scaled(rotated(factor.factor, inputs, outputs), factor.number)
 
 
@@ -406,7 +400,7 @@ def is_same_matrix(factor: Reshaped) -> bool:
     return len(sizes) > 1 < len(source_sizes) and sizes[-1] == source_sizes[-1]
 
 
-@_axes.register
+@axes.register
 def _(factor: Reshaped):
     sizes, left_axes = factor.tensor.shape.as_list(), axes(factor.factor)
     rows = [k for k, size in enumerate(sizes[:-1]) if size != 1]
@@ -416,15 +410,15 @@ def _(factor: Reshaped):
     return tuple(range(len(factor.shape) - 1))
 
 
-@_kronecker.register
+@kronecker.register
 def _(factor: Reshaped):
     if not axes(factor):
         return _entries(factor)
     return kronecker(factor.factor)._replace(axes=axes(factor))
 
 
-@_rotated.register
-def _(factor: Reshaped, inputs, outputs):
+@rotated.register
+def _(factor: Reshaped, inputs=None, outputs=None):
     if not axes(factor):
         return _rotated_gradients(factor, inputs, outputs)
     return rotated(factor.factor, inputs, outputs)

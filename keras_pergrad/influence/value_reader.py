@@ -28,7 +28,6 @@ from keras_pergrad.aggregations.clipping import ClippedMean
 from keras_pergrad.common.batches import is_numbered, with_numbers
 from keras_pergrad.common.callback_list import as_callback_list
 from keras_pergrad.common.gradients import dense_gradients
-from keras_pergrad.common.optional import import_extra
 from keras_pergrad.factors import wide
 from keras_pergrad.influence.projected_factors import dot_is_less, project
 from keras_pergrad.influence.projection import projections
@@ -86,9 +85,13 @@ class ValueReader(StepReader):
         )
         rate = tf.cast(learning_rate(samples.model.optimizer), samples.dtype)
         if self.order == 2:
-            mean_gradient = self._mean_gradient(
-                samples, variables, factors, weights=weights
-            )
+            mean_gradient = samples.mean()
+            if weights is not None:
+                sums = [
+                    f and f.weighted_sum(weights(k))
+                    for k, f in enumerate(factors)
+                ]
+                mean_gradient = dense_gradients(sums, variables)
             v, product = validation_gradient.gradient_and_product(mean_gradient)
             directions = [
                 a - tf.cast(rate * batch_scale / 2, a.dtype) * b
@@ -143,14 +146,6 @@ class ValueReader(StepReader):
         values = tf.where(is_counted, values, tf.zeros_like(values))
         self.state.add(rows, values, tf.cast(is_counted, tf.int64))
         return {}
-
-    @staticmethod
-    def _mean_gradient(samples, variables, factors, *, weights):
-        if weights is None:
-            gradients = dict(zip(map(id, samples.variables), samples.mean()))
-            return [gradients[id(v)] for v in variables]
-        sums = [f and f.weighted_sum(weights(k)) for k, f in enumerate(factors)]
-        return dense_gradients(sums, variables)
 
     def _periodic_gradient(self, validation_gradient, variables):
         """Return the gradient, computed anew every `every` steps."""
@@ -262,9 +257,10 @@ def value_dtype(model):
 def number_arrays(arguments):
     """Put row numbers beside arrays; return how many, None without arrays."""
     x = arguments.get("x")
-    if is_numbered(x) or not _has_only_arrays(x):
+    parts = keras.tree.flatten(x)
+    if is_numbered(x) or not parts or not all(map(_has_rows, parts)):
         return None
-    rows = int(keras.tree.flatten(x)[0].shape[0])
+    rows = int(parts[0].shape[0])
     arguments["x"] = with_numbers(x, np.arange(rows))
     return rows
 
@@ -302,29 +298,6 @@ def _number_of_samples(ids):
         ) from None
 
 
-def _has_only_arrays(x):
-    parts = keras.tree.flatten(x)
-    return bool(parts) and all(_has_rows(part) for part in parts)
-
-
 def _has_rows(part):
     shape = getattr(part, "shape", None)
     return shape is not None and len(shape) > 0 and shape[0] is not None
-
-
-def plot(values, ax=None):
-    """Draw the values in their order; return the matplotlib axes."""
-    if ax is None:
-        pyplot = import_extra("matplotlib.pyplot", "Drawing", "plot")
-        _, ax = pyplot.subplots()
-    ordered = np.sort(values)[::-1]
-    rank = np.arange(1, len(ordered) + 1)
-    for is_helpful, label in ((True, "helped"), (False, "harmed")):
-        chosen = (ordered > 0) if is_helpful else (ordered < 0)
-        name = f"{label}: {int(chosen.sum())}"
-        heights = np.where(chosen, ordered, 0)
-        ax.fill_between(rank, heights, step="mid", label=name)
-    ax.set_xlabel("sample, by value")
-    ax.set_ylabel("drop of the validation loss")
-    ax.legend()
-    return ax

@@ -4,6 +4,8 @@ The whole gradient of each test sample, times the inverse curvature, times the
 gradients of all training samples.
 """
 
+import functools
+
 import numpy as np
 
 from keras_pergrad.common.batches import first_tensor
@@ -36,50 +38,40 @@ class WeightSpaceInfluence:
     def __init__(self, model, batches, kind, *, damping, seed, verbose):
         self._model, self._batches = model, batches
         self._kind, self._damping, self._seed = kind, damping, seed
-        self._verbose, self._curvature = verbose, None
+        self._verbose = verbose
 
     def scores(self, make_batches):
         """Return tests · (H + damping)⁻¹ · training gradients, (m, n)."""
-        curvature = self._fit()
+        curvature = self._curvature
         scores, first_row = [], 0
         for batch in make_batches(self._test_batch_size()):
             gradients = gradients_of(self._model, batch, first_row)
-            directions = curvature.solve(gradients)
-            scores.append(
-                dots(
-                    self._model,
-                    self._batches,
-                    directions,
-                    verbose=self._verbose,
-                )
+            products = dots(
+                self._model,
+                self._batches,
+                curvature.solve(gradients),
+                verbose=self._verbose,
             )
+            scores.append(products)
             first_row += len(scores[-1])
         return np.concatenate(scores)
 
     def self_influence(self):
         """Return the same of each training sample with itself, (n,)."""
-        curvature = self._fit()
+        curvature = self._curvature
         scores, first_row = [], 0
         for batch in with_progress(
             self._batches, self._verbose, "Self-influence"
         ):
             gradients = gradients_of(self._model, batch, first_row)
-            solved = curvature.solve(gradients)
-            rows = (
-                flatten_gradients(gradients),
-                flatten_gradients(solved),
-            )
-            scores.append(np.sum(rows[0] * rows[1], 1))
+            solved = flatten_gradients(curvature.solve(gradients))
+            scores.append(np.sum(flatten_gradients(gradients) * solved, 1))
             first_row += len(scores[-1])
         return np.concatenate(scores)
 
-    def _fit(self):
-        """Return the curvature at the weights of the checkpoint."""
-        if self._curvature is None:
-            self._curvature = self._make_curvature()
-        return self._curvature
-
-    def _make_curvature(self):
+    @functools.cached_property
+    def _curvature(self):
+        """The curvature at the weights of the checkpoint."""
         if self._kind == "none":
             return IdentityCurvature()
         if self._kind == "exact":

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-import keras_pergrad as kpg
+from tests.influence.making import influence_of
 from tests.models.making import compiled, net
 
 layers, losses = keras.layers, keras.losses
@@ -100,9 +100,7 @@ def test_it_is_the_hessian_of_the_compiled_loss(name):
 
     def scores(curvature):
         how = {"curvature": curvature, "damping": 0.05, "batch_size": N}
-        influence = kpg.influence.Influence(
-            model, x, y, sample_weight=weight, verbose=0, **how
-        )
+        influence = influence_of(model, x, y, sample_weight=weight, **how)
         return influence.scores(*tests)
 
     right = scores("exact")

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-import keras_pergrad as kpg
+from tests.influence.making import influence_of
 from tests.marks import few
 from tests.models.making import compiled, net, normal
 
@@ -18,7 +18,7 @@ def _scores(model, x, y, *, curvature, tests=N):
     """Scores of the first `tests` samples, and the blocks."""
     compiled(model)
     how = {"curvature": curvature, "damping": 0.1, "batch_size": 8}
-    influence = kpg.influence.Influence(model, x, y, verbose=0, **how)
+    influence = influence_of(model, x, y, **how)
     first = keras.tree.map_structure(lambda t: t[:tests], [x, y])
     found = influence.scores(*first)
     curved = influence._estimators[0]._curvature
@@ -112,8 +112,8 @@ def test_damping_that_leaves_rounding_is_refused(curvature):
     x, y = normal(N, 4), normal(N, 1, seed=1)
 
     def scores(n, damping):
-        how = {"curvature": curvature, "damping": damping, "verbose": 0}
-        influence = kpg.influence.Influence(model, x[:n], y[:n], **how)
+        how = {"curvature": curvature, "damping": damping}
+        influence = influence_of(model, x[:n], y[:n], **how)
         return influence.scores(x[-4:], y[-4:])
 
     for damping in (0.0, 1e-12):

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.influence.making import influence_of
 from tests.influence.test_refusals import Added
 from tests.models.making import compiled, net, normal
 
@@ -35,9 +36,7 @@ MEANS = {
 def test_means_have_one_answer(float64, name):
     model = MEANS[name]()
     whole, parts = (
-        kpg.influence.Influence(
-            model, X, Y, curvature="none", batch_size=size, verbose=0
-        ).scores(X[:3], Y[:3])
+        influence_of(model, X, Y, batch_size=size).scores(X[:3], Y[:3])
         for size in (N, 3)
     )
     np.testing.assert_allclose(whole, parts, 1e-10, 1e-12)
@@ -49,9 +48,7 @@ def test_a_masked_test_sample_is_alone(float64, as_data_set, curvature):
     x, y = normal(N, 4, 2), normal(N, 4, 3, seed=1)
     x[1, 2:], x[2, 1:] = 0, 0
     model = compiled(net(layers.Masking(), shape=(4, 2)))
-    influence = kpg.influence.Influence(
-        model, x, y, curvature=curvature, verbose=0
-    )
+    influence = influence_of(model, x, y, curvature=curvature)
     alone = [influence.scores(x[k : k + 1], y[k : k + 1]) for k in range(4)]
     given = x[:4], y[:4]
     if as_data_set:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from keras_pergrad.influence.page import _image_html
+from tests.influence.making import influence_of
 from tests.models.making import compiled, net
 
 
 def _influence(x, y, layer):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = compiled(net(layer, shape=x.shape[1:], units=2), loss=loss)
-    return kpg.influence.Influence(model, x, y, curvature="none", verbose=0)
+    return influence_of(model, x, y)
 
 
 def test_images_are_shown_with_the_rows_of_top(tmp_path):

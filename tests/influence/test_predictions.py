@@ -5,16 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from tests import oracle
-from tests.models.making import compiled, net, normal, trained
+from tests.influence.making import influence_of, rows_of, two_checkpoints
+from tests.models.making import compiled, net, normal
 
 layers, losses = keras.layers, keras.losses
-
-
-def _influence(model, x, y, **how):
-    how = {"curvature": "none", "verbose": 0, **how}
-    return kpg.influence.Influence(model, x, y, **how)
 
 
 def _gradients(model, x, value):
@@ -85,15 +80,9 @@ def _model(name):
 def test_a_score_is_of_what_the_model_says(name):
     model, y, value = _model(name)
     x, x_test = normal(9, 3), 3 * normal(5, 3, seed=1)
-    influence = _influence(model, x, y)
+    influence = influence_of(model, x, y)
     found = influence.scores(x_test, of="prediction")
-    train = np.concatenate(
-        [
-            g.reshape(9, -1)
-            for g in oracle.per_sample_gradients(model, x, tf.constant(y), None)
-        ],
-        1,
-    )
+    train = rows_of(oracle.per_sample_gradients(model, x, tf.constant(y), None))
     # Positive: a step on j's loss raises the value.
     expected = _gradients(model, x_test, value) @ -train.T / 9
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
@@ -125,7 +114,7 @@ def test_a_linear_regression_is_trained_again_without_each_sample():
     fell = np.array(
         [design @ (whole - weights(all_rows != j))[:, 0] for j in range(n)]
     ).T
-    influence = _influence(model, x, y, curvature="exact")
+    influence = influence_of(model, x, y, curvature="exact")
     found = influence.scores(x_test, of="prediction")
     # To first order: leaving one out of 200 changes the Hessian, too.
     limit = 0.003 * np.abs(fell).max()
@@ -139,22 +128,21 @@ def test_a_linear_regression_is_trained_again_without_each_sample():
 def test_checkpoints_are_asked_for_the_prediction_of_now(curvature, tmp_path):
     model = compiled(net(shape=(3,), units=1), loss="mse")
     x, y = normal(9, 3), normal(9, 1, seed=1)
-    paths, parts = [], []
-    for k in range(2):
-        paths.append(tmp_path / f"{k}.weights.h5")
-        model.save_weights(paths[-1])
-        influence = _influence(model, x, y, curvature=curvature)
-        parts.append(influence.scores(x[:3], of="prediction"))
-        trained(model, x, y)
-    influence = _influence(model, x, y, curvature=curvature, checkpoints=paths)
-    found = influence.scores(x[:3], of="prediction")
-    np.testing.assert_allclose(found, sum(parts), 1e-4, 1e-6)
+
+    def scores(**how):
+        influence = influence_of(model, x, y, curvature=curvature, **how)
+        return influence.scores(x[:3], of="prediction")
+
+    paths, expected = two_checkpoints(
+        model, x, y, scores=scores, folder=tmp_path
+    )
+    np.testing.assert_allclose(scores(checkpoints=paths), expected, 1e-4, 1e-6)
 
 
 def test_top_and_page_take_it(tmp_path):
     model, y, _ = _model("indices, logits")
     x = normal(9, 3)
-    influence = _influence(model, x, y)
+    influence = influence_of(model, x, y)
     best = influence.top(x[:2], k=3, of="prediction")
     scores = influence.scores(x[:2], of="prediction")
     np.testing.assert_array_equal(best.scores, -np.sort(-scores)[:, :3])
@@ -168,25 +156,15 @@ def test_top_and_page_take_it(tmp_path):
     assert [f"prediction {name}" in text for name in said] == [True, True]
 
 
-def _two_outputs():
+@pytest.mark.parametrize(
+    ("units", "loss"), [([1, 1], "mse"), ([2], "mse"), ([1], "mae")]
+)
+def test_what_is_no_single_prediction_is_refused(units, loss):
     inputs = keras.Input((3,))
-    outputs = [layers.Dense(1)(inputs), layers.Dense(1)(inputs)]
-    model = keras.Model(inputs, outputs)
-    return compiled(model, loss=["mse", "mse"]), [np.ones((6, 1))] * 2
-
-
-def _wide():
-    return compiled(net(shape=(3,), units=2), loss="mse"), np.ones((6, 2))
-
-
-def _absolute():
-    return compiled(net(shape=(3,), units=1), loss="mae"), np.ones((6, 1))
-
-
-@pytest.mark.parametrize("make", [_two_outputs, _wide, _absolute])
-def test_what_is_no_single_prediction_is_refused(make):
-    model, y = make()
-    influence = _influence(model, np.ones((6, 3)), y)
+    model = keras.Model(inputs, [layers.Dense(n)(inputs) for n in units])
+    compiled(model, loss=[loss] * len(units))
+    y = [np.ones((6, n)) for n in units]
+    influence = influence_of(model, np.ones((6, 3)), y)
     with pytest.raises(ValueError, match=r"of='prediction'.*of='loss'"):
         influence.scores(np.ones((2, 3)), of="prediction")
 
@@ -194,7 +172,7 @@ def test_what_is_no_single_prediction_is_refused(make):
 def test_targets_of_a_prediction_are_refused():
     x, y = np.ones((6, 3)), np.ones((6, 1))
     model = compiled(net(shape=(3,), units=1), loss="mse")
-    influence = _influence(model, x, y)
+    influence = influence_of(model, x, y)
     with pytest.raises(ValueError, match="y_test=None"):
         influence.scores(x, y, of="prediction")
     with pytest.raises(ValueError, match="sample_weight=None"):

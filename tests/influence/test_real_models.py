@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.influence.making import influence_of, rows_of
 from tests.real_models import loss
 from tests.test_real_models import _made, one_of_each_kind
 
@@ -13,20 +14,15 @@ def test_scores_of_a_real_model(name):
     model, x, y = _made(name)
     model.compile("sgd", loss())
     gradients = kpg.per_sample_gradients(model, x, y, training=False)
-    rows = np.concatenate(
-        [np.reshape(g, (3, -1)) for g in gradients if g is not None], 1
-    )
+    rows = rows_of(gradients)
     expected = rows.astype("float64") @ rows.T / 3
     data = tf.nest.map_structure(np.asarray, x), y
-    how = {"verbose": 0, "batch_size": 3}
-    found = kpg.influence.Influence(
-        model, *data, curvature="none", **how
-    ).scores(*data)
+    found = influence_of(model, *data, batch_size=3).scores(*data)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * scale)
     for curvature in ("ekfac", "projected"):
-        influence = kpg.influence.Influence(
-            model, *data, curvature=curvature, **how
+        influence = influence_of(
+            model, *data, curvature=curvature, batch_size=3
         )
         own = influence.self_influence()
         assert np.isfinite(own).all()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-import keras_pergrad as kpg
+from tests.influence.making import influence_of
 from tests.models.making import compiled, net, normal, trained
 
 layers, losses, ops = keras.layers, keras.losses, keras.ops
@@ -28,8 +28,8 @@ def _model(*parts, loss="mse"):
     return compiled(net(*parts, shape=(3,), units=1), loss=loss)
 
 
-def _influence(model, x=X, y=Y, **how):
-    return kpg.influence.Influence(model, x, y, verbose=0, **how)
+def _influence(model, x=X, y=Y, curvature="ekfac", **how):
+    return influence_of(model, x, y, curvature=curvature, **how)
 
 
 def _smooth():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from keras_pergrad.common.data_batches import batches_of
 from keras_pergrad.influence.fixed_order import FixedOrderBatches
+from tests.influence.making import influence_of
 from tests.models.making import compiled, net, normal
 
 X = normal(40, 3)
@@ -19,10 +19,6 @@ def model():
     return compiled(net(shape=(3,), units=1))
 
 
-def _influence(model, *data):
-    return kpg.influence.Influence(model, *data, curvature="none", verbose=0)
-
-
 @pytest.mark.parametrize(
     "changing",
     [
@@ -33,15 +29,15 @@ def _influence(model, *data):
 )
 def test_other_batches_are_refused(model, changing):
     with pytest.raises(ValueError, match="`x` must give the same") as error:
-        _influence(model, changing).scores(X[:2], Y[:2])
+        influence_of(model, changing).scores(X[:2], Y[:2])
     assert "reshuffle_each_iteration=False" in str(error.value)
     with pytest.raises(ValueError, match="`x_test` must give the same"):
-        _influence(model, X, Y).scores(changing)
+        influence_of(model, X, Y).scores(changing)
 
 
 def test_a_later_batch_is_looked_at_too(model):
     late = SOURCE.take(8).concatenate(SOURCE.skip(8).shuffle(32)).batch(8)
-    influence = _influence(model, late)
+    influence = influence_of(model, late)
     influence.scores(X[:2], Y[:2])
     with pytest.raises(ValueError, match="another batch number 1"):
         influence.self_influence()
@@ -50,8 +46,8 @@ def test_a_later_batch_is_looked_at_too(model):
 def test_one_order_of_all_passes_is_served(model):
     fixed = SOURCE.shuffle(40, reshuffle_each_iteration=False).batch(8)
     x, y = (np.concatenate(part) for part in zip(*fixed))
-    scores = _influence(model, fixed).scores(fixed)
-    alike = _influence(model, x, y).scores(x, y)
+    scores = influence_of(model, fixed).scores(fixed)
+    alike = influence_of(model, x, y).scores(x, y)
     np.testing.assert_allclose(scores, alike, rtol=1e-4, atol=1e-5)
 
 

@@ -13,6 +13,7 @@ from keras_pergrad.callbacks import SampleValues
 from keras_pergrad.influence import projected_factors
 from keras_pergrad.influence.projection import projections
 from tests import oracle
+from tests.influence.making import rows_of
 from tests.models.making import assert_equal, compiled, net, trained
 
 layers = keras.layers
@@ -81,10 +82,6 @@ def _data(model, n=11, seed=0):
     return x, rng.normal(size=(n, 3)), rng.uniform(0.5, 2, size=n)
 
 
-def _flat(gradients):
-    return np.concatenate([np.reshape(g, (len(g), -1)) for g in gradients], 1)
-
-
 def _by_variable(model, row):
     variables = model.trainable_variables
     ends = np.cumsum([int(np.prod(v.shape)) for v in variables])
@@ -97,7 +94,7 @@ def _gradient(model, loss):
     with tf.GradientTape() as tape:
         value = loss()
     gradients = tape.gradient(value, model.trainable_variables)
-    return _flat([tf.convert_to_tensor(g)[None] for g in gradients])[0]
+    return rows_of([tf.convert_to_tensor(g)[None] for g in gradients])[0]
 
 
 def _validation_gradient(model, batch):
@@ -118,14 +115,15 @@ def _hessian_product(model, batch, direction, *, step=1e-4):
     return (8 * (up - low) - (up2 - low2)) / (12 * step)
 
 
-def _one_step(model, order=1, weighted=True, *, clip=None, divisor=11):
+def _one_step(model, order=1, weighted=True, *, weigh=None, divisor=11):
     """Return what a fit of one step values, and the docstring's formula."""
     x, y, w = _data(model)
     w, validation = w if weighted else None, _data(model, 4, seed=9)
-    gradients = _flat(oracle.per_sample_gradients(model, x, y, w))
-    if clip is not None:
-        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-        gradients = gradients * np.minimum(1, clip / norms)
+    rows = [rows_of([g]) for g in oracle.per_sample_gradients(model, x, y, w)]
+    if weigh is not None:
+        norms = np.stack([np.linalg.norm(g, axis=1) for g in rows], 1)
+        rows = [g * f[:, None] for g, f in zip(rows, weigh(norms).T)]
+    gradients = np.concatenate(rows, 1)
     direction = _validation_gradient(model, validation)
     if order == 2:
         mean = gradients.sum(0) / divisor
@@ -145,14 +143,31 @@ def _clipped(size):
     return kpg.Vectorized(kpg.ClippedMean(0.4, expected_batch_size=size))
 
 
+def _clip(norms):
+    """The factor of each sample's gradient, the same for all variables."""
+    whole = np.linalg.norm(norms, axis=1, keepdims=True)
+    return np.broadcast_to(np.minimum(1, 0.4 / whole), norms.shape)
+
+
+BY_VARIABLE = kpg.ClippedMean(0.2, per="variable")
+
+
+def _clip_by_variable(norms):
+    return np.array(BY_VARIABLE.weights(tf.constant(norms)))
+
+
 #: Name → settings of the model, of `_one_step`.
 STEPS = {
     **{make.__name__: ({"make": make}, {}) for make in NETS},
     "eager": ({"run_eagerly": True}, {"weighted": False}),
     "xla": ({"jit_compile": True}, {"weighted": False}),
     # Of what is applied.
-    "clipped": ({"mode": _clipped(None)}, {"clip": 0.4}),
-    "clipped, of 16": ({"mode": _clipped(16)}, {"clip": 0.4, "divisor": 16}),
+    "clipped": ({"mode": _clipped(None)}, {"weigh": _clip}),
+    "clipped, of 16": ({"mode": _clipped(16)}, {"weigh": _clip, "divisor": 16}),
+    "clipped by variable": (
+        {"make": _shared, "mode": kpg.Vectorized(BY_VARIABLE)},
+        {"weigh": _clip_by_variable},
+    ),
 }
 
 
@@ -167,19 +182,26 @@ def test_a_step_agrees_with_the_oracle(case, order):
 
 
 @pytest.mark.usefixtures("float64")
-def test_clipping_by_variable():
-    mean = kpg.ClippedMean(0.2, per="variable")
-    model = _model(_shared, kpg.Vectorized(mean))
-    x, y, w = _data(model)
-    validation = _data(model, 4, seed=9)
-    rows = [_flat([g]) for g in oracle.per_sample_gradients(model, x, y, w)]
-    norms = tf.stack([np.linalg.norm(g, axis=1) for g in rows], 1)
-    factors = np.array(mean.weights(norms))
-    clipped = _flat([g * factors[:, k, None] for k, g in enumerate(rows)])
-    expected = clipped @ _validation_gradient(model, validation) * RATE / len(x)
-    values = SampleValues(validation)
-    trained(model, x, y, sample_weight=w, callbacks=[values])
-    np.testing.assert_allclose(values.values, expected, rtol=1e-10)
+def test_values_of_one_weight():
+    """They add up to what the step lowers a quadratic loss by."""
+    bare = layers.Dense(1, use_bias=False)
+    model = net(bare, shape=(1,), units=None)
+    model = compiled(model, "vectorized", rate=RATE, jit_compile=False)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 5, 1))
+    x_val, y_val = rng.normal(size=(2, 3, 1))
+    before = model.get_weights()[0][0, 0]
+    values = SampleValues((x_val, y_val), order=2)
+    trained(model, x, y, batch_size=5, callbacks=[values])
+    slopes = 2 * (before * x - y) * x
+    slope = np.mean(2 * (before * x_val - y_val) * x_val)
+    curvature = np.mean(2 * x_val**2)
+    direction = slope - RATE / 2 * curvature * slopes.mean()
+    right = RATE / 5 * slopes[:, 0] * direction
+    np.testing.assert_allclose(values.values, right, rtol=1e-10)
+    after = model.get_weights()[0][0, 0]
+    losses = [np.mean((w * x_val - y_val) ** 2) for w in (before, after)]
+    np.testing.assert_allclose(right.sum(), losses[0] - losses[1], rtol=1e-10)
 
 
 def test_float32_agrees_to_a_millionth():
@@ -232,10 +254,10 @@ def test_several_epochs_shuffled_with_a_ragged_last_batch(every):
         rows = [int(np.argmin(np.abs(y - t).sum(1))) for t in targets]
         order += rows
         model.set_weights(before.weights[k])
-        gradients = _flat(oracle.per_sample_gradients(model, x[rows], y[rows]))
+        own = oracle.per_sample_gradients(model, x[rows], y[rows])
         if k % every == 0:
             held = _validation_gradient(model, validation)
-        expected[rows] += RATE * gradients @ held / len(rows)
+        expected[rows] += RATE * rows_of(own) @ held / len(rows)
     assert order[:11] != sorted(order[:11])  # it was shuffled
     _assert_exact(values, expected)
     assert values.counts.tolist() == [3] * 11
@@ -314,7 +336,7 @@ def test_projections_or_the_exact_values(projects, monkeypatch):
     maps = projections([v.shape for v in model.trainable_variables], 40, 5)
     expected = np.zeros(len(x))
     for gradient, part, few in zip(gradients, slope, maps):
-        project = few.of_gradients if projects else lambda g: _flat([g])
+        project = few.of_gradients if projects else lambda g: rows_of([g])
         rows, (row,) = project(gradient), project(part[None])
         expected += np.asarray(rows) @ np.asarray(row)
     values = SampleValues(validation, projection=40, seed=5)

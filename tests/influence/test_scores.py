@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from tests import oracle
-from tests.models.making import assert_equal, compiled, net, trained, weights
+from tests.influence.making import influence_of, rows_of, two_checkpoints
+from tests.models.making import assert_equal, compiled, net, weights
 
 layers = keras.layers
 KINDS = ("none", "exact", "kfac", "ekfac", "projected")
@@ -35,13 +35,13 @@ def _model():
 def _influence(model, *data, curvature="none", **how):
     if curvature != "none":
         how = {"damping": 0.5, **how}
-    how = {"verbose": 0, **how}
-    return kpg.influence.Influence(model, *data, curvature=curvature, **how)
+    return influence_of(model, *data, curvature=curvature, **how)
 
 
 def _rows(model, x, y, *, weight=None):
-    gradients = oracle.per_sample_gradients(model, x, tf.constant(y), weight)
-    return np.concatenate([g.reshape(len(x), -1) for g in gradients], 1)
+    return rows_of(
+        oracle.per_sample_gradients(model, x, tf.constant(y), weight)
+    )
 
 
 def _hessian(model, x, y):
@@ -128,17 +128,16 @@ def test_every_kind_of_data_gives_the_same(curvature):
 @pytest.mark.parametrize("curvature", KINDS)
 def test_the_model_is_left_as_it_is_and_checkpoints_add_up(curvature, tmp_path):
     model, (x, y) = _model(), _data()
-    paths, parts = [], []
-    for k in range(2):
-        paths.append(tmp_path / f"{k}.weights.h5")
-        model.save_weights(paths[-1])
-        influence = _influence(model, x, y, curvature=curvature)
-        parts.append(influence.scores(x[:3], y[:3]))
-        trained(model, x, y)
+
+    def scores(**how):
+        influence = _influence(model, x, y, curvature=curvature, **how)
+        return influence.scores(x[:3], y[:3])
+
+    paths, expected = two_checkpoints(
+        model, x, y, scores=scores, folder=tmp_path
+    )
     before = weights(model)
-    both = _influence(model, x, y, curvature=curvature, checkpoints=paths)
-    found = both.scores(x[:3], y[:3])
-    np.testing.assert_allclose(found, sum(parts), 1e-4, 1e-7)
+    np.testing.assert_allclose(scores(checkpoints=paths), expected, 1e-4, 1e-7)
     assert_equal(model, before)
 
 

@@ -16,8 +16,10 @@ import keras_pergrad as kpg
 from keras_pergrad.influence import gradient_store, projected_rows
 from keras_pergrad.influence.gradient_store import GradientStore
 from keras_pergrad.influence.projected_rows import RowsOnDisk
+from tests.influence import making
 from tests.models.making import compiled, integers, net, normal, trained
 
+Influence = kpg.influence.Influence
 ROOT = pathlib.Path(__file__).parents[2]
 #: Builds shard i of n of a store; each process makes the same model and data.
 BUILD = """
@@ -38,8 +40,8 @@ def made(activation="tanh", loss=None):
 
 
 def influence_of(model, x, y, **how):
-    how = {"batch_size": 8, "projection_size": 24, "verbose": 0, **how}
-    return kpg.influence.Influence(model, x, y, curvature="projected", **how)
+    how = {"batch_size": 8, "projection_size": 24, **how}
+    return making.influence_of(model, x, y, curvature="projected", **how)
 
 
 def _process(code, *arguments, **how):
@@ -84,7 +86,7 @@ def test_a_loaded_store_answers_as_the_data_do(tmp_path):
     influence = influence_of(model, x, y)
     right, own = influence.scores(x[:5], y[:5]), influence.self_influence()
     assert influence.save(tmp_path)
-    loaded = kpg.influence.Influence.load(tmp_path, model)
+    loaded = Influence.load(tmp_path, model)
     scale = np.abs(right).max()
     for each in (loaded, influence):
         found = each.scores(x[:5], y[:5])
@@ -119,7 +121,7 @@ def test_an_interrupted_build_is_resumed_after_its_last_chunk(
     with pytest.raises(KeyboardInterrupt):
         influence_of(model, x, y).save(path)
     with pytest.raises(ValueError, match="5 of 8 chunks are missing"):
-        kpg.influence.Influence.load(path, model)
+        Influence.load(path, model)
     assert influence_of(model, x, y).save(path)
     assert written == [0, 1, 2, None, 3, 4, 5, 6, 7]
     assert _files(path) == _files(tmp_path / "whole")
@@ -170,8 +172,7 @@ def test_rows_are_kept_to_half_precision_of_their_largest(tmp_path):
     store = RowsOnDisk(tmp_path, {"samples": 7, "size": 5, "rows": 4})
     store.write(1, rows[4:])
     store.write(0, rows[:4])
-    (_, found), *more = store.blocks()
-    assert not more
+    (found,) = store.blocks()
     limit = 1e-3 * np.abs(rows).max(1, keepdims=True)
     assert np.all(np.abs(found - rows) <= limit)
     others = np.random.default_rng(1).normal(size=(3, 5))
@@ -191,7 +192,7 @@ def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
     found = store.times(others)
     limit = 1e-3 * np.abs(rows).max() * np.abs(others).sum()
     np.testing.assert_allclose(found, others @ rows.T, atol=limit, rtol=0)
-    read = np.concatenate([part for _, part in store.blocks()])
+    read = np.concatenate(list(store.blocks()))
     np.testing.assert_allclose(found, others @ read.T, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found, store.times(others))
 
@@ -200,7 +201,7 @@ def test_a_store_whose_files_are_cut_off_is_refused(tmp_path):
     model, x, y = made()
     assert influence_of(model, x, y).save(tmp_path)
     os.truncate(tmp_path / "0" / "gradients.npy", 1000)
-    loaded = kpg.influence.Influence.load(tmp_path, model, verbose=0)
+    loaded = Influence.load(tmp_path, model, verbose=0)
     with pytest.raises(ValueError, match=r"gradients\.npy.* 60 samples"):
         loaded.scores(x[:2], y[:2])
 
@@ -208,7 +209,6 @@ def test_a_store_whose_files_are_cut_off_is_refused(tmp_path):
 def test_what_does_not_fit_a_store_is_refused(tmp_path):
     model, x, y = made()
     assert influence_of(model, x, y).save(tmp_path)
-    load = kpg.influence.Influence.load
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
     uneven = batches.take(1).concatenate(batches.unbatch().batch(6))
     shards = "0 <= i < of"
@@ -226,15 +226,15 @@ def test_what_does_not_fit_a_store_is_refused(tmp_path):
     with pytest.raises(ValueError, match="samples is 60"):
         influence_of(model, x[:-8], y[:-8]).save(tmp_path)
     with pytest.raises(ValueError, match="has no data"):
-        load(tmp_path, model).save(tmp_path / "other")
+        Influence.load(tmp_path, model).save(tmp_path / "other")
     with pytest.raises(ValueError, match="a path without one"):
-        load(tmp_path / "none", model)
+        Influence.load(tmp_path / "none", model)
     odd = influence_of(model, uneven, None, batch_size=None)
     with pytest.raises(ValueError, match="batches of one size"):
         odd.save(tmp_path / "odd")
     trained(model, x, y)
     with pytest.raises(ValueError, match="weights is"):
-        load(tmp_path, model)
+        Influence.load(tmp_path, model)
 
 
 def test_a_store_of_other_data_or_another_model_is_refused(tmp_path):
@@ -248,8 +248,7 @@ def test_a_store_of_other_data_or_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="data is"):
         corrected.save(tmp_path)
     # Keras gives the layers other names; they do not matter.
-    load = kpg.influence.Influence.load
-    assert load(tmp_path, made()[0]).scores(x, y).any()
+    assert Influence.load(tmp_path, made()[0]).scores(x, y).any()
     for changed in ({"activation": "relu"}, {"loss": "mse"}):
         with pytest.raises(ValueError, match="model is"):
-            load(tmp_path, made(**changed)[0])
+            Influence.load(tmp_path, made(**changed)[0])
