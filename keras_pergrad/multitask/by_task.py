@@ -28,15 +28,7 @@ from keras_pergrad.multitask.task_gradients import (
     shared_by_tasks,
     split_by_task,
 )
-from keras_pergrad.multitask.task_refusals import (
-    PART_OF_BATCH,
-    invalid_losses,
-    norm_aggregation,
-    nothing_shared,
-    overridden_loss,
-    single_task,
-    unknown_loss,
-)
+from keras_pergrad.multitask.task_refusals import invalid_losses, nothing_shared
 
 
 class ByTask(GradientMode):
@@ -119,23 +111,45 @@ class ByTask(GradientMode):
             aggregation = "upgrad"
         self.aggregation: Aggregation = aggregations.get(aggregation)
         if self.aggregation.needs == "norms":
-            raise ValueError(norm_aggregation(self.aggregation))
+            raise ValueError(
+                "ByTask() expected `aggregation` to be a GramianAggregation, "
+                "such as kpg.aggregations.UPGrad(), or 'mean': tasks are "
+                "weighed by the inner products of their gradients. Received: "
+                f"{self.aggregation!r}, which weighs samples by their norms; "
+                "give it to Vectorized(aggregation=...)."
+            )
         self.losses: dict[str, tuple[str, ...]] | None = _task_losses(losses)
 
     def require(self, model: Any) -> None:
         if has_own_loss(model):
-            raise ValueError(overridden_loss(model))
+            raise ValueError(
+                f"{type(model).__name__} overrides compute_loss, so that its "
+                "tasks are not known. ByTask() expected the losses in "
+                "compile(loss=...), one for each output, or in add_loss() of "
+                "a layer, chosen by ByTask(losses=['add_loss/<name of the "
+                "layer>', ...]). Or use gradient_mode='batch'."
+            )
         loss_names = loss_terms.term_names(model)
         tasks = self._tasks(model)
         if len(tasks) < 2:
-            raise ValueError(single_task(list(tasks), loss_names))
+            raise ValueError(
+                "ByTask() expected at least two tasks. Received: "
+                f"{len(tasks)}, {list(tasks)}; the compiled losses are "
+                f"{loss_names}. Compile a loss for each output, name what a "
+                "layer gives to add_loss in `losses`, as in 'add_loss/<name "
+                "of the layer>', or use gradient_mode='batch'."
+            )
         layers = {layer.name for layer in layers_of(model)}
         for name in (name for group in tasks.values() for name in group):
             layer_name = name.removeprefix(loss_terms.ADDED)
             if name not in loss_names and (
                 layer_name == name or layer_name not in layers
             ):
-                raise ValueError(unknown_loss(name, loss_names))
+                raise ValueError(
+                    f"`losses` names {name!r}, which the model does not have. "
+                    f"Expected some of the compiled losses {loss_names}, or "
+                    "'add_loss/<name of a layer>'."
+                )
 
     def _tasks(self, model):
         """Return the names of the losses of each task, by its name."""
@@ -182,7 +196,14 @@ class ByTask(GradientMode):
 
     def partial_sums(self, model: Any, part: Any) -> PartialSums:
         if not part.is_whole:
-            raise ValueError(PART_OF_BATCH)
+            raise ValueError(
+                "partial_sums() of ByTask expected the whole batch: the inner "
+                "products are of the gradients of all of it. Received: a "
+                "part, from a mode that calls it or overrides it. Override "
+                "step() instead, or give Accumulated(inner=...) and replicas "
+                "a ByTask whose partial_sums() is its own, which adds up each "
+                "task's gradient."
+            )
         tasks, captured_losses = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()

@@ -65,7 +65,10 @@ class Krum(GramianAggregation):
         gramian = tf.cast(gramian, tf.float64)
         m = tf.shape(gramian)[0]
         present_count = m
-        distances = tf.sqrt(_squared_distances(gramian))
+        squares = tf.linalg.diag_part(gramian)
+        distances = squares[:, None] + squares[None, :] - 2 * gramian
+        # Rounding makes some negative.
+        distances = tf.sqrt(tf.maximum(distances, 0))
         infinite = tf.constant(math.inf, gramian.dtype)
         if present is not None:
             present_count = tf.math.count_nonzero(present, dtype=tf.int32)
@@ -101,10 +104,3 @@ _TOO_FEW = (
     "no fewer samples (drop_remainder=True for the last), or smaller numbers. "
     "Gradients that are finite:"
 )
-
-
-def _squared_distances(gramian):
-    """Return ‖g_i - g_j‖² of all pairs, (m, m); never negative."""
-    squares = tf.linalg.diag_part(gramian)
-    distances = squares[:, None] + squares[None, :] - 2 * gramian
-    return tf.maximum(distances, tf.zeros([], gramian.dtype))

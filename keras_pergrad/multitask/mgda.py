@@ -125,8 +125,9 @@ class MGDA(GramianAggregation):
         # equality where v is positive.
         matrix = regularized(gramian)
         ones = tf.ones_like(matrix[:1])
-        allowed = None if present is None else present[None]
-        solution, solved = solve_complementarity(matrix, -ones, allowed)
+        if present is None:
+            present = tf.ones_like(matrix[0], tf.bool)
+        solution, solved = solve_complementarity(matrix, -ones, present[None])
         total = tf.reduce_sum(solution)
         weights = tf.math.divide_no_nan(solution[0], total)
         return require_solved(self, solved, weights)

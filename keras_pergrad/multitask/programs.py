@@ -81,7 +81,7 @@ TOLERANCE = 1e-11
 PATIENCE = 3
 
 
-def solve_complementarity(matrix, q, allowed=None):
+def solve_complementarity(matrix, q, allowed):
     """Return z, in the shape of `q`, and whether all problems are solved.
 
     They are not if 100 + 10 m exchanges did not do.
@@ -89,8 +89,7 @@ def solve_complementarity(matrix, q, allowed=None):
     Args:
         matrix: (m, m) of float64, positive definite.
         q: (r, m), a problem in each row.
-        allowed: (r, m) booleans; where false z is zero, whatever y. None: all
-            may be positive.
+        allowed: (r, m) booleans; where false z is zero, whatever y.
     """
     # Other units, in which the diagonal is 1 and so is the largest of each q.
     roots = tf.sqrt(tf.linalg.diag_part(matrix))
@@ -103,8 +102,7 @@ def solve_complementarity(matrix, q, allowed=None):
 
 
 def _solve_scaled(matrix, q, allowed):
-    all_allowed = tf.ones_like(q, tf.bool)
-    free = first_guess(matrix, q, all_allowed if allowed is None else allowed)
+    free = first_guess(matrix, q, allowed)
     count, m = tf.unstack(tf.shape(q))
     limit = 100 + 10 * m
 
@@ -116,8 +114,7 @@ def _solve_scaled(matrix, q, allowed):
         solved = solve(matrix, -row_q, row_free)
         slack = tf.matmul(solved, matrix) + row_q
         wrong = tf.where(row_free, solved, slack) < -TOLERANCE
-        if allowed is not None:
-            wrong &= tf.gather(allowed, rows)
+        wrong &= tf.gather(allowed, rows)
         wrong_counts = tf.math.count_nonzero(wrong, 1, dtype=tf.int32)
         previous_fewest = tf.gather(fewest, rows)
         remaining = tf.gather(patience, rows)

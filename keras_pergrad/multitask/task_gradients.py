@@ -10,7 +10,6 @@ from keras_pergrad.modes.sums import (
     call_with_postponed,
     divide_groups,
 )
-from keras_pergrad.multitask.task_refusals import not_minimised
 
 
 class TaskSums(MicrobatchSums):
@@ -22,7 +21,7 @@ class TaskSums(MicrobatchSums):
         super().__init__(model, **of_batch)
         self._tasks = tasks
         self._prefixes = {
-            name: _task_prefix(k)
+            name: f"task{k}_"
             for k, group in enumerate(tasks.values())
             for name in group
         }
@@ -56,7 +55,9 @@ def split_by_task(groups, mask_epsilons, task_count):
     task_gradients, other_groups = [], dict(groups)
     for k in range(task_count):
         task_groups = {
-            key: other_groups.pop(key) for key in groups if _is_of_task(key, k)
+            key: other_groups.pop(key)
+            for key in groups
+            if key.startswith(f"task{k}_")
         }
         task_gradients.append(divide_groups(task_groups, mask_epsilons))
     return task_gradients, divide_groups(other_groups, mask_epsilons)
@@ -66,15 +67,12 @@ def require_minimised(tasks, loss_names):
     """Refuse a task with a loss that is not among those of the batch."""
     for name in (name for group in tasks.values() for name in group):
         if name not in loss_names:
-            raise ValueError(not_minimised(name))
-
-
-def _task_prefix(task):
-    return f"task{task}_"
-
-
-def _is_of_task(key, task):
-    return key.startswith(_task_prefix(task))
+            raise ValueError(
+                f"`losses` names {name!r}, which is no part of the loss of "
+                "this batch: the layer gave nothing to add_loss, or Keras does "
+                "not minimise it (of several losses of a single output only "
+                "the first). Leave it out."
+            )
 
 
 def shared_by_tasks(task_gradients):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.models.making import compiled
 
 NAMES = ["token_ids", "segment_ids", "padding_mask"]
 
@@ -44,11 +45,8 @@ def test_bert_with_two_heads():
         model = cls(inputs, outputs)
         start = model.get_weights() if start is None else start
         model.set_weights(start)
-        extra = {} if mode is None else {"gradient_mode": mode}
         loss = "sparse_categorical_crossentropy"
-        model.compile(
-            keras.optimizers.SGD(0.1), loss, jit_compile=False, **extra
-        )
+        compiled(model, mode, loss, jit_compile=False)
         logs = model.train_on_batch(x, y, return_dict=True)
         trained.append(model.get_weights())
     for a, b in zip(*trained[:2], strict=True):
