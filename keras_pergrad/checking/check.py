@@ -22,8 +22,7 @@ from keras_pergrad.checking.check_table import (
 from keras_pergrad.common.arguments import named_arguments, positive_integer
 from keras_pergrad.common.batches import as_tensors, with_checked_lengths
 from keras_pergrad.common.data_batches import common_length, require_weights
-from keras_pergrad.common.machine import accelerators
-from keras_pergrad.common.machine import requested_devices as device_names
+from keras_pergrad.common.machine import accelerators, requested_devices
 from keras_pergrad.common.names import did_you_mean
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.common.text import reason
@@ -163,11 +162,14 @@ def check_gradients(
     require_any_batch_size(model, "check_gradients()")
     require_none_overwritten(model)
     modes = _labelled_modes(gradient_modes, model, samples)
+    places = requested_devices(devices)
+    if devices is None:
+        places = ["CPU:0", *places]
     build_symbolically(model, tensors)
     combinations = [
         (label, device, setting)
         for label in modes
-        for device in _device_names(devices)
+        for device in places
         for setting in settings
         if _can_run(device, setting, model)
     ]
@@ -235,7 +237,10 @@ def _labelled_modes(requested, model, samples):
         requested = [requested]
     modes = {}
     for mode in map(gradient_modes.get, requested):
-        if not any(_is_same_mode(mode, other) for other in modes.values()):
+        if not any(
+            type(mode) is type(other) and serialize(mode) == serialize(other)
+            for other in modes.values()
+        ):
             label = _label_of(mode)
             duplicates = sum(name.partition(" #")[0] == label for name in modes)
             modes[f"{label} #{duplicates + 1}" if duplicates else label] = mode
@@ -245,10 +250,6 @@ def _labelled_modes(requested, model, samples):
             f"all. Received: gradient_modes={requested!r}"
         )
     return modes
-
-
-def _is_same_mode(mode, other):
-    return type(mode) is type(other) and serialize(mode) == serialize(other)
 
 
 def _label_of(mode):
@@ -262,12 +263,6 @@ def _label_of(mode):
     if aggregation is not None:
         label += f", {type(aggregation).__name__}"
     return label
-
-
-def _device_names(devices):
-    """Return the names of the devices to compute on."""
-    cpu = ["CPU:0"] if devices is None else []
-    return cpu + device_names(devices)
 
 
 def _can_run(device, setting, model):
@@ -338,12 +333,9 @@ class _Check:
             return row(verdict=REFUSED, reason=text)
         dtype = numerics.on_device(self.dtype, device)
         verdicts = self._judge(mode, repeats, dtype)
-        worst_verdict = {v.verdict for v in verdicts.values()}
-        worst_verdict = next(
-            v for v in _VERDICTS_WORST_FIRST if v in worst_verdict
-        )
+        given = {v.verdict for v in verdicts.values()}
         return row(
-            verdict=worst_verdict,
+            verdict=next(v for v in _VERDICTS_WORST_FIRST if v in given),
             verdicts=verdicts,
             between_repeats=_spread(repeats),
             step_ms=step_ms,
@@ -428,23 +420,18 @@ class _Check:
         references = [_round_to_format(g, v) for g, v in references]
         worst_verdicts = {}
         for gradients in repeats:
-            values = [
-                np.zeros(v.shape) if g is None else g
-                for g, v in zip(gradients, variables)
-            ]
-            verdicts = numerics.judge_all(
-                names,
-                references,
-                values,
-                dtype=dtype,
-                terms=self.terms,
-                scales=scales,
-            )
-            for name, verdict in verdicts.items():
-                if (
-                    verdict.relative
-                    >= worst_verdicts.get(name, verdict).relative
-                ):
+            for name, right, gradient, scale in zip(
+                names, references, gradients, scales
+            ):
+                verdict = numerics.judge(
+                    right,
+                    np.zeros(right.shape) if gradient is None else gradient,
+                    dtype,
+                    terms=self.terms,
+                    scale=scale,
+                )
+                worst_so_far = worst_verdicts.get(name, verdict)
+                if verdict.relative >= worst_so_far.relative:
                     worst_verdicts[name] = _limited_verdict(verdict)
         return worst_verdicts
 

@@ -48,15 +48,11 @@ class TracedMode:
         self._scaled = False
         # The mode's own: the model may be compiled with another, or be plain.
         aggregation = mode.aggregation
-        self._state = aggregation and aggregation.make_state()
-        state = self._state
-        has_state = isinstance(state, AggregationState)
-        state_variables = (
-            [getattr(state, name) for name in state.kept] if has_state else []
-        )
-        self._state_values = [
-            (variable, np.asarray(variable)) for variable in state_variables
-        ]
+        self._state = state = aggregation and aggregation.make_state()
+        self._state_values = []
+        if isinstance(state, AggregationState):
+            kept = [getattr(state, name) for name in state.kept]
+            self._state_values = [(v, np.asarray(v)) for v in kept]
         self.traced = trace_step(self._compute, data)
 
     @property
@@ -88,8 +84,7 @@ class TracedMode:
         return runs[1:], sorted(times[1:])[repeats // 2] * 1e3
 
     def _restart(self):
-        """Reset what the aggregation keeps between steps to its first "
-        "values."""
+        """Reset what the aggregation keeps between steps."""
         for variable, value in self._state_values:
             variable.assign(value)
 

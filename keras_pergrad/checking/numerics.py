@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_pergrad.common.arguments import require_one_of
 from keras_pergrad.keras_internals.models.parts import inner_layers
+from keras_pergrad.keras_internals.tensorflow import settings
 
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
@@ -119,23 +120,6 @@ def judge(reference, value, dtype="float32", *, terms=1, scale=0.0):
     )
 
 
-def judge_all(names, references, values, *, dtype, terms=1, scales=None):
-    """Return a `Verdict` for each named result of one computation."""
-    # By default all have one scale: a result that is zero by cancellation was
-    # computed from numbers of about the size of its neighbours.
-    if scales is None:
-        sizes = [float(np.max(np.abs(r), initial=0.0)) for r in references]
-        finite = [size for size in sizes if math.isfinite(size)]
-        floor = max(finite, default=0.0) * math.sqrt(unit("float32"))
-        scales = [floor] * len(sizes)
-    return {
-        name: judge(reference, value, dtype, terms=terms, scale=scale)
-        for name, reference, value, scale in zip(
-            names, references, values, scales
-        )
-    }
-
-
 def precision(model):
     """Return the least precise format that a layer with weights computes in."""
     layers = [layer for layer in inner_layers(model) if layer.weights]
@@ -149,14 +133,9 @@ def precision(model):
 
 def on_device(dtype, device):
     """Return the format in which products of a format are made on a device."""
-    # Loaded here, as above.
-    from keras_pergrad.keras_internals.tensorflow import (
-        settings as tensor_float,
-    )
-
     if dtype != "float32" or device.startswith("CPU"):
         return dtype
-    return TENSOR_FLOAT_32 if tensor_float.may_use_tf32() else dtype
+    return TENSOR_FLOAT_32 if settings.may_use_tf32() else dtype
 
 
 def terms(model, x):

@@ -42,11 +42,11 @@ class Reference:
     """
 
     dtype: str
-    how: str
-    notes: list
-    gradients: list
-    magnitudes: list
-    sensitivities: list
+    how: str = "loop"
+    notes: list = dataclasses.field(default_factory=list)
+    gradients: list = dataclasses.field(default_factory=list)
+    magnitudes: list = dataclasses.field(default_factory=list)
+    sensitivities: list = dataclasses.field(default_factory=list)
 
 
 def find(model, batch, aggregations, *, dtype, recorded_draws=()):
@@ -54,27 +54,21 @@ def find(model, batch, aggregations, *, dtype, recorded_draws=()):
     batch = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), batch
     )
+    find_in = functools.partial(
+        _find_in,
+        model,
+        batch,
+        aggregations,
+        dtype=dtype,
+        recorded_draws=recorded_draws,
+    )
     with tf.device("/device:CPU:0"):
         try:
-            return _find_in(
-                model,
-                batch,
-                aggregations,
-                dtype=dtype,
-                compute_dtype="float64",
-                recorded_draws=recorded_draws,
-            )
+            return find_in(compute_dtype="float64")
         except _NO_FLOAT64_ERRORS as error:
             if dtype == "float64" or isinstance(error, Uncheckable):
                 raise
-            own_reference = _find_in(
-                model,
-                batch,
-                aggregations,
-                dtype=dtype,
-                compute_dtype=None,
-                recorded_draws=recorded_draws,
-            )
+            own_reference = find_in(compute_dtype=None)
             own_reference.notes.append(
                 f"the reference is in {own_reference.dtype}, since the "
                 f"model does not run in float64: {reason(error)[:200]}"
@@ -101,14 +95,7 @@ def _find_in(
     _require_repeatable(model, full_outputs, tape.forward(values, x))
     is_plain_format = dtype in ("float32", "float64")
     own_dtype = dtype if is_plain_format else keras.config.floatx()
-    result = Reference(
-        compute_dtype or own_dtype,
-        "loop",
-        [],
-        gradients=[],
-        magnitudes=[],
-        sensitivities=[],
-    )
+    result = Reference(compute_dtype or own_dtype)
     compute = functools.partial(
         _sum_over_samples, aggregations=aggregations, reference=result
     )
@@ -131,9 +118,8 @@ def _find_in(
     # number of terms tells neither that nor how much the model amplifies (a
     # ReLU may sit at its kink).
     perturbations = [(unit(dtype), True)]
-    perturbations += (
-        [(unit(result.dtype), False)] if result.dtype != dtype else []
-    )
+    if result.dtype != dtype:
+        perturbations.append((unit(result.dtype), False))
     for size, inputs in perturbations:
         perturb = _make_perturbation(size)
         shifted = list(map(perturb, values))
@@ -204,10 +190,7 @@ def _sum_over_samples(tape, values, x, *, aggregations, reference):
     factors = _added_loss_factors(
         tape, values, x, full_outputs=full_outputs, n=n
     )
-    needs_gramian = [
-        a is not None and a.needs == "gramian" for a in aggregations
-    ]
-    kept_parts = []
+    kept_parts, keeps = [], any(map(_needs_gramian, aggregations))
     totals: list = [[None] * len(tape.trainable) for _ in aggregations]
     sizes = [np.zeros(len(tape.trainable)) for _ in aggregations]
     for row in range(n):
@@ -221,10 +204,10 @@ def _sum_over_samples(tape, values, x, *, aggregations, reference):
         norm = n * np.sqrt(sum(squares))
         if not np.isfinite(norm):
             raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))
-        if any(needs_gramian):
+        if keeps:
             kept_parts.append(parts)
         for k, aggregation in enumerate(aggregations):
-            if needs_gramian[k]:
+            if _needs_gramian(aggregation):
                 continue
             weights = np.ones(len(parts))
             if aggregation is not None:
@@ -233,10 +216,9 @@ def _sum_over_samples(tape, values, x, *, aggregations, reference):
                 )
             _add_weighted(totals[k], sizes[k], weights, parts=parts)
     for k, aggregation in enumerate(aggregations):
-        if needs_gramian[k]:
-            for weight, parts in zip(
-                _gramian_weights(aggregation, kept_parts), kept_parts
-            ):
+        if _needs_gramian(aggregation):
+            weights = _gramian_weights(aggregation, kept_parts)
+            for weight, parts in zip(weights, kept_parts):
                 _add_weighted(
                     totals[k], sizes[k], [weight] * len(parts), parts=parts
                 )
@@ -245,6 +227,10 @@ def _sum_over_samples(tape, values, x, *, aggregations, reference):
         (_finish_total(total, aggregation, penalties, n=n), size)
         for total, size, aggregation in zip(totals, sizes, aggregations)
     ]
+
+
+def _needs_gramian(aggregation):
+    return aggregation is not None and aggregation.needs == "gramian"
 
 
 def _add_weighted(total, size, weights, *, parts):
