@@ -20,7 +20,7 @@ from keras_pergrad.common.arguments import (
 )
 from keras_pergrad.common.batches import require_arrays
 from keras_pergrad.common.refusal_messages import not_one_number
-from keras_pergrad.explanation import step_memory
+from keras_pergrad.explanation import peak, step_memory
 from keras_pergrad.explanation.explanation import (
     Explanation,
     LayerRow,
@@ -287,10 +287,11 @@ def _layer_rows(model, uses, refused, *, vouched, n):
 def _how_served(model, uses):
     """Return what serves the uses of a layer's variables, and a reason."""
     if not uses:
-        has_own_loss = _has_own_loss(model)
-        return (
-            ("unknown", _OWN_LOSS_REASON) if has_own_loss else ("unused", None)
-        )
+        # A loss of the model's own may use what the outputs do not depend on.
+        own = getattr(model, "wrapped", model)
+        if peak.overrides(own, "compute_loss", "train_step"):
+            return "unknown", _OWN_LOSS_REASON
+        return "unused", None
     for _, use in uses:
         if getattr(use, "reason", None):
             return "fallback", use.reason
@@ -313,16 +314,6 @@ def _sum_with_added(model, x, y, y_pred, sample_weight, training):
         for loss in additional_losses(model)
     ]
     return tf.add_n([outputs, *added])
-
-
-def _has_own_loss(model):
-    """Whether a loss may use weights that the outputs do not depend on."""
-    return any(
-        name in vars(kind)
-        for kind in type(getattr(model, "wrapped", model)).__mro__
-        for name in ("compute_loss", "train_step")
-        if kind.__module__.split(".")[0] not in ("keras", "keras_pergrad")
-    )
 
 
 def _nested_layers(layer, visited=None):

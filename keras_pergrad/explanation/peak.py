@@ -128,7 +128,7 @@ def _load(folder, request):
     if request["jit_compile"] is not None:
         model.jit_compile = request["jit_compile"]
     rows = next(iter(tf.data.Dataset.load(str(folder / ROWS))))
-    if len(rows) == 1 and not has_own_step(model):
+    if len(rows) == 1 and not overrides(model, "train_step"):
         rows = *rows, _targets(model, rows[0])
     limit = getattr(getattr(model, "aggregation_state", None), "limit", None)
     if limit is not None:  # of private training, which counts its updates
@@ -137,12 +137,13 @@ def _load(folder, request):
     return model, _repeated_batches(rows, request["samples"])
 
 
-def has_own_step(model):
-    """Whether a model overrides Keras's `train_step`."""
+def overrides(model, *names):
+    """Whether a class of the user's defines one of a model's methods."""
     return any(
-        "train_step" in vars(kind)
-        and kind.__module__.split(".")[0] not in ("keras", "keras_pergrad")
+        name in vars(kind)
         for kind in type(model).__mro__
+        for name in names
+        if kind.__module__.split(".")[0] not in ("keras", "keras_pergrad")
     )
 
 

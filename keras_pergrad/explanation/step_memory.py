@@ -39,7 +39,7 @@ from keras_pergrad.keras_internals.models.parts import (
 from keras_pergrad.keras_internals.state.model import preserve_random_state
 from keras_pergrad.modes import Batch, Vectorized
 
-_FREE_SHARE = 0.9  # of the free memory: the rest is for everything else
+_FREE_SHARE = 0.9  # of the free memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +111,18 @@ class SavedModel:
     def __init__(self, model, x=None, y=None, *, rows=1, jit_compile=None):
         _require_one_replica(model)
         _require_dense(model, x, y)
-        self.process, self.free = bytes_in_use(), _usable_bytes()
+        device = cuda_device()
+        if device is None:
+            self.process, self.free = resident_bytes(), free_bytes()
+            if self.free is not None:  # the rest is for everything else
+                self.free = int(_FREE_SHARE * self.free)
+        else:
+            memory = tf.config.experimental.get_memory_info(device)
+            self.process, self.free = memory["current"], None
         self._model, self._jit_compile = model, jit_compile
-        batch = (zeros_of(model) if x is None else x,)
+        if x is None:
+            x = tf.nest.map_structure(_zeros, input_specs(model, 1, None))
+        batch = (x,)
         batch = batch if y is None else (*batch, y)
         self._rows = tf.nest.map_structure(
             lambda t: _first_rows(t, rows), batch
@@ -127,7 +136,9 @@ class SavedModel:
                 self._model.save(self._folder / peak.MODEL)
             except Exception as error:  # whatever a user's class raises
                 raise ValueError(_NOT_SAVED.format(self._model.name)) from error
-            rows = tf.data.Dataset.from_tensors(_lists_to_tuples(self._rows))
+            # Data sets stack lists.
+            rows = keras.tree.lists_to_tuples(self._rows)
+            rows = tf.data.Dataset.from_tensors(rows)
             with preserve_random_state():
                 rows.save(str(self._folder / peak.ROWS))
             self._stack = stack.pop_all()
@@ -238,7 +249,8 @@ class SavedModel:
 def mode_of(model):
     """Return the mode whose memory is measured where none is named."""
     compiled_mode = getattr(model, "_gradient_mode", Batch())
-    if not isinstance(compiled_mode, Batch) or peak.has_own_step(model):
+    has_own_step = peak.overrides(model, "train_step")
+    if has_own_step or not isinstance(compiled_mode, Batch):
         return compiled_mode
     return Vectorized(ClippedMean(1.0))
 
@@ -251,20 +263,6 @@ def cuda_device():
     """
     names = (d.name for d in accelerators() if d.platform == "CUDA")
     return next(names, None)
-
-
-def bytes_in_use():
-    """Return what is held now: of the GPU's memory, or of the process."""
-    device = cuda_device()
-    if device is None:
-        return resident_bytes()
-    return tf.config.experimental.get_memory_info(device)["current"]
-
-
-def _usable_bytes():
-    """Return what steps may take on this machine; None: on a GPU."""
-    free = free_bytes() if cuda_device() is None else None
-    return None if free is None else int(_FREE_SHARE * free)
 
 
 def too_large(model, n):
@@ -305,12 +303,8 @@ def build_on_zeros(model, batch):
         )
 
 
-def zeros_of(model):
-    """Return one sample of zeros of a model's inputs."""
-    return tf.nest.map_structure(_zeros, input_specs(model, 1, None))
-
-
 def _zeros(spec):
+    """Return one sample of zeros of an input."""
     if None in spec.shape:
         raise ValueError(
             "The memory of a step is measured by running it, and the shape "
@@ -338,11 +332,6 @@ def _first_rows(tensor, n):
     if isinstance(rows, np.ndarray) and rows.dtype == "float64":
         rows = rows.astype(keras.config.floatx())  # as `fit` does
     return tf.convert_to_tensor(rows)
-
-
-def _lists_to_tuples(batch):
-    """Return a structure with tuples for lists, which data sets would stack."""
-    return keras.tree.lists_to_tuples(batch)
 
 
 def _require_one_replica(model):
