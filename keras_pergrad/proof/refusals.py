@@ -48,7 +48,8 @@ class StepRefusals:
             if use.by_value or types.has_samples:
                 yield from self._use_refusals(use, types)
         yield from self._custom_gradient_refusals()
-        for rule_type in self._proof.types_at_rules():
+        at_rules = self._proof.types_at_rules() if self._traced.calls else ()
+        for rule_type in at_rules:
             if isinstance(rule_type, Mixed):
                 yield from self._mixed_refusals(rule_type)
         yield from self._loss_refusals()
