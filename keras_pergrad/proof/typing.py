@@ -160,7 +160,7 @@ class Typing:
                 any_number=self.any_number,
                 typing=self,
             )
-            self._type_op(typed_op, facts)
+            self._type_op(typed_op)
 
     @contextlib.contextmanager
     def inside(self, name):
@@ -201,8 +201,8 @@ class Typing:
         """Whether a node of the backward pass is of a custom gradient."""
         return self._in_own_gradient or not gradients.is_made_gradient(name)
 
-    def _type_op(self, op, facts):
-        types = [value.type for value in op.input_values]
+    def _type_op(self, op):
+        facts, types = op.facts, [value.type for value in op.input_values]
         if facts.traits & op_facts.ON_LISTS:
             self.lists.note(op)
         if facts.traits & op_facts.READS and type_read(op, self):
@@ -225,7 +225,7 @@ class Typing:
             if facts.traits & op_facts.FORWARDS:
                 forward_handles(op, self)
             self.count += 1
-            self._type_computation(op, facts, types)
+            self._type_computation(op, types)
 
     def _is_marked(self, op, types):
         """Whether the package has marked an op; then note what it says."""
@@ -236,7 +236,8 @@ class Typing:
             op.output_values[0].type = settle_factor(types[0])
         return mark in (gradients.SAME_FOR_ALL, gradients.WHOLE_LOSS)
 
-    def _type_computation(self, op, facts, types):
+    def _type_computation(self, op, types):
+        facts = op.facts
         may_be_constant = facts.traits & op_facts.MAY_BE_CONSTANT
         if may_be_constant and is_constant(op, types):
             return
@@ -254,7 +255,7 @@ class Typing:
             flags = flags_of(types)
         # The types of counters in loops are subclasses of `Free`, with rules.
         if facts.traits & op_facts.IN_PYTHON or not classes <= {Free}:
-            results = self._by_rule(op, facts, types, classes=classes)
+            results = self._by_rule(op, types, classes)
             self.set_types(op, results)
             return
         if self.any_number or self._every_number.is_needed or flags & BY_SIZE:
@@ -283,7 +284,7 @@ class Typing:
         places = (USER_INPUTS if is_users else INPUTS)[op.type]
         if places != ALL:
             followed = {k for k, t in enumerate(types) if type(t) is not Free}
-            # Arguments may have several tensors, or a type of its own for none.
+            # An argument may have several tensors: places are no indices then.
             if op.facts.takes_several or not followed <= places:
                 refuse_other_inputs(op, types, places)
         return rule(op, types)
@@ -294,7 +295,7 @@ class Typing:
         op = None if self._top else op
         return self._lengths_at(self.lengths, name, op=op)
 
-    def _by_rule(self, op, facts, types, *, classes):
+    def _by_rule(self, op, types, classes):
         """Return what the rule of an op gives, or a `Mixed` with its reason.
 
         `classes`: those of the types.
@@ -306,7 +307,7 @@ class Typing:
                     return Free(flags_of(types))
             if self._every_number.is_needed:
                 self._every_number.check(op)
-            in_python = facts.traits & op_facts.IN_PYTHON
+            in_python = op.facts.traits & op_facts.IN_PYTHON
             if not in_python and _are_of_loops(types, classes):
                 results = sample_loops.type_in_loop(op, types)
                 results = Free(flags_of(types)) if results is None else results
