@@ -122,7 +122,7 @@ class CandidateUses:
             self._of(tensor).by_value = True
         self._note_handles(variables)
         for outer, inner in captures_of(graph):
-            if self._dependences.get(id(outer), _NOTHING).by_value:
+            if self._found(outer).by_value:
                 self._of(inner).by_value = True
         claimed_by = {op: ops for ops in claimed for op in ops}
         for op in operations:
@@ -198,17 +198,21 @@ class CandidateUses:
                 map(self.gradient_of, candidate.outputs)
             )
 
+    def _found(self, tensor):
+        """Return what is known of a tensor, without noting it."""
+        return self._dependences.get(id(tensor), _NOTHING)
+
     def gradient_of(self, tensor):
         """Return the gradient that was found at a tensor, or None."""
-        return self._dependences.get(id(tensor), _NOTHING).gradient
+        return self._found(tensor).gradient
 
     def variables_in(self, tensor):
         """Return the indices of the variables behind a tensor of weights."""
-        return self._dependences.get(id(tensor), _NOTHING).weights
+        return self._found(tensor).weights
 
     def is_handle(self, tensor):
         """Whether it is the handle of a trainable variable."""
-        return self._dependences.get(id(tensor), _NOTHING).is_handle
+        return self._found(tensor).is_handle
 
     def _visit(self, op, claimed, parent=None):
         """Note what the outputs of an op depend on, and whether it is a use."""
