@@ -189,7 +189,7 @@ PLANTED = {
             "deviation = self.noise_multiplier",
         ),
     },
-    "aggregations/aggregation.py": {
+    "aggregations/statistics.py": {
         "tests": ["aggregations/test_statistics.py"],
         "biased-variance": (
             "deviations / tf.maximum(n - 1, 1)",

@@ -127,7 +127,7 @@ def _types(proof):
         yield f"assigned {k} {dtype} {text(tensor_type)}"
     for candidate, seen in proof.choose_uses():
         yield f"use {candidate.op.type} {candidate.op.name}: {_at_use(seen)}"
-    for op_type, name in types.vouched_ops:
+    for op_type, name in types.typing.vouched_ops:
         yield f"vouched {op_type} {name}"
 
 

@@ -236,8 +236,8 @@ def _inspect_step(model, x, n):
     ops, vouched = 0, {}
     if traced.proof is not None:
         types, origin = traced.proof.types, traced.proof.origin
-        ops = types.count
-        for op, name in types.vouched_ops:
+        ops = types.typing.count
+        for op, name in types.typing.vouched_ops:
             layer = origin.layer(name)
             vouched_op = VouchedOp(op, name, layer and layer.name)
             vouched.setdefault(id(layer), []).append(vouched_op)

@@ -28,7 +28,7 @@ class StepRefusals:
 
     def _vouched_hint(self):
         """Return a hint at a vouched layer that loses the samples' axis."""
-        for op_type, name in reversed(self._proof.types.without_axis):
+        for op_type, name in reversed(self._proof.types.typing.without_axis):
             layer = self._proof.origin.layer(name)
             if layer is not None and not self._proof.vouching.takes_as_batch(
                 layer
@@ -42,7 +42,7 @@ class StepRefusals:
             text = messages.overridden_gradient(self._traced.overridden[0])
             yield None, ValueError(text)
         yield from self._chance_refusals()
-        for effect in self._proof.types.effects:
+        for effect in self._proof.types.typing.effects:
             yield from self._mixed_refusals(effect)
         for use, types in zip(self._uses.candidates, self._proof.use_types):
             if use.by_value or types.has_samples:

@@ -124,6 +124,7 @@ class StepTypes:
     """The types of the tensors of a step.
 
     Attributes:
+        typing: the `Typing` that found them, and what it could not type.
         number: the number of samples in the step; None: it takes any.
         fixed: whether all other sizes of the batch are known.
         n: the number of samples with which the step is typed.
@@ -133,46 +134,13 @@ class StepTypes:
 
     _step: Any
     _make_typing: Any
-    _typing: Typing
+    typing: Typing
     _tensors: dict
     number: int | None
     fixed: bool
     n: int
     by_name: dict
     assigned: list
-
-    @property
-    def failures(self):
-        """The `Mixed` that arose, in order."""
-        return self._typing.failures
-
-    @property
-    def effects(self):
-        """Those of ops that keep state in a way that is not known."""
-        return self._typing.effects
-
-    @property
-    def count(self):
-        """How many ops were typed."""
-        return self._typing.count
-
-    @property
-    def vouched_ops(self):
-        """The ops that the user vouches for."""
-        return self._typing.vouched_ops
-
-    @property
-    def without_axis(self):
-        """Those of them that leave no axis as long as the batch."""
-        return self._typing.without_axis
-
-    @property
-    def assumes_same_for_all(self):
-        """Whether an answer of all samples together is taken as known.
-
-        As of labels in a hinge loss.
-        """
-        return self._typing.assumes_same_for_all
 
     def of(self, tensor):
         """Return the type of a tensor of the step."""
@@ -184,7 +152,7 @@ class StepTypes:
 
     def number_of(self, tensor):
         """Return what shapes alone determine of a tensor, or None."""
-        return self._typing.numbers.of(self._tensors[tensor.name])
+        return self.typing.numbers.of(self._tensors[tensor.name])
 
     def has_other_axis(self, tensor):
         """Whether it has an axis as long as the batch, but that of samples."""

@@ -286,7 +286,7 @@ def _judge_step(traced, y_pred, loss, *, added_losses, terms, repeated):
         texts += _output_refusals(
             traced, proof, outputs, cotangents=cotangents, repeated=repeated
         )
-    if repeated == "example" and proof.types.assumes_same_for_all:
+    if repeated == "example" and proof.types.typing.assumes_same_for_all:
         texts.append(messages.hinge_labels(traced.model))
     by_size = []
     if repeated and not texts:
@@ -304,8 +304,8 @@ def _judge_step(traced, y_pred, loss, *, added_losses, terms, repeated):
         added=added,
         loss=Reductions(proof.types, of_gradients=True).power(loss),
         is_divided=bool(proof.of(loss).flags & DIVIDED),
-        vouched_ops=tuple(proof.types.vouched_ops),
-        op_count=proof.types.count,
+        vouched_ops=tuple(proof.types.typing.vouched_ops),
+        op_count=proof.types.typing.count,
         **_assignments(traced, proof, repeated),
     )
 

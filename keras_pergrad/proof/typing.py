@@ -87,7 +87,8 @@ class Typing:
         count: how many ops were typed.
         vouched_ops: the ops that the user vouches for.
         without_axis: those that leave no axis as long as the batch.
-        assumes_same_for_all: as of `StepTypes`.
+        assumes_same_for_all: whether an answer of all samples together is
+            taken as known, as of labels in a hinge loss.
     """
 
     def __init__(
