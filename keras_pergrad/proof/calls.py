@@ -86,10 +86,10 @@ def type_nodes(nodes, tensors, graph, *, typing):
     for leading, names in stages(nodes, typing.has_known_shape):
         for name in leading:
             node_facts = FACTS[nodes.by_name[name].op]
-            type_node = _type_shaped
+            put = _put_with_shape
             if node_facts.has(CALLS):
-                type_node = _type_called
-            type_node(nodes, name, tensors, graph=graph, typing=typing)
+                put = _put_call
+            put(nodes, name, tensors, graph=graph, typing=typing)
         typing.run(nodes.put(graph, names, tensors))
 
 
@@ -128,7 +128,7 @@ def type_function(name, arguments, types, *, typing, is_repeated=False):
     return inputs, [tensors[n] for n in nodes.outputs]
 
 
-def _type_called(nodes, name, tensors, *, graph, typing):
+def _put_call(nodes, name, tensors, *, graph, typing):
     """Type a call; placeholders stand for its outputs."""
     call = Call.of(nodes.by_name[name], tensors)
     types = typing.values.types_of(call.inputs)
@@ -137,10 +137,10 @@ def _type_called(nodes, name, tensors, *, graph, typing):
     results: Any
     try:
         with typing.inside(name):
-            outputs, results = type_call(call, types, typing)
+            outputs, results = _type_call(call, types, typing)
     except (Mixes, Untyped) as error:
         mixed = typing.failed(call, str(error), isinstance(error, Untyped))
-        outputs = unknown_outputs(call)
+        outputs = _unknown_outputs(call)
         results = [mixed] * len(outputs)
     # Not inside of the graph: there nothing can be evaluated.
     values: Any = [
@@ -159,11 +159,11 @@ def _type_called(nodes, name, tensors, *, graph, typing):
                 tensors[f"{name}:{k}"] = stand_in
 
 
-def _type_shaped(nodes, name, tensors, *, graph, typing):
+def _put_with_shape(nodes, name, tensors, *, graph, typing):
     """Put an op whose shapes its type, or a list, knows better."""
     operations = nodes.put(graph, [name], tensors)
     (op,) = operations
-    set_computed_shape(op, typing.numbers)
+    _set_computed_shape(op, typing.numbers)
     typing.run(operations)
     value = typing.lists.value_of(op)
     if value is not None:
@@ -186,7 +186,7 @@ def _type_shaped(nodes, name, tensors, *, graph, typing):
             tensor.set_shape(shape)
 
 
-def type_call(call, types, typing):
+def _type_call(call, types, typing):
     """Return tensors like the outputs of a call, and their types."""
     if has(call, CALLS_FUNCTION):
         _, outputs = type_function(
@@ -198,7 +198,7 @@ def type_call(call, types, typing):
     return _loop(call, types, typing)
 
 
-def unknown_outputs(call):
+def _unknown_outputs(call):
     """Return tensors like the outputs of a call, of unknown shape."""
     attribute = "T" if has(call, IS_LOOP) else "Tout"
     with tf.Graph().as_default():
@@ -401,7 +401,7 @@ def _join_all(call, first, second):
     return [join_or_mixed(call, a, b) for a, b in zip(first, second)]
 
 
-def set_computed_shape(op, numbers):
+def _set_computed_shape(op, numbers):
     """Set the shape of a padded tensor, or of counts, where it is known."""
     if not has(op, PADS) and op.type != "DenseBincount":
         return

@@ -94,7 +94,7 @@ class Reductions:
 
     def _counts_samples(self, tensor):
         """Whether it is n, times a number that does not follow n."""
-        n, value = self.types.n, self.types.number_of(tensor)
+        n, value = self.types.typing.n, self.types.number_of(tensor)
         if value is None or value.size != 1:
             return False
         count, rest = divmod(int(value.item()), n)

@@ -127,7 +127,6 @@ class StepTypes:
         typing: the `Typing` that found them, and what it could not type.
         number: the number of samples in the step; None: it takes any.
         fixed: whether all other sizes of the batch are known.
-        n: the number of samples with which the step is typed.
         by_name: the name of each tensor of the step → its type.
         assigned: pairs of a variable's handle and the type of what it gets.
     """
@@ -138,7 +137,6 @@ class StepTypes:
     _tensors: dict
     number: int | None
     fixed: bool
-    n: int
     by_name: dict
     assigned: list
 
@@ -157,7 +155,7 @@ class StepTypes:
     def has_other_axis(self, tensor):
         """Whether it has an axis as long as the batch, but that of samples."""
         typed = self._tensors[tensor.name]
-        return has_other_axis(typed, self.of(tensor), self.n)
+        return has_other_axis(typed, self.of(tensor), self.typing.n)
 
     def types_if_linear(self, tensors, output_gradients):
         """Return the types of tensors that depend on `output_gradients` alone.
@@ -337,7 +335,6 @@ def _types_with(make_typing, step, nodes, *, has_known_shape):
         _tensors=tensors,
         number=step.number,
         fixed=step.fixed,
-        n=n,
         by_name=dict(zip(tensors, typing.values.types_of(tensors.values()))),
         assigned=[
             (handles.get(key), assigned_type)

@@ -9,6 +9,7 @@
 | `Mixed` | is none of these: samples are mixed, or an op has no rule |
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable
@@ -314,6 +315,8 @@ def join_or_mixed(op, a, b):
 RULES = {}
 #: Rules of the user, by type of op; they go before those of the package.
 USER_RULES = {}
+#: Both as one table.
+ALL_RULES = collections.ChainMap(USER_RULES, RULES)
 #: The inputs that these look at, by type of op.
 INPUTS, USER_INPUTS = {}, {}
 ALL = "all"
@@ -367,7 +370,7 @@ def _places(inputs):
 
 def rule_of(op_type):
     """Return the rule of a type of op, or None."""
-    return USER_RULES.get(op_type, RULES.get(op_type))
+    return ALL_RULES.get(op_type)
 
 
 def refuse_other_inputs(op, types, places):
@@ -540,7 +543,7 @@ def register_type_rule(
                 "`op_types` expected the types of ops, strings such as "
                 f"'MatMul'. Received: {op_type!r}"
             )
-        if op_type in {**RULES, **USER_RULES} and not replace:
+        if op_type in ALL_RULES and not replace:
             raise ValueError(
                 f"op {op_type} has a type rule already. Pass replace=True to "
                 "replace it."

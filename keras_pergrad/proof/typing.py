@@ -26,11 +26,11 @@ from keras_pergrad.proof.static_numbers import (
 )
 from keras_pergrad.proof.tensor_types import (
     ALL,
+    ALL_RULES,
     BY_SIZE,
     DIVIDED,
     INPUTS,
     OF_LIST,
-    RULES,
     USER_INPUTS,
     USER_RULES,
     VALUES,
@@ -278,11 +278,11 @@ class Typing:
         """Return what an op's rule says of these types of its inputs."""
         if op.facts.has_state:
             refuse_state_of_samples(op, types)
-        is_users = op.type in USER_RULES
-        rule = (USER_RULES if is_users else RULES).get(op.type)
+        rule = ALL_RULES.get(op.type)
         if rule is None:
             raise Untyped("has no type rule")
-        places = (USER_INPUTS if is_users else INPUTS)[op.type]
+        inputs = USER_INPUTS if op.type in USER_RULES else INPUTS
+        places = inputs[op.type]
         if places != ALL:
             followed = {k for k, t in enumerate(types) if type(t) is not Free}
             # An argument may have several tensors: places are no indices then.

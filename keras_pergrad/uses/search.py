@@ -143,7 +143,7 @@ class CandidateUses:
                     part.handle, frozenset([index]), is_handle=True
                 )
         for inner, outer in captured_origins(self._graph).items():
-            origin = self._dependences.get(id(outer), _NOTHING)
+            origin = self._found(outer)
             if origin.is_handle:
                 handle = inner.deref()
                 self._dependences[id(handle)] = Dependence(
@@ -177,10 +177,11 @@ class CandidateUses:
             operations = self._graph.get_operations()
             if call is not None:
                 operations = call.ops
+                called = map(self.gradient_of, call.called)
                 pairs = [
-                    (t, self.gradient_of(called))
-                    for t, called in zip(call.outputs, call.called)
-                    if self.gradient_of(called) is not None
+                    (t, cotangent)
+                    for t, cotangent in zip(call.outputs, called)
+                    if cotangent is not None
                 ]
                 sources = [t for t, _ in pairs]
                 cotangents = [cotangent for _, cotangent in pairs]
@@ -217,7 +218,7 @@ class CandidateUses:
     def _visit(self, op, claimed, parent=None):
         """Note what the outputs of an op depend on, and whether it is a use."""
         traits = FACTS[op.type].traits
-        inputs = [self._dependences.get(id(t), _NOTHING) for t in op.inputs]
+        inputs = list(map(self._found, op.inputs))
         if traits & ASSIGNS:
             if any(d.by_value for d in inputs[1:]):
                 self._of(op.inputs[0]).is_assigned = True

@@ -93,7 +93,7 @@ def peek_batches(iterator, steps):
     for _ in range(steps):
         try:
             batches.append(next(iterator))
-        except (StopIteration, tf.errors.OutOfRangeError):
+        except _END_OF_DATA:
             break
     if not batches:
         return batches, iterator
