@@ -124,7 +124,7 @@ def test_what_is_assigned_in_loops_and_calls_is_found():
     found = model_state.assigned_variables(concrete)
 
     def is_found(variable):
-        return any(handle.is_of(variable) for handle in found)
+        return any(handle.tensor is variable.handle for handle in found)
 
     assert all(map(is_found, (looped, called, chosen)))
     assert not any(map(is_found, (read, table)))

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
 
-from keras_pergrad.keras_internals.models.parts import patched_attribute
+from keras_pergrad.keras_internals.models.parts import shared_patch
 
 FUNCTIONS = (
     "normal",
@@ -73,12 +73,11 @@ class _ThreadDispatch(threading.local):
 
 
 _DISPATCH = _ThreadDispatch()
-_PATCH_LOCK = threading.Lock()
-_ACTIVE_PATCHES = []
 
 
-def _dispatching_function(name, original):
+def _dispatching_function(original):
     """Return a random function that calls the handler of its thread."""
+    name = original.__name__
 
     @functools.wraps(original)
     def function(*args, seed=None, **kwargs):
@@ -99,51 +98,20 @@ def _pinnable_draw_seed(original):
 
 
 @contextlib.contextmanager
-def _patched_backend():
-    """Replace Keras's random functions while any thread needs it."""
-    with _PATCH_LOCK:
-        if not _ACTIVE_PATCHES:
-            stack = contextlib.ExitStack()
-            for name in FUNCTIONS:
-                function = _dispatching_function(
-                    name, getattr(backend_random, name)
-                )
-                stack.enter_context(
-                    patched_attribute(backend_random, name, function)
-                )
-            draw_seed = _pinnable_draw_seed(backend_random.draw_seed)
-            stack.enter_context(
-                patched_attribute(backend_random, "draw_seed", draw_seed)
-            )
-            # The first to come patches for all threads, the last to leave
-            # restores. There is an entry for each; the first has the stack.
-            _ACTIVE_PATCHES.append(stack)
-        else:
-            _ACTIVE_PATCHES.append(None)
-    try:
-        yield
-    finally:
-        with _PATCH_LOCK:
-            if len(_ACTIVE_PATCHES) == 1:
-                _ACTIVE_PATCHES[0].close()
-                _ACTIVE_PATCHES.clear()
-            else:
-                _ACTIVE_PATCHES.pop()
-
-
-@contextlib.contextmanager
 def _handled_by(handler):
-    with _patched_backend():
+    with contextlib.ExitStack() as stack:
+        for name in FUNCTIONS:
+            stack.enter_context(
+                shared_patch(backend_random, name, _dispatching_function)
+            )
         _DISPATCH.handlers.append(handler)
-        try:
-            yield
-        finally:
-            _DISPATCH.handlers.pop()
+        stack.callback(_DISPATCH.handlers.pop)
+        yield
 
 
 @contextlib.contextmanager
 def _pinned_seed(seed):
-    with _patched_backend():
+    with shared_patch(backend_random, "draw_seed", _pinnable_draw_seed):
         _DISPATCH.seeds.append(seed)
         try:
             yield
@@ -158,7 +126,6 @@ def current_graph():
     return tf.compat.v1.get_default_graph()
 
 
-@contextlib.contextmanager
 def recording(on_draw):
     """Call `on_draw(draw)` for every random draw of this thread inside."""
 
@@ -179,41 +146,39 @@ def recording(on_draw):
         )
         return result
 
-    with _handled_by(record):
-        yield
+    return _handled_by(record)
 
 
-@contextlib.contextmanager
+def _reseeded(seed_in_place_of):
+    """Let each of the thread's draws inside have another seed."""
+
+    def draw(name, original, args, seed, kwargs):
+        with _pinned_seed(seed_in_place_of(seed)):
+            return original(*args, seed=seed, **kwargs)
+
+    return _handled_by(draw)
+
+
 def seeded(seed_of):
     """Have the thread's k-th draw inside take the seed `seed_of(k)`."""
     numbers = itertools.count()
-
-    def draw(name, original, args, seed, kwargs):
-        with _pinned_seed(seed_of(next(numbers))):
-            return original(*args, seed=seed, **kwargs)
-
-    with _handled_by(draw):
-        yield
+    return _reseeded(lambda _: seed_of(next(numbers)))
 
 
-@contextlib.contextmanager
 def numbered(i):
     """Let the thread's draws inside be those of number i, such as a sample's.
 
     Each takes its seed as it would have, and another one of it for each i.
     """
 
-    def draw(name, original, args, seed, kwargs):
+    def folded(seed):
         state: Any = backend_random.draw_seed(seed)
         state = tf.cast(state, tf.int32)
-        with _pinned_seed(tf.random.experimental.stateless_fold_in(state, i)):
-            return original(*args, seed=seed, **kwargs)
+        return tf.random.experimental.stateless_fold_in(state, i)
 
-    with _handled_by(draw):
-        yield
+    return _reseeded(folded)
 
 
-@contextlib.contextmanager
 def replaying(rows):
     """Answer the thread's draws from `rows`; a dropout's row is its mask."""
     rows = list(rows)
@@ -231,5 +196,4 @@ def replaying(rows):
         row = rows.pop(0)
         return args[0] * row if name == "dropout" else row
 
-    with _handled_by(replay):
-        yield
+    return _handled_by(replay)

@@ -38,10 +38,10 @@ def _data_gradient(op, gradient):
     return tf.matmul(gradient, matrix, adjoint_b=not y), None
 
 
-#: Type of op → its gradient where the weight needs none.
+#: Type of op → its gradient where the weight needs none, and the weight's rank.
 _DATA_GRADIENTS = {
-    "BatchMatMulV2": _data_gradient,
-    "BiasAdd": lambda op, gradient: (gradient, None),
+    "BatchMatMulV2": (_data_gradient, 2),
+    "BiasAdd": (lambda op, gradient: (gradient, None), 1),
 }
 
 
@@ -78,10 +78,6 @@ def _batch_dims(op):
     return batch_dims + ids.shape.rank if batch_dims < 0 else batch_dims
 
 
-#: Type of op → the axes of its weight, i in and o out.
-_WEIGHT_AXES = {"BatchMatMulV2": "io", "BiasAdd": "o"}
-
-
 def op_gradients(outputs, inputs, cotangents, *, graph, ends=()):
     """Return the gradients at the inputs of ops of a graph.
 
@@ -102,14 +98,13 @@ def gradients_at(targets, sources, operations, *, cotangents=None):
     """
     # TensorFlow reads these attributes of ops while it differentiates. They are
     # taken off again, since the graph may be differentiated for other sources.
-
     with contextlib.ExitStack() as stack:
         for op, skipped in _unneeded_inputs(operations, sources):
             if op.type in _SKIPPABLE_OPS:
                 op.skip_input_indices = skipped
                 stack.callback(delattr, op, "skip_input_indices")
             elif _has_data_gradient(op, skipped):
-                op._gradient_function = _DATA_GRADIENTS[op.type]
+                op._gradient_function, _ = _DATA_GRADIENTS[op.type]
                 stack.callback(setattr, op, "_gradient_function", None)
         for op in operations:
             if op.type == "GatherV2" and _batch_dims(op):
@@ -153,9 +148,8 @@ def _has_data_gradient(op, skipped):
         return False
     is_custom = has_own_gradient(op.node_def.attr) or op._gradient_function
     # The second input is a weight only if it has no batch axes of its own.
-    return not is_custom and op.inputs[1].shape.rank == len(
-        _WEIGHT_AXES[op.type]
-    )
+    _, rank = _DATA_GRADIENTS[op.type]
+    return not is_custom and op.inputs[1].shape.rank == rank
 
 
 def may_carry_gradient(dtype):

@@ -151,12 +151,12 @@ def plain_op_type(name):
     return f"_{name}" if name.startswith("Fused") else name
 
 
-def run_training_step(model, data, spec=None, **settings):
+def run_training_step(model, data, **settings):
     """Run a copy of a compiled model's step once; return its `RunMetadata`."""
-    # `spec` as for `trace_step`, `settings` as for `GraphCopy`.
+    # `settings` as for `GraphCopy`.
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    concrete, values = trace_step(model.train_step, data, spec)
+    concrete, values = trace_step(model.train_step, data)
     trace = v1.RunMetadata()
     with GraphCopy(concrete, **settings) as copied:
         copied.run(values, trace=trace)

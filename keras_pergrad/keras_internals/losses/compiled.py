@@ -15,6 +15,7 @@ from keras_pergrad.keras_internals.models.parts import (
     entries_of,
     loss_tracker,
     patched_attribute,
+    patched_attributes,
 )
 
 #: What `compile` sets and a model's loss and metrics read.
@@ -43,30 +44,21 @@ class _FirstOutputLoss(CompileLoss):
         return super().call(y_true, y_pred, sample_weight)
 
 
-@contextlib.contextmanager
 def compile_like(model, other):
     """Give a model, inside, what another was compiled with."""
-    with contextlib.ExitStack() as stack:
-        for name in _COMPILED:
-            value = getattr(other, name)
-            stack.enter_context(patched_attribute(model, name, value))
-        yield
+    return patched_attributes(
+        [(model, name, getattr(other, name)) for name in _COMPILED]
+    )
 
 
-@contextlib.contextmanager
 def compiled_with(model, loss):
     """Give a model, inside, a loss as `compile` takes it, and nothing else."""
     names = getattr(model, "output_names", None)
-    values = {
-        "_compile_loss": CompileLoss(loss, None, output_names=names),
-        "compiled": True,
-    }
-    if not model.compiled:
-        values["optimizer"] = None  # `compile` creates the attribute
-    with contextlib.ExitStack() as stack:
-        for name, value in values.items():
-            stack.enter_context(patched_attribute(model, name, value))
-        yield
+    compiled = CompileLoss(loss, None, output_names=names)
+    patches = [(model, "_compile_loss", compiled), (model, "compiled", True)]
+    if not model.compiled:  # `compile` creates the attribute
+        patches.append((model, "optimizer", None))
+    return patched_attributes(patches)
 
 
 def metrics_outside_compile(model):
@@ -87,29 +79,23 @@ def losses_replaced(compiled, losses):
     ]
     with (
         patched_attribute(compiled, "_flat_losses", entries),
-        patched_attribute(compiled, "_metrics", [None] * len(entries)),
+        no_running_means(compiled),
     ):
         yield
 
 
-@contextlib.contextmanager
 def no_running_means(compiled):
     """Let a compiled loss, or None, update no running means of its parts."""
     entries = entries_of(compiled)
     if not entries:
-        yield
-        return
-    with patched_attribute(compiled, "_metrics", [None] * len(entries)):
-        yield
+        return contextlib.nullcontext()
+    return patched_attribute(compiled, "_metrics", [None] * len(entries))
 
 
-@contextlib.contextmanager
 def losses_computing_in(compiled, dtype):
     """Let a compiled loss, or None, compute in a dtype."""
     losses = [] if compiled is None else [compiled]
     losses += [entry.loss for entry in entries_of(compiled)]
-    with contextlib.ExitStack() as stack:
-        for loss in losses:
-            if hasattr(loss, "_dtype"):
-                stack.enter_context(patched_attribute(loss, "_dtype", dtype))
-        yield
+    return patched_attributes(
+        [(loss, "_dtype", dtype) for loss in losses if hasattr(loss, "_dtype")]
+    )

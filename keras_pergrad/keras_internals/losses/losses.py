@@ -5,7 +5,9 @@ Private names in use: `keras.src.losses.loss.unscale_loss_for_distribution`,
 `keras.src.losses.losses` the function `convert_binary_labels_to_hinge`.
 """
 
+import collections
 import contextlib
+import functools
 import threading
 from typing import Any
 
@@ -31,6 +33,7 @@ from keras_pergrad.keras_internals.models.parts import (
     loss_tracker,
     own_losses,
     patched_attribute,
+    shared_patch,
 )
 from keras_pergrad.keras_internals.replicas import replicas
 
@@ -81,25 +84,21 @@ def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
 def recording_values(model, recorded):
     """Put the value of each compiled loss, marked, into a dict by its index."""
     compiled = compiled_loss(model)
+
+    def recording(loss, index):
+        def record(*args):
+            recorded[index] = mark_whole_loss(loss(*args))
+            return recorded[index]
+
+        return record
+
     entries = [
-        entry._replace(loss=_ValueRecorder(entry.loss, k, recorded))
+        entry._replace(loss=recording(entry.loss, k))
         for k, entry in enumerate(entries_of(compiled))
     ]
     if not entries:
         return contextlib.nullcontext()
     return patched_attribute(compiled, "_flat_losses", entries)
-
-
-class _ValueRecorder:
-    """A loss whose value is recorded."""
-
-    def __init__(self, loss, index, recorded):
-        self._loss, self._index, self._recorded = loss, index, recorded
-
-    def __call__(self, *args):
-        value = mark_whole_loss(self._loss(*args))
-        self._recorded[self._index] = value
-        return value
 
 
 def consistent_hinge_labels():
@@ -154,42 +153,30 @@ def recording_losses(model, recorded, owners=None):
 
     `owners`: a list to which the layer of each is appended.
     """
-    # Each replica is a thread. They take turns where a layer waits for the
-    # others, so one may enter before another leaves. The last one to leave
-    # restores the method.
-    thread = threading.get_ident()
-    methods = [_recorder_of(layer) for layer in layers_of(model)]
-    for method in methods:
-        if not method.targets:
-            method.replaced.__enter__()
-        method.targets.setdefault(thread, []).append((recorded, owners))
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            recorder = stack.enter_context(
+                shared_patch(
+                    layer, "add_loss", functools.partial(_LossRecorder, layer)
+                )
+            )
+            targets = recorder.targets[threading.get_ident()]
+            targets.append((recorded, owners))
+            stack.callback(targets.pop)
         yield
-    finally:
-        for method in methods:
-            method.targets[thread].pop()
-            if not any(method.targets.values()):
-                method.replaced.__exit__(None, None, None)
-
-
-def _recorder_of(layer):
-    """Return the `_LossRecorder` that a layer has, or may get."""
-    method = vars(layer).get("add_loss")
-    return method if isinstance(method, _LossRecorder) else _LossRecorder(layer)
 
 
 class _LossRecorder:
     """The `add_loss` of a layer while its losses are recorded."""
 
-    def __init__(self, layer):
-        self._layer, self._original = layer, layer.add_loss
-        self.replaced = patched_attribute(layer, "add_loss", self)
+    def __init__(self, layer, original):
+        self._layer, self._original = layer, original
         #: Thread → the lists for its losses and for their owners.
-        self.targets = {}
+        self.targets = collections.defaultdict(list)
 
     def __call__(self, loss):
         losses = tf.nest.flatten(loss)
-        for recorded, owners in self.targets.get(threading.get_ident(), ()):
+        for recorded, owners in self.targets[threading.get_ident()]:
             recorded.extend(losses)
             if owners is not None:
                 owners.extend([self._layer] * len(losses))
@@ -214,7 +201,7 @@ def loss_tensors(outputs):
     these, so the loss may not depend on the output itself.
     """
     flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
-    logits = [_logits_of(t) for t in flat]
+    logits = [_logits_of(t, "Softmax", "Sigmoid") for t in flat]
     return flat + [t for t in logits if t is not None]
 
 
@@ -227,23 +214,16 @@ def read_by_crossentropy(tensor, activation):
     """
     if tensor.dtype != keras.config.floatx():
         return tensor, False
-    logits = logits_behind(tensor)
-    if logits is None and _is_output_of(tensor, activation):
-        logits = tensor.op.inputs[0]
+    logits = _logits_of(tensor, activation)
     # The identity drops the logits that an earlier activation left there.
     return (tensor, False) if logits is None else (tf.identity(logits), True)
 
 
-def _is_output_of(tensor, *activations):
-    is_graph_tensor = not tf.executing_eagerly() and isinstance(
-        tensor, tf.Tensor
-    )
-    return is_graph_tensor and tensor.op.type in activations
-
-
-def _logits_of(tensor):
+def _logits_of(tensor, *activations):
+    """Return the logits behind an output, or in front of one's op, or None."""
     logits = logits_behind(tensor)
     if logits is not None:
         return logits
-    has_logits = _is_output_of(tensor, "Softmax", "Sigmoid")
-    return tensor.op.inputs[0] if has_logits else None
+    if tf.executing_eagerly() or not isinstance(tensor, tf.Tensor):
+        return None
+    return tensor.op.inputs[0] if tensor.op.type in activations else None

@@ -4,13 +4,15 @@ Private name in use: `Variable._regularizer`.
 """
 
 import contextlib
+import functools
 
 import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.models.parts import (
     has_own_loss,
-    patched_attribute,
+    patched_attributes,
+    shared_patch,
 )
 
 
@@ -37,15 +39,12 @@ class Penalties:
         if not self._penalized:
             yield
             return
-        with contextlib.ExitStack() as stack:
-            self._tape = stack.enter_context(
-                tf.GradientTape(watch_accessed_variables=False)
-            )
-            for variable in self._penalized:
-                regularizer = self._recording_regularizer(variable)
-                stack.enter_context(
-                    patched_attribute(variable, "_regularizer", regularizer)
-                )
+        tape = tf.GradientTape(watch_accessed_variables=False)
+        patches = [
+            (variable, "_regularizer", self._recording_regularizer(variable))
+            for variable in self._penalized
+        ]
+        with tape as self._tape, patched_attributes(patches):
             yield
 
     def _recording_regularizer(self, variable):
@@ -63,7 +62,7 @@ class Penalties:
         """Return the penalties' gradients in the unscaled `noted` loss."""
         if not self._penalized:
             return regularization_gradients(self.variables)
-        weights = {id(v): None for v in self._penalized}
+        weights = {}
         penalty_gradients = self._tape.gradient(
             loss, [p for _, p in self._penalties]
         )
@@ -71,15 +70,10 @@ class Penalties:
             self._penalties, penalty_gradients
         ):
             if penalty_gradient is not None:
-                previous = weights[id(variable)]
-                penalty_gradient = tf.stop_gradient(
-                    tf.convert_to_tensor(penalty_gradient)
+                weights.setdefault(id(variable), []).append(
+                    tf.stop_gradient(tf.convert_to_tensor(penalty_gradient))
                 )
-                weights[id(variable)] = (
-                    penalty_gradient
-                    if previous is None
-                    else previous + penalty_gradient
-                )
+        weights = {key: tf.add_n(parts) for key, parts in weights.items()}
         return regularization_gradients(self.variables, weights)
 
 
@@ -88,41 +82,33 @@ def without_gradients(variables):
     """Let regularisers have values without gradients, which are added later."""
     with contextlib.ExitStack() as stack:
         for variable in variables:
-            regularizer = variable.regularizer
-            if regularizer is not None and not isinstance(
-                regularizer, _WithoutGradient
-            ):
-                without_gradient = _WithoutGradient(variable, regularizer)
+            if variable.regularizer is not None:
+                make = functools.partial(_without_gradient, variable)
                 stack.enter_context(
-                    patched_attribute(
-                        variable, "_regularizer", without_gradient
-                    )
+                    shared_patch(variable, "_regularizer", make)
                 )
         yield
 
 
-class _WithoutGradient:
-    """A regulariser without a gradient."""
+def _without_gradient(variable, regularizer):
+    """Return a variable's regulariser without its gradient."""
 
-    def __init__(self, variable, regularizer):
-        self.variable, self.regularizer = variable, regularizer
-
-    def __call__(self, value):
+    def penalty(value):
         # In a `keras.StatelessScope` Keras may not find the value.
-        value = self.variable.value if value is None else value
-        return tf.stop_gradient(self.regularizer(value))
+        value = variable.value if value is None else value
+        return tf.stop_gradient(regularizer(value))
+
+    return penalty
 
 
 def regularization_gradients(variables, weights=None):
     """Return the regularisers' gradient at each variable, or None."""
     # A regulariser may also read other variables: the tape watches all.
-    # `weights`: id of a variable → the factor of its penalty, or None to leave
-    # it out.
+    # `weights`: id of a variable → the factor of its penalty; else left out.
     penalized = [
         v
         for v in variables
-        if v.regularizer is not None
-        and (weights is None or weights.get(id(v)) is not None)
+        if v.regularizer is not None and (weights is None or id(v) in weights)
     ]
     if not penalized:
         return [None] * len(variables)

@@ -9,7 +9,6 @@ Private names in use: `keras.src.models.functional.functional_like_constructor`,
 `keras.src.backend.common.global_state.get_global_attribute`.
 """
 
-import contextlib
 import warnings
 from typing import Any
 
@@ -20,7 +19,7 @@ from keras.src.models import functional as keras_functional
 
 from keras_pergrad.keras_internals.models.parts import (
     Functional,
-    patched_attribute,
+    patched_attributes,
 )
 
 
@@ -98,17 +97,15 @@ def turn_into(layer, new):
     vars(layer).update(calls)
 
 
-@contextlib.contextmanager
 def layer_computing_in(layer, policy):
     """Let a layer compute by another dtype policy inside."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patched_attribute(layer, "_dtype_policy", policy))
-        # A functional model casts to the formats of its symbolic inputs.
-        for tensor in getattr(layer, "_inputs", None) or ():
-            if tensor.dtype.startswith(("float", "bfloat")):
-                dtype = policy.compute_dtype
-                stack.enter_context(patched_attribute(tensor, "_dtype", dtype))
-        yield
+    # A functional model casts to the formats of its symbolic inputs.
+    patches = [
+        (tensor, "_dtype", policy.compute_dtype)
+        for tensor in getattr(layer, "_inputs", None) or ()
+        if tensor.dtype.startswith(("float", "bfloat"))
+    ]
+    return patched_attributes([(layer, "_dtype_policy", policy), *patches])
 
 
 def lookup_of(layer):

@@ -11,6 +11,7 @@ Private names in use: `keras.src.models.functional.Functional`,
 """
 
 import contextlib
+import threading
 from typing import Any
 
 import keras
@@ -45,6 +46,45 @@ def patched_attribute(target, name, value):
             object.__setattr__(target, name, old)
         else:
             object.__delattr__(target, name)
+
+
+@contextlib.contextmanager
+def patched_attributes(patches):
+    """Patch each (target, name, value), and restore all of them."""
+    with contextlib.ExitStack() as stack:
+        for target, name, value in patches:
+            stack.enter_context(patched_attribute(target, name, value))
+        yield
+
+
+#: (id of a target, name) → (the shared value, what restores, its users).
+_SHARED_PATCHES = {}
+_SHARED_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def shared_patch(target, name, make):
+    """Patch an attribute by `make(original)`, once for all threads inside.
+
+    Replicas are threads that take turns, so that one may enter before another
+    leaves: the last one to leave restores. Yield the value that all share.
+    """
+    key = id(target), name
+    with _SHARED_LOCK:
+        if key not in _SHARED_PATCHES:
+            value, stack = make(getattr(target, name)), contextlib.ExitStack()
+            stack.enter_context(patched_attribute(target, name, value))
+            _SHARED_PATCHES[key] = value, stack, []
+        value, stack, users = _SHARED_PATCHES[key]
+        users.append(threading.get_ident())
+    try:
+        yield value
+    finally:
+        with _SHARED_LOCK:
+            users.pop()
+            if not users:
+                del _SHARED_PATCHES[key]
+                stack.close()
 
 
 def has_inputs_and_outputs(args, kwargs):
@@ -257,7 +297,8 @@ def compiled_metrics(model):
 
 def compile_arguments(model):
     """Return the arguments of `compile` as they were given, by name."""
-    config = model._compile_config
+    # A Keras without this private name cannot be asked.
+    config = getattr(model, "_compile_config", None)
     return {} if config is None else config.config
 
 
@@ -316,9 +357,7 @@ def require_free_names(model, names, owner):
     `owner`: what logs the figures, a text or a gradient mode. Keras would show
     one of the two alone.
     """
-    # A Keras without this private name cannot be asked: nothing is refused.
-    config = getattr(model, "_compile_config", None)
-    arguments = {} if config is None else config.config
+    arguments = compile_arguments(model)
     metrics = [arguments.get(name) for name in ("metrics", "weighted_metrics")]
     shared = sorted(
         {
@@ -381,7 +420,6 @@ def set_logits(tensor, logits):
     tensor._keras_logits = logits
 
 
-@contextlib.contextmanager
 def recording_scopes(layers, scopes):
     """Record in a dict the name scopes in which layers are called.
 
@@ -401,10 +439,9 @@ def recording_scopes(layers, scopes):
 
         return open_name_scope
 
-    openers = [(layer, recording_opener(layer)) for layer in layers]
-    with contextlib.ExitStack() as stack:
-        for layer, opener in openers:
-            stack.enter_context(
-                patched_attribute(layer, "_open_name_scope", opener)
-            )
-        yield
+    return patched_attributes(
+        [
+            (layer, "_open_name_scope", recording_opener(layer))
+            for layer in layers
+        ]
+    )

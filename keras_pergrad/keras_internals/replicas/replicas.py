@@ -19,7 +19,10 @@ import tensorflow as tf
 
 from keras_pergrad.common.batches import map_tensors, pack_like
 from keras_pergrad.keras_internals.models.optimizers import nested_optimizers
-from keras_pergrad.keras_internals.models.parts import layers_of
+from keras_pergrad.keras_internals.models.parts import (
+    layers_of,
+    shared_patch,
+)
 from keras_pergrad.keras_internals.replicas.strategies import (
     OUTSIDE_SCOPE,
     on_several_workers,
@@ -210,37 +213,12 @@ def apply(optimizer, gradients, variables):
     with contextlib.ExitStack() as stack:
         # Whichever inner optimizer applies a gradient would sum it again.
         for nested in nested_optimizers(optimizer):
-            stack.enter_context(_without_all_reduce(nested))
+            stack.enter_context(
+                shared_patch(
+                    nested, "_all_reduce_sum_gradients", lambda _: list
+                )
+            )
         optimizer.apply(gradients, variables)
-
-
-@contextlib.contextmanager
-def _without_all_reduce(optimizer):
-    """Keep the optimizer from adding up the gradients a second time."""
-    # The replicas take turns, so one may enter before another leaves. The last
-    # one to leave restores the method.
-    name = "_all_reduce_sum_gradients"
-    method = vars(optimizer).get(name)
-    if not isinstance(method, _IdentityReduce):
-        method = _IdentityReduce()
-        object.__setattr__(optimizer, name, method)
-    method.users += 1
-    try:
-        yield
-    finally:
-        method.users -= 1
-        if not method.users:
-            object.__delattr__(optimizer, name)
-
-
-class _IdentityReduce:
-    """A substitute for the all-reduce of an optimizer; it returns its input."""
-
-    def __init__(self):
-        self.users = 0
-
-    def __call__(self, gradients_and_variables):
-        return list(gradients_and_variables)
 
 
 def additions(variables, update):

@@ -25,6 +25,7 @@ from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
     layers_of,
     patched_attribute,
+    patched_attributes,
 )
 
 # Ops that take a variable and do not change it. All others are assumed to
@@ -104,10 +105,6 @@ class Handle:
             and len(data.shape_and_type) == 1
         )
 
-    def is_of(self, variable):
-        """Whether it is the handle of a `tf.Variable`."""
-        return getattr(variable, "handle", None) is self.tensor
-
     def read(self):
         """Return the variable's value."""
         return tf.raw_ops.ReadVariableOp(resource=self.tensor, dtype=self.dtype)
@@ -151,14 +148,13 @@ def preserve_random_state():
         np.random.set_state(numpy_state)
 
 
-@contextlib.contextmanager
 def preserve_layer_losses(model):
     """Let a forward pass inside leave no losses in a model's layers."""
-    with contextlib.ExitStack() as stack:
-        for layer in layers_of(model):
-            for name, value in {"_losses": [], "_loss_ids": set()}.items():
-                stack.enter_context(patched_attribute(layer, name, value))
-        yield
+    layers = layers_of(model)
+    return patched_attributes(
+        [(layer, "_losses", []) for layer in layers]
+        + [(layer, "_loss_ids", set()) for layer in layers]
+    )
 
 
 @contextlib.contextmanager

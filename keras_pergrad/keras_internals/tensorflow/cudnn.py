@@ -25,7 +25,7 @@ from keras.src.backend.tensorflow.rnn import cudnn_ok, gru, lstm
 
 from keras_pergrad.keras_internals.models.parts import (
     RECURRENT,
-    patched_attribute,
+    patched_attributes,
 )
 from keras_pergrad.keras_internals.tensorflow.devices import (
     current_device,
@@ -34,32 +34,27 @@ from keras_pergrad.keras_internals.tensorflow.devices import (
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 
-@contextlib.contextmanager
 def loops_instead(layers):
     """Let layers run their loops where Keras would call cuDNN.
 
     cuDNN's op takes the samples of all steps at once and says nothing of how
     it keeps them separate.
     """
-    with contextlib.ExitStack() as stack:
-        for layer in filter(_uses_cudnn, layers):
-            stack.enter_context(patched_attribute(layer, "use_cudnn", False))
-        yield
+    return patched_attributes(
+        [(layer, "use_cudnn", False) for layer in filter(_uses_cudnn, layers)]
+    )
 
 
-@contextlib.contextmanager
 def loops_where_masked(layers):
     """Let layers run their loops where there is a mask."""
-    with contextlib.ExitStack() as stack:
-        for layer in filter(_uses_cudnn, layers):
-            if hasattr(layer.call, "rule"):
-                # In a traced step a rule serves it, with its masks.
-                continue
-            patch = patched_attribute(
-                layer, "inner_loop", _mask_aware_loop(layer)
-            )
-            stack.enter_context(patch)
-        yield
+    # In a traced step a rule serves a layer, with its masks.
+    return patched_attributes(
+        [
+            (layer, "inner_loop", _mask_aware_loop(layer))
+            for layer in filter(_uses_cudnn, layers)
+            if not hasattr(layer.call, "rule")
+        ]
+    )
 
 
 def _mask_aware_loop(layer):
