@@ -123,20 +123,44 @@ def _relax_shape(spec, tensor):
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=spec.shape)
 
 
-class TrainFunctionWrapper:
+class _Wrapper:
+    """A substitute for a model's train function, put below another wrapper.
+
+    It calls `step(function, iterator)` until `restore`.
+    """
+
+    def __init__(self, model, step, function, *, below):
+        self._model, self._step, self.function = model, step, function
+        _set_below(model, below, self)
+
+    def __call__(self, iterator):
+        if self._step is None:
+            return self.function(iterator)
+        return self._step(self.function, iterator)
+
+    def restore(self):
+        """Put the function back, or only pass calls on from now on."""
+        # It cannot be put back while a user's wrapper is around this one.
+        self._step = None
+        above, function = None, self._model.train_function
+        while isinstance(function, _Wrapper) and function is not self:
+            above, function = function, function.function
+        if function is self:
+            _set_below(self._model, above, self.function)
+
+
+class TrainFunctionWrapper(_Wrapper):
     """A wrapper of a model's train function, for the length of one `fit`.
 
-    It calls `step(function, iterator)`. Keras tells no callback that a step
-    raised, so `on_abandoned()` is called then. It is also called if a failed
-    `fit` has left the wrapper behind: `batch_begins` was not called.
+    Keras tells no callback that a step raised, so `on_abandoned()` is called
+    then. It is also called if a failed `fit` has left the wrapper behind:
+    `batch_begins` was not called.
     """
 
     def __init__(self, model, step, on_abandoned=None):
-        self._model, self._step = model, step
+        super().__init__(model, step, model.train_function, below=None)
         self._on_abandoned = on_abandoned or self.restore
         self._batch_began = False
-        self.function = self.__wrapped__ = model.train_function
-        _set_function(model, TRAIN, self)
 
     def batch_begins(self):
         """Take note that the next step belongs to this `fit`."""
@@ -156,13 +180,6 @@ class TrainFunctionWrapper:
         except BaseException:
             self._on_abandoned()
             raise
-
-    def restore(self):
-        """Put the train function back, or only pass calls on from now on."""
-        # It cannot be put back while another wrapper is around this one.
-        self._step = None
-        if self._model.train_function is self:
-            _set_function(self._model, TRAIN, self.function)
 
 
 class OneCallHook:
@@ -199,42 +216,21 @@ class OneCallHook:
         return self._call(self._slot, function, iterator, model)
 
 
-class InnermostFunction:
-    """A substitute for Keras's own train function, below all wrappers.
-
-    It calls `step(function, iterator)` until `restore`.
-    """
+class InnermostFunction(_Wrapper):
+    """A substitute for Keras's own train function, below all wrappers."""
 
     def __init__(self, model, step):
-        self._model, self._step = model, step
         model.make_train_function()
-        wrapper, self.function = _innermost(model)
-        if not _is_keras_own(self.function):
+        wrapper, function = _innermost(model)
+        if not _is_keras_own(function):
             raise ValueError(
                 "Something has put a function of its own in the place of "
                 "model.train_function before this `fit` began, so that no "
                 "other can be made for single steps. Expected Keras's own. "
-                f"Received: {self.function!r}. Put a callback that wraps it "
+                f"Received: {function!r}. Put a callback that wraps it "
                 "after this one."
             )
-        _set_below(model, wrapper, self)
-
-    def __call__(self, iterator):
-        if self._step is None:
-            return self.function(iterator)
-        return self._step(self.function, iterator)
-
-    def restore(self):
-        """Put the function back, or only pass calls on from now on."""
-        self._step = None
-        wrapper, function = None, self._model.train_function
-        while isinstance(function, _WRAPPERS) and function is not self:
-            wrapper, function = function, function.function
-        if function is self:
-            _set_below(self._model, wrapper, self.function)
-
-
-_WRAPPERS = TrainFunctionWrapper, InnermostFunction
+        super().__init__(model, step, function, below=wrapper)
 
 
 class Variant:
@@ -299,7 +295,7 @@ def fresh_train_function(model, anew):
 def _innermost(model):
     """Return the train function below our wrappers, and the lowest of these."""
     wrapper, function = None, model.train_function
-    while isinstance(function, _WRAPPERS):
+    while isinstance(function, _Wrapper):
         wrapper, function = function, function.function
     return wrapper, function
 
