@@ -108,7 +108,16 @@ def require_weights(sample_weight):
             )
 
 
-class _ArrayBatches:
+class _Batches:
+    def __iter__(self):
+        return self.iterate_from(0)
+
+    def iterate_from(self, number):
+        """Yield the batches from the one of this number on."""
+        raise NotImplementedError
+
+
+class _ArrayBatches(_Batches):
     def __init__(self, parts, batch_size):
         parts = tf.nest.map_structure(frame_to_array, parts)
         # As a single batch, nested lists of numbers are accepted too.
@@ -119,14 +128,7 @@ class _ArrayBatches:
         self.size = batch_size or self.samples
         self.count = math.ceil(self.samples / self.size)
 
-    def __iter__(self):
-        if self.count == 1:
-            yield tf.nest.map_structure(_tensor, self.parts)
-            return
-        yield from self.iterate_from(0)
-
     def iterate_from(self, number):
-        """Yield the batches from the one of this number on."""
         for start in range(number * self.size, self.samples, self.size):
             stop = min(start + self.size, self.samples)
             yield tf.nest.map_structure(
@@ -135,7 +137,7 @@ class _ArrayBatches:
             )
 
 
-class _DatasetBatches:
+class _DatasetBatches(_Batches):
     def __init__(self, dataset, batch_size):
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
@@ -160,26 +162,18 @@ class _DatasetBatches:
         count = int(self.dataset.cardinality())
         self.count = count if count >= 0 else None
 
-    def __iter__(self):
-        return self.iterate_from(0)
-
     def iterate_from(self, number):
-        """Yield the batches from one of this number on."""
         for batch in self.dataset.skip(number) if number else self.dataset:
             yield _complete_batch(batch)
 
 
-class _PyDatasetBatches:
+class _PyDatasetBatches(_Batches):
     def __init__(self, dataset):
         self.dataset, self.count = dataset, len(dataset)
         if not self.count:
             raise ValueError("x must hold at least one batch. Received: none")
 
-    def __iter__(self):
-        return self.iterate_from(0)
-
     def iterate_from(self, number):
-        """Yield the batches from one of this number on."""
         for index in range(number, self.count):
             batch = self.dataset[index]
             yield tf.nest.map_structure(_tensor, _complete_batch(batch))

@@ -343,6 +343,7 @@ def over_batches(batches):
 
 def concatenate_results(results) -> Any:
     """Concatenate the results of batches along the samples, by variable."""
+    results = list(results)
     if len(results) == 1:
         return results[0]
     return [

@@ -82,15 +82,13 @@ def per_sample_dots(
             model, x, y, sample_weight, batch_size=batch_size, verbose=verbose
         )
         dots = concatenate_results(
-            list(
-                run_passes(
-                    DOT_PRODUCTS,
-                    model,
-                    data,
-                    tensors,
-                    method=method,
-                    training=training,
-                )
+            run_passes(
+                DOT_PRODUCTS,
+                model,
+                data,
+                tensors,
+                method=method,
+                training=training,
             )
         )
     dots = [

@@ -94,10 +94,8 @@ def per_sample_gradients(
             model, x, y, sample_weight, batch_size=batch_size, verbose=verbose
         )
         gradients = concatenate_results(
-            list(
-                run_passes(
-                    "gradients", model, data, method=method, training=training
-                )
+            run_passes(
+                "gradients", model, data, method=method, training=training
             )
         )
     # The L1 norm of each sample's gradient is finite only if all entries are.
@@ -157,11 +155,7 @@ def per_sample_norms(
             model, x, y, sample_weight, batch_size=batch_size, verbose=verbose
         )
         norms = concatenate_results(
-            list(
-                run_passes(
-                    "norms", model, data, method=method, training=training
-                )
-            )
+            run_passes("norms", model, data, method=method, training=training)
         )
     total = tf.sqrt(tf.add_n([tf.square(norm) for norm in as_norms(norms)]))
     require_finite(total.numpy())

@@ -23,11 +23,8 @@ class Logs:
     """The running values of a mode's statistics, separate from the metrics."""
 
     def __init__(self, metrics):
-        self._metric_classes = metrics
-        self._metrics = {
-            name: metric_class(name=name)
-            for name, metric_class in metrics.items()
-        }
+        self._metric_classes, self._metrics = {}, {}
+        self.add(metrics)
         self._loss_logs = {}
         #: Name → type of the ops differentiated for one sample after another.
         self.one_by_one = {}
@@ -50,10 +47,7 @@ class Logs:
         """Have more values, whose names only a built model tells."""
         for name, metric_class in metrics.items():
             if name not in self._metrics:
-                self._metric_classes = {
-                    **self._metric_classes,
-                    name: metric_class,
-                }
+                self._metric_classes[name] = metric_class
                 with tf.init_scope():
                     self._metrics[name] = metric_class(name=name)
 
@@ -61,8 +55,7 @@ class Logs:
         """Return the logs of one of a step's losses, with the loss itself."""
         if name not in self._loss_logs:
             metrics = {"loss": keras.metrics.Mean, **self._metric_classes}
-            with tf.init_scope():
-                self._loss_logs[name] = Logs(prefixed(name, metrics))
+            self._loss_logs[name] = Logs(prefixed(name, metrics))
         return self._loss_logs[name]
 
     def reset(self):

@@ -69,14 +69,10 @@ def _reshape(tensor, leading, sizes):
 
 def call_views(model, x, training=True):
     """Return `call_model(model, x)`; of `Views` the outputs are `Views`."""
-    return on_rows(lambda rows: call_model(model, rows, training), x)
-
-
-def on_rows(function, x):
-    """Return `function(x)`; of `Views` it gets the rows, and gives `Views`."""
     if not isinstance(x, Views):
-        return function(x)
-    return split_rows(function(flatten_views(x)), count_views(x))
+        return call_model(model, x, training)
+    outputs = call_model(model, flatten_views(x), training)
+    return split_rows(outputs, count_views(x))
 
 
 def rows_of_views(x, y, y_pred, *, sample_weight):

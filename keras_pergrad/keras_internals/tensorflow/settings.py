@@ -23,13 +23,17 @@ _IS_INSPECTING = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def adding_noise(adds_noise):
-    """Note whether the steps that are traced inside add noise."""
-    token = _ADDS_NOISE.set(adds_noise)
+def _set_inside(variable, value):
+    token = variable.set(value)
     try:
         yield
     finally:
-        _ADDS_NOISE.reset(token)
+        variable.reset(token)
+
+
+def adding_noise(adds_noise):
+    """Note whether the steps that are traced inside add noise."""
+    return _set_inside(_ADDS_NOISE, adds_noise)
 
 
 def is_adding_noise():
@@ -37,14 +41,9 @@ def is_adding_noise():
     return _ADDS_NOISE.get()
 
 
-@contextlib.contextmanager
 def inspecting():
     """Trace training steps, inside, that are never applied."""
-    token = _IS_INSPECTING.set(True)
-    try:
-        yield
-    finally:
-        _IS_INSPECTING.reset(token)
+    return _set_inside(_IS_INSPECTING, True)
 
 
 def is_inspecting():
@@ -65,9 +64,6 @@ def inline_functions():
 @contextlib.contextmanager
 def _functions_run_eagerly(run_eagerly):
     original = tf.config.functions_run_eagerly()
-    if original == run_eagerly:
-        yield
-        return
     tf.config.run_functions_eagerly(run_eagerly)
     try:
         yield
