@@ -6,7 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.graphs.gradients import mark_same_for_all
+from keras_pergrad.keras_internals.graphs.gradients import (
+    SAME_FOR_ALL,
+    marked,
+)
 from keras_pergrad.keras_internals.losses.losses import read_by_crossentropy
 from keras_pergrad.keras_internals.models.layers import call_arguments_of
 from keras_pergrad.keras_internals.models.parts import (
@@ -193,8 +196,8 @@ class Likelihood:
         mean_sum, weight_sum = (
             tf.reduce_sum(tf.abs(w)) for w in (mean_weights, weights)
         )
-        weights *= mark_same_for_all(
-            tf.math.divide_no_nan(mean_sum, weight_sum)
+        weights *= marked(
+            tf.math.divide_no_nan(mean_sum, weight_sum), SAME_FOR_ALL
         )
         channels = tf.cast(tf.shape(outputs)[-1], outputs.dtype)
         divisors = {CATEGORICAL: 1, BERNOULLI: channels, GAUSSIAN: channels / 2}

@@ -203,7 +203,10 @@ def is_made_gradient(name):
 #: What the mark of an op of this package is called. No name of a layer or
 #: scope can be mistaken for it.
 _MARK = "_keras_pergrad_mark"
+#: The tensor does not depend on the samples. A mode learns some facts about
+#: the model by calling it on samples; by its ops such a fact would mix them.
 SAME_FOR_ALL = b"same for all"
+#: The tensor is a loss, to which others may be added.
 WHOLE_LOSS = b"whole loss"
 
 
@@ -212,16 +215,12 @@ def keep_op(op):
     op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
 
 
-def mark_same_for_all(tensor):
-    """Return a copy of a tensor, marked as independent of the samples."""
-    # A mode learns some facts about the model by calling it on samples, such as
-    # whether a loss is a sum or a mean. By its ops such a fact would mix them.
-    return _with_mark(tensor, SAME_FOR_ALL)
-
-
-def mark_whole_loss(tensor):
-    """Return a copy of a loss, marked as one; others may be added to it."""
-    return _with_mark(tensor, WHOLE_LOSS)
+def marked(tensor, mark):
+    """Return a copy of a tensor, the output of an op with a mark."""
+    copy = tf.identity(tensor)
+    if not tf.executing_eagerly():
+        copy.op._set_attr(_MARK, tf.compat.v1.AttrValue(s=mark))
+    return copy
 
 
 def mark_of(op):
@@ -232,10 +231,3 @@ def mark_of(op):
         return op.get_attr(_MARK)
     except ValueError:
         return None
-
-
-def _with_mark(tensor, mark):
-    copy = tf.identity(tensor)
-    if not tf.executing_eagerly():
-        copy.op._set_attr(_MARK, tf.compat.v1.AttrValue(s=mark))
-    return copy

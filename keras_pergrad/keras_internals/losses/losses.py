@@ -21,8 +21,9 @@ from keras_pergrad.common.batches import only_if
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.data.views import Views, rows_of_views
 from keras_pergrad.keras_internals.graphs.gradients import (
-    mark_same_for_all,
-    mark_whole_loss,
+    SAME_FOR_ALL,
+    WHOLE_LOSS,
+    marked,
 )
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
@@ -47,7 +48,7 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
     aggregate = model._aggregate_additional_loss
 
     def marking_aggregate(loss):
-        return mark_whole_loss(aggregate(loss))
+        return marked(aggregate(loss), WHOLE_LOSS)
 
     name = "_aggregate_additional_loss"
     with (
@@ -87,7 +88,7 @@ def recording_values(model, recorded):
 
     def recording(loss, index):
         def record(*args):
-            recorded[index] = mark_whole_loss(loss(*args))
+            recorded[index] = marked(loss(*args), WHOLE_LOSS)
             return recorded[index]
 
         return record
@@ -112,7 +113,7 @@ def consistent_hinge_labels():
         zero = ops.equal(y_true, 0)
         others = ops.logical_not(ops.logical_or(zero, ops.equal(y_true, 1)))
         is_ambiguous = ops.logical_and(ops.any(zero), ops.any(others))
-        is_consistent = mark_same_for_all(ops.logical_not(is_ambiguous))
+        is_consistent = marked(ops.logical_not(is_ambiguous), SAME_FOR_ALL)
         with only_if(is_consistent, [_LABELS]):
             # XLA drops assertions, but not NaN.
             negative = tf.where(is_consistent, -1.0, float("nan"))
