@@ -4,7 +4,7 @@ import base64
 import io
 from html import escape
 
-from keras_pergrad.common.optional import import_extra
+from keras_pergrad.common.optional import import_extra, import_if_there
 
 #: Read on white and on black alike: pages are for light and dark.
 COLORS, DASHES = ("#3d7edb", "#c8731a", "#24936f"), ("-", "--", ":")
@@ -17,9 +17,7 @@ def gallery(figures):
 
     `figures`: a generator, which is asked for none without matplotlib.
     """
-    try:
-        import_extra("matplotlib", "Drawing", "plot")
-    except ImportError:
+    if import_if_there("matplotlib") is None:
         return (
             '<p class="muted">Charts need matplotlib: '
             "pip install 'keras-pergrad[plot]'.</p>"

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.runs import op_types
-from keras_pergrad.keras_internals.tensorflow.devices import registered_kernels
+from keras_pergrad.keras_internals.tensorflow.kernels import registered_kernels
 from keras_pergrad.placement.graph import type_names
 
 # A kernel of the accelerator; TensorFlow's host code, run in its name; none.

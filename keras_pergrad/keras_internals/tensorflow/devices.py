@@ -1,11 +1,10 @@
-"""Devices: the present one, NVIDIA's cards, placed ops, and kernels.
+"""Devices: the present one, NVIDIA's cards, and placed ops.
 
 Private names in use: `tensorflow.python.eager.context.context`, with
 `Context.device_name`, `export_run_metadata`, `function_call_options`,
 `ensure_initialized`, `enable_graph_collection`, `disable_graph_collection`;
 `tensorflow.python.eager.context.eager_mode`,
-`tensorflow.python.eager.context.FunctionCallOptions`;
-`tensorflow.python.framework.kernels.get_registered_kernels_for_op`.
+`tensorflow.python.eager.context.FunctionCallOptions`.
 """
 
 import contextlib
@@ -13,7 +12,6 @@ import time
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import kernels
 
 _TIMEOUT_MS = 300_000
 
@@ -70,8 +68,3 @@ def placed_graphs(place_anew):
         metadata.append(context.export_run_metadata())
         context.disable_graph_collection()
         context.function_call_options = options
-
-
-def registered_kernels(op_type):
-    """Return the kernels that this process has for a type of op."""
-    return tuple(kernels.get_registered_kernels_for_op(op_type).kernel)
