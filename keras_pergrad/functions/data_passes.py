@@ -274,17 +274,14 @@ def _compute_per_sample(
     values = [v.value for v in samples.variables]
     if quantity in ("statistics", "sums"):
         results = _loop_statistics(sample_values, samples.n, values)
-        return [
-            p if is_used else None for p, is_used in zip(results, has_gradient)
-        ]
-    if quantity == "norms" or extra_tensors:
-        specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
     else:
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
-    result = tf.map_fn(
-        sample_values, tf.range(samples.n), fn_output_signature=specs
-    )
-    return [r if is_used else None for r, is_used in zip(result, has_gradient)]
+        if quantity == "norms" or extra_tensors:
+            specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
+        results = tf.map_fn(
+            sample_values, tf.range(samples.n), fn_output_signature=specs
+        )
+    return [r if is_used else None for r, is_used in zip(results, has_gradient)]
 
 
 def _loop_statistics(sample_gradients, n, values):

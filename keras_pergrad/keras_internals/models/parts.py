@@ -297,8 +297,7 @@ def compiled_metrics(model):
 
 def compile_arguments(model):
     """Return the arguments of `compile` as they were given, by name."""
-    # A Keras without this private name cannot be asked.
-    config = getattr(model, "_compile_config", None)
+    config = model._compile_config
     return {} if config is None else config.config
 
 
@@ -357,7 +356,9 @@ def require_free_names(model, names, owner):
     `owner`: what logs the figures, a text or a gradient mode. Keras would show
     one of the two alone.
     """
-    arguments = compile_arguments(model)
+    # A Keras without this private name cannot be asked: nothing is refused.
+    config = getattr(model, "_compile_config", None)
+    arguments = {} if config is None else config.config
     metrics = [arguments.get(name) for name in ("metrics", "weighted_metrics")]
     shared = sorted(
         {
