@@ -148,10 +148,7 @@ class ClippedMean(Aggregation):
         if norms.dtype == tf.float32:
             limit *= 1 - ROOM
         weights = self._scales(norms, limit)
-        finite = is_finite(of_samples(norms))
-        if norms.shape.rank > 1:
-            finite = finite[:, None]
-        return tf.where(finite, weights, tf.zeros_like(norms))
+        return tf.where(_is_finite(norms), weights, tf.zeros_like(norms))
 
     def _scales(self, norms, limit):
         """Return the weights of samples with finite norms."""
@@ -235,12 +232,8 @@ class ClippedMean(Aggregation):
         }
 
     def statistics(self, norms: tf.Tensor) -> dict[str, tf.Tensor]:
-        finite = is_finite(of_samples(norms))
-        clipped = norms > self._limit(norms)
-        if norms.shape.rank > 1:
-            clipped = tf.logical_and(finite[:, None], clipped)
-        else:
-            clipped = tf.logical_and(finite, clipped)
+        finite = _is_finite(norms)
+        clipped = tf.logical_and(finite, norms > self._limit(norms))
         return {
             "clipped_fraction": tf.reduce_mean(tf.cast(clipped, norms.dtype)),
             "nonfinite_samples": tf.reduce_sum(
@@ -256,6 +249,12 @@ class ClippedMean(Aggregation):
             "per": self.per,
             "expected_batch_size": self.expected_batch_size,
         }
+
+
+def _is_finite(norms):
+    """Which samples have finite norms, to meet `norms`, (n,) or (n, groups)."""
+    finite = is_finite(of_samples(norms))
+    return finite if norms.shape.rank == 1 else finite[:, None]
 
 
 def is_schedule(value: Any) -> bool:

@@ -106,23 +106,17 @@ class GradientStatistics:
         n = int(size)
         norm = float(tf.sqrt(squared_mean))
         mean_squared = float(tf.reduce_mean(squared_norms))
-        if n < 2:
-            return cls(
-                n,
-                norm,
-                mean_squared,
-                variance=None,
-                squared_true_norm=None,
-                noise_scale=None,
-            )
-        trace = variance(squared_norms, squared_mean, n)
-        true_norm = float(squared_true_norm(squared_mean, trace, n))
-        scale = float(trace) / true_norm if true_norm > 0 else None
+        trace = true_norm = scale = None
+        if n > 1:
+            trace = variance(squared_norms, squared_mean, n)
+            true_norm = float(squared_true_norm(squared_mean, trace, n))
+            trace = float(trace)
+            scale = trace / true_norm if true_norm > 0 else None
         return cls(
             n,
             norm,
             mean_squared,
-            variance=float(trace),
+            variance=trace,
             squared_true_norm=true_norm,
             noise_scale=scale,
         )

@@ -143,23 +143,6 @@ def merge(gradients, groups):
     return tf.reshape(gradients, [-1, rows, groups * columns])
 
 
-def patches(big, small, windows, *, groups, extract=None):
-    """Return the gradients by one matmul, with every window as a row."""
-    unfolded = (extract or unfold)(big, windows)
-    window_size = unfolded.shape[-1] or 0
-    if groups == 1 and small.shape[-1] <= min(SHORT_AXIS, window_size - 1):
-        return _product(small, unfolded)
-    unfolded = _by_group(unfolded, windows, groups)
-    return merge(_product(unfolded, split(small, groups)), groups)
-
-
-def patches_by_identity(big, small, windows, *, groups):
-    """Return the gradients as `patches` does; cheaper for small windows."""
-    return patches(
-        big, small, windows, groups=groups, extract=unfold_by_identity
-    )
-
-
 def unfold(big, windows):
     """Return the windows of the input, (n, T, K·g·i)."""
     # A gather is two to four times as fast as the op for image patches.
@@ -198,6 +181,16 @@ def unfold_by_identity(big, windows):
     rows = tf.reshape(rows, [-1, math.prod(windows.sizes), size])
     rows = tf.gather(rows, windows.indices(), axis=1)
     return tf.reshape(rows, [-1, windows.count, windows.taps * size])
+
+
+def patches(big, small, windows, *, groups, extract=unfold):
+    """Return the gradients by one matmul, with every window as a row."""
+    unfolded = extract(big, windows)
+    window_size = unfolded.shape[-1] or 0
+    if groups == 1 and small.shape[-1] <= min(SHORT_AXIS, window_size - 1):
+        return _product(small, unfolded)
+    unfolded = _by_group(unfolded, windows, groups)
+    return merge(_product(unfolded, split(small, groups)), groups)
 
 
 def _by_group(unfolded, windows, groups):

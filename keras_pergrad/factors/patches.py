@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import copy
+import functools
 import math
 
 import tensorflow as tf
@@ -25,7 +26,10 @@ from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 _GRADIENTS = {
     "taps": convolution_methods.taps,
     "patches": convolution_methods.patches,
-    "identity": convolution_methods.patches_by_identity,
+    "identity": functools.partial(
+        convolution_methods.patches,
+        extract=convolution_methods.unfold_by_identity,
+    ),
     "loop": convolution_methods.loop,
 }
 # ... and each of these the squared norms without them.

@@ -225,10 +225,7 @@ class Rows(SampleGradients):
         return tf.IndexedSlices(values, ids, tf.constant(self.whole))
 
     def squared_norm_of_sum(self) -> tf.Tensor:
-        total = self.weighted_sum(None)
-        values = tf.reshape(total.values, [-1, self.shape[-1]])
-        flat = tf.IndexedSlices(values, total.indices, tf.constant(self.shape))
-        return squared_norm(flat)
+        return squared_norm(self.weighted_sum(None))
 
     def materialize(self) -> tf.Tensor:
         n = tf.shape(self.ids)[0]
@@ -311,8 +308,9 @@ def squared_norm(gradient):
 
     def by_row():
         # All slices as positions of one sample.
-        large = [tf.int32.max, *values.shape[1:]]
-        return Rows(ids[None], values[None], large).squared_norms()[0]
+        width = values.shape[1:].num_elements()
+        dz = tf.reshape(values, [1, -1, width])
+        return Rows(ids[None], dz, [tf.int32.max, width]).squared_norms()[0]
 
     if rows is None:
         return by_row()

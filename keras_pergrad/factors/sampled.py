@@ -4,6 +4,8 @@ import copy
 
 import tensorflow as tf
 
+from keras_pergrad.factors.written_out import zero
+
 #: Numbers of a sample that are blanked without asking whether any must be:
 #: that costs less than the ops of a condition.
 _SMALL_SIZE = 4000
@@ -113,11 +115,8 @@ def select(factors, keep):
 
 def _blank(keep, tensors):
     """Return tensors with zeros for samples that are not kept."""
-    masks, zeros = {}, {}
-    for t in tensors:
-        rank, dtype = t.shape.rank, t.dtype
-        if rank not in masks:
-            masks[rank] = tf.reshape(keep, [-1] + [1] * (rank - 1))
-        if dtype not in zeros:
-            zeros[dtype] = tf.zeros([], dtype)
-    return [tf.where(masks[t.shape.rank], t, zeros[t.dtype]) for t in tensors]
+    masks = {
+        rank: tf.reshape(keep, [-1] + [1] * (rank - 1))
+        for rank in {t.shape.rank for t in tensors}
+    }
+    return [tf.where(masks[t.shape.rank], t, zero(t.dtype)) for t in tensors]

@@ -12,6 +12,7 @@ from keras_pergrad.aggregations.statistics import STATISTICS
 from keras_pergrad.common.registry import Class, Configured, Registry
 from keras_pergrad.keras_internals.models.parts import require_none_overwritten
 from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.modes import eager_step, microbatches, one_step
 from keras_pergrad.modes.one_step import Step
 from keras_pergrad.modes.step_options import StepOptions
@@ -152,7 +153,8 @@ class GradientMode(Configured):
         options = self._options_of(model)
         if self.updates_by_sample:
             return microbatches.update_by_sample(self, model, batch)
-        if self.compiles_parts(model) and microbatches.is_outside_xla():
+        is_outside_xla = not tf.executing_eagerly() and not in_xla()
+        if self.compiles_parts(model) and is_outside_xla:
             parting = microbatches.pad_parts(parting, self)
         if parting is not None:
             return microbatches.step_of_parts(
@@ -187,8 +189,13 @@ class GradientMode(Configured):
 
     def compiles_parts(self, model: Any) -> bool:
         """Whether XLA is to compile a step's parts, and not the step."""
-        private = self.aggregation is not None and self.aggregation.counts
-        return private and microbatches.can_compile_parts(self, model)
+        return (
+            self.aggregation is not None
+            and self.aggregation.counts
+            and model.jit_compile
+            and not model.run_eagerly
+            and model.distribute_strategy.num_replicas_in_sync == 1
+        )
 
     def sums_of_parts(
         self, aggregation: Any, options: StepOptions, **of_batch: Any

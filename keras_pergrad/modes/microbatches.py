@@ -20,7 +20,6 @@ from keras_pergrad.common.batches import (
 )
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.replicas import replicas
-from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.fractions import numerators, require_additive_loss
 from keras_pergrad.modes.one_step import (
@@ -323,29 +322,13 @@ class _FlatFunction:
         ]
 
 
-def can_compile_parts(mode, model):
-    """Whether XLA is to compile the parts of private steps one by one.
+def pad_parts(parting, mode):
+    """Return how a batch is split into parts that XLA compiles one by one.
 
     It compiles a program for each size of a batch, and the batches of private
-    training have many. So the step itself is not compiled, but the passes of
-    each part of the batch, with samples of zeros behind its own. These have
-    the weight zero in the sums. Metrics, noise and the optimizer are outside
-    and see none.
+    training have many. So each part gets samples of zeros behind its own, of
+    weight zero in the sums. Metrics, noise and the optimizer see none.
     """
-    return (
-        model.jit_compile
-        and not model.run_eagerly
-        and model.distribute_strategy.num_replicas_in_sync == 1
-    )
-
-
-def is_outside_xla():
-    """Whether what is traced here is not compiled itself."""
-    return not tf.executing_eagerly() and not in_xla()
-
-
-def pad_parts(parting, mode):
-    """Return how a batch is split into padded parts."""
     if parting is None:
         parting = Parting(mode)
         parting.size = None

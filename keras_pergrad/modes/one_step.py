@@ -88,7 +88,6 @@ class WholeBatch:
         is_single: whether it is surely one sample.
         options: the `StepOptions` of the step.
         loss: the loss of the batch, once `target` was called.
-        scaled_loss: the loss times the loss scale.
         penalties: what the loss does with the weight regularisers.
     """
 
@@ -113,7 +112,6 @@ class WholeBatch:
         self.options = options or StepOptions()
         self.penalties = Penalties(model)
         self.loss: Any = None
-        self.scaled_loss: Any = None
 
     def watched(self):
         return without_gradients(self.penalties.variables)
@@ -137,8 +135,7 @@ class WholeBatch:
                 sample_weight=self.sample_weight,
                 training=training,
             )
-        self.scaled_loss = times(self.loss, self.scale)
-        return self.scaled_loss
+        return times(self.loss, self.scale)
 
 
 def step_of_whole_batch(

@@ -28,11 +28,12 @@ class PartMetrics:
     #: Whether the batch is surely one part.
     is_single = False
 
-    def __init__(self, model, count, several):
-        self._model, self._count, self._several = model, count, several
+    def __init__(self, model, count):
+        self._model, self._count = model, count
+        self._several = replicas.has_several_replicas()
         #: Whether the step gives the outputs of its replica's only part.
         self._keeps_outputs = getattr(model, "keeps_outputs", False)
-        self.joins_outputs = _has_own(model) and not several
+        self.joins_outputs = _has_own(model) and not self._several
         self._dtypes = None
 
     def of_part(self, x, y, y_pred, *, sample_weight, index):

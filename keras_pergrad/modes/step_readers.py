@@ -170,7 +170,12 @@ class StepReader:
 
 
 def readings(model, part, y_pred, *, factors, sums=None):
-    """Return what its readers make of a whole batch's factors, each a dict."""
+    """Return what its readers make of a whole batch's factors, each a dict.
+
+    None where nothing is read.
+    """
+    if not part.options.readers or not part.is_whole:
+        return None
     results = []
     for reader in part.options.readers:
         samples = StepSamples(

@@ -64,7 +64,7 @@ class MicrobatchSums:
         self.several = replicas.has_several_replicas()
         self.replica_rows = tf.cast(self.count, self.dtype)
         self.rows = replicas.sum_over_replicas(self.replica_rows)
-        self.metrics = PartMetrics(model, self.count, self.several)
+        self.metrics = PartMetrics(model, self.count)
         #: Of the first microbatch: their kinds hold for all.
         self.terms = []
 
@@ -95,10 +95,6 @@ class MicrobatchSums:
             ),
             **self.loss_values(terms, added, rows),
         }
-
-    def added_kinds(self, added):
-        """Return what each term given to `add_loss` is: `SUM` or `ROWS`."""
-        return self._find_added_kinds() if added else ()
 
     def call(self, x):
         """Return the model's outputs, and the terms given to `add_loss`."""
@@ -182,8 +178,9 @@ class MicrobatchSums:
 
     def _added_terms(self, added):
         """Return pairs of an `add_loss` term, a number, and its kind."""
+        kinds = self._find_added_kinds() if added else ()
         terms = [tf.cast(tf.reduce_sum(loss), self.dtype) for loss in added]
-        return list(zip(terms, self.added_kinds(added), strict=True))
+        return list(zip(terms, kinds, strict=True))
 
     def _added_share(self, loss, kind, rows):
         """Return the part of a microbatch's `add_loss` term in the batch's."""

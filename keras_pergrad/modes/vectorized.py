@@ -18,7 +18,7 @@ from keras_pergrad.common.arguments import named_arguments
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.sampled import select
-from keras_pergrad.factors.written_out import as_norms, norm_type
+from keras_pergrad.factors.written_out import as_norms
 from keras_pergrad.keras_internals.losses.losses import recording_losses
 from keras_pergrad.keras_internals.replicas import replicas
 from keras_pergrad.keras_internals.tensorflow.settings import (
@@ -77,7 +77,7 @@ class Vectorized(GradientMode):
         y_pred, factors = sample_gradients(model, part)
         if not weighs(part.aggregation):
             sums, norms, factors = self._plain_sums(factors, part)
-            step_readings = self._readings(
+            step_readings = readings(
                 model, part, y_pred, factors=factors, sums=sums
             )
             return PartialSums(y_pred, sums, norms, readings=step_readings)
@@ -94,9 +94,7 @@ class Vectorized(GradientMode):
         if limits and not part.aggregation.adds_noise:
             warn_of_tf32()
         # Before samples that are not finite are blanked.
-        step_readings = self._readings(
-            model, part, y_pred, factors=single_factors
-        )
+        step_readings = readings(model, part, y_pred, factors=single_factors)
         weights, factors = _weighted(factors, norms, part)
         sums = [
             f and f.weighted_sum(variable_weights(weights, groups, k))
@@ -111,11 +109,6 @@ class Vectorized(GradientMode):
         elif gives_statistics:
             sums.plain = split_sums(_unweighted_sums(factors))
         return sums
-
-    def _readings(self, model, part, y_pred, *, factors, sums=None):
-        if not part.options.readers or not part.is_whole:
-            return None
-        return readings(model, part, y_pred, factors=factors, sums=sums)
 
     def require(self, model: Any) -> None:
         if (
@@ -136,9 +129,7 @@ class Vectorized(GradientMode):
         gramian = sample_gramian(products, part.n)
         weights, finite = part.aggregation.mean_weights(gramian)
         # Before samples that are not finite are blanked.
-        step_readings = self._readings(
-            model, part, y_pred, factors=single_factors
-        )
+        step_readings = readings(model, part, y_pred, factors=single_factors)
         factors = select(factors, finite)
         sums = split_sums([f and f.weighted_sum(weights) for f in factors])
         norms = tf.sqrt(tf.linalg.diag_part(gramian))
@@ -263,26 +254,16 @@ def _unweighted_sums(factors):
 def sample_norms(factors, n, groups=None):
     """Return the samples' norms, (n,), or over each group, (n, groups)."""
     squares = [f and f.squared_norms() for f in factors]
-    defined = [s for s in squares if s is not None]
-    dtype = norm_type(defined)
-    squares = [None if s is None else tf.cast(s, dtype) for s in squares]
+    defined = as_norms(squares)
     if groups is None:
-        total = tf.add_n([s for s in squares if s is not None])
+        total = tf.add_n(defined)
     else:
-        zeros = [tf.zeros_like(defined[0], dtype)]
-        group_squares = [
-            tf.add_n(
-                [
-                    s
-                    for s, own_group in zip(squares, groups)
-                    if own_group == group and s is not None
-                ]
-                or zeros
-            )
-            for group in range(max(groups) + 1)
-        ]
-        total = tf.stack(group_squares, 1)
-    return tf.cast(n, dtype) * tf.sqrt(total)
+        totals = [tf.zeros_like(defined[0])] * (max(groups) + 1)
+        defined_groups = [k for s, k in zip(squares, groups) if s is not None]
+        for square, group in zip(defined, defined_groups):
+            totals[group] += square
+        total = tf.stack(totals, 1)
+    return tf.cast(n, total.dtype) * tf.sqrt(total)
 
 
 def sample_gramian(products, n):
