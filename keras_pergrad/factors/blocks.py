@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_pergrad.factors.chunks import squares_by_chunks
 from keras_pergrad.factors.full import Permuted
 from keras_pergrad.factors.outer import Outer
-from keras_pergrad.factors.written_out import expand, in_type
+from keras_pergrad.factors.written_out import expand, in_type, sizes_of
 
 
 class Blocks(Permuted):
@@ -41,15 +41,9 @@ class Blocks(Permuted):
     def _blocks_as_samples(self):
         """Return the factor with each block as a sample of its own."""
         x, dz = (
-            tf.reshape(t, [-1, *self._inner(t)]) for t in (self.x, self.dz)
+            tf.reshape(t, [-1, *sizes_of(t)[2:]]) for t in (self.x, self.dz)
         )
         return Outer(x, dz)
-
-    def _inner(self, tensor):
-        positions = tensor.shape[2]
-        if positions is None:
-            positions = tf.shape(tensor)[2]
-        return positions, tensor.shape[3]
 
     def chosen_method(self):
         """How the norms are computed, as in `Outer`."""

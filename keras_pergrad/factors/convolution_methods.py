@@ -14,7 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors.rounding import squares_of_products
-from keras_pergrad.factors.written_out import integers, squares_by_sample
+from keras_pergrad.factors.written_out import (
+    integers,
+    sizes_of,
+    squares_by_sample,
+)
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 SHORT_AXIS = 16
@@ -127,9 +131,7 @@ def split(tensor, groups):
     """Return (n, T, g·c) as (n, g, T, c); unchanged for a single group."""
     if groups == 1:
         return tensor
-    _, positions, channels = tensor.shape
-    if positions is None:
-        positions = tf.shape(tensor)[1]
+    _, positions, channels = sizes_of(tensor)
     tensor = tf.reshape(tensor, [-1, positions, groups, channels // groups])
     return tf.transpose(tensor, [0, 2, 1, 3])
 

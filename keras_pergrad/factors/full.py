@@ -127,28 +127,11 @@ class Product(Sum):
         super().__init__(x * dz, shape)
 
 
-class SmallFactors(Full):
-    """Contributions of several variables as one vector for each sample.
+def together(factors):
+    """Put small factors side by side; None stays None.
 
     A model has a bias or a scale for each kernel. One norm and one sum for all
     of them take a tenth of the ops.
-    """
-
-    def __init__(self, factors):
-        self._shapes = [f.gradients.shape[1:] for f in factors]
-        super().__init__(tf.concat([_flat(f.gradients) for f in factors], 1))
-
-    def split(self, vector):
-        """Return a vector of all factors as one tensor a variable."""
-        sizes = [shape.num_elements() for shape in self._shapes]
-        return [
-            part if shape.rank == 1 else tf.reshape(part, shape)
-            for part, shape in zip(tf.split(vector, sizes), self._shapes)
-        ]
-
-
-def together(factors):
-    """Put small factors side by side; None stays None.
 
     Args:
         factors: for each variable a `SampleGradients`, as `held` returns it
@@ -176,14 +159,20 @@ def together(factors):
     groups = [indices for indices in groups.values() if len(indices) > 1]
     if not groups:
         return factors, list
-    joined = [SmallFactors([factors[k] for k in indices]) for indices in groups]
+    joined = [
+        Full(tf.concat([_flat(factors[k].gradients) for k in indices], 1))
+        for indices in groups
+    ]
     joined_indices = {k for indices in groups for k in indices}
     others = [k for k in range(len(factors)) if k not in joined_indices]
 
     def split_sums(tensors):
         by_variable = dict(zip(others, tensors[len(joined) :]))
-        for factor, indices, tensor in zip(joined, groups, tensors):
-            by_variable.update(zip(indices, factor.split(tensor)))
+        for indices, tensor in zip(groups, tensors):
+            shapes = [factors[k].gradients.shape[1:] for k in indices]
+            sizes = [shape.num_elements() for shape in shapes]
+            for k, t, shape in zip(indices, tf.split(tensor, sizes), shapes):
+                by_variable[k] = t if shape.rank == 1 else tf.reshape(t, shape)
         return [by_variable[k] for k in range(len(factors))]
 
     return [*joined, *(factors[k] for k in others)], split_sums

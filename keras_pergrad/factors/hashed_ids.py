@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from keras_pergrad.factors.written_out import sizes_of
+
 #: Rows are added one by one. Where more than 4 of 5 positions meet an id for
 #: the first time, only the others are worth looking for.
 MOSTLY_NEW = 4, 5
@@ -53,11 +55,8 @@ def _squares_by_table(ids, dz, rows, *, max_samples):
 
     There are at most `max_samples` of them; None: not known.
     """
-    n, positions = (
-        tf.shape(ids)[axis] if size is None else size
-        for axis, size in enumerate(ids.shape)
-    )
-    segments, counts = _equal_segments(ids, n, rows, max_samples=max_samples)
+    n, positions = sizes_of(ids)
+    segments, counts = _equal_segments(ids, rows, max_samples)
     dz = tf.reshape(dz, [-1, dz.shape[-1]])
     new_part, of_parts = MOSTLY_NEW
     min_segments = n * positions // of_parts * new_part
@@ -100,23 +99,22 @@ def _squares_by_table(ids, dz, rows, *, max_samples):
     return tf.cond(tf.size(counts) > min_segments, sum_repeated, sum_all)
 
 
-def ids_by_sample(ids, n, rows, *, dtype):
+def ids_by_sample(ids, rows, dtype):
     """Return flat ids that are separate for each sample: below n · rows."""
+    n = tf.shape(ids)[0]
     # A CUDA card's int32 is the host's, so the sizes do not wait for the card.
     firsts = tf.cast(tf.range(n)[:, None], dtype) * tf.cast(rows, dtype)
     return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
 
 
-def _equal_segments(ids, n, rows, *, max_samples):
+def _equal_segments(ids, rows, max_samples):
     """Return a segment for each position, and how many each segment has.
 
     Narrow keys are hashed in half the time, where the samples' numbers fit.
     """
 
     def hash_ids(dtype):
-        return tf.unique_with_counts(ids_by_sample(ids, n, rows, dtype=dtype))[
-            1:
-        ]
+        return tf.unique_with_counts(ids_by_sample(ids, rows, dtype))[1:]
 
     max_fitting = tf.int32.max // (rows + 1)
     if max_fitting and max_samples is not None:
@@ -124,5 +122,7 @@ def _equal_segments(ids, n, rows, *, max_samples):
     if not max_fitting:
         return hash_ids(tf.int64)
     return tf.cond(
-        n <= max_fitting, lambda: hash_ids(tf.int32), lambda: hash_ids(tf.int64)
+        tf.shape(ids)[0] <= max_fitting,
+        lambda: hash_ids(tf.int32),
+        lambda: hash_ids(tf.int64),
     )

@@ -120,7 +120,7 @@ CPU = Rates(
 # copy, so the choice is often a Gram matrix of pixels.
 CPU_XLA = Rates(
     ProductRates(gram=1.4, hold=240, hold_gram=60),
-    ConvolutionRates(
+    CPU.convolutions._replace(
         call=0.012,
         row=3.1e-3,
         copy=1.6e-3,
@@ -134,13 +134,6 @@ CPU_XLA = Rates(
         whole=14e-6,
         shift=0.3e-3,
         hold=3.1e-3,
-        filter_gradient=5,
-        depthwise=0.03,
-        all_taps=0.2e-3,
-        patch_gram=1,
-        pixel_gram=8,
-        loop=100,
-        turn=1.5 * 12e-6,
     ),
 )
 #: Device, "cpu" or "cuda", and whether XLA compiles → rates. A device without a

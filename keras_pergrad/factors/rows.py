@@ -119,23 +119,22 @@ class Rows(SampleGradients):
             return squares_by_sample(self.dz)
         if self.chosen_method() == "whole":
             return squares_by_sample(self.materialize())
-        n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() == "unique":
             return squares_by_hash(self.ids, self.dz, self.shape[0])
-        _, sums = self._by_position(n, positions)
-        return tf.reduce_sum(
-            tf.reshape(tf.square(sums), [n, positions * self.shape[-1]]), 1
+        _, sums = self._by_position()
+        n, positions = tf.unstack(tf.shape(self.ids))
+        return squares_by_sample(
+            tf.reshape(sums, [n, positions * self.shape[-1]])
         )
 
     def sum_of_squares(self) -> tf.IndexedSlices:
-        n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() in ("whole", "unique"):
-            ids, sums = self._by_hash(n)
+            ids, sums = self._by_hash()
             ids %= self.shape[0]
         else:
-            segments, sums = self._by_position(n, positions)
+            segments, sums = self._by_position()
             ids = tf.reshape(self.ids, [-1])
-            ids = tf.math.unsorted_segment_max(ids, segments, n * positions)
+            ids = tf.math.unsorted_segment_max(ids, segments, tf.size(ids))
             # A segment without a position is zero, in whatever row.
             ids = tf.maximum(ids, 0)
         return self.slices(tf.square(sums), ids)
@@ -190,29 +189,29 @@ class Rows(SampleGradients):
         )
         return tf.reshape(rows, tf.shape(self.dz))
 
-    def _by_hash(self, n):
+    def _by_hash(self):
         """Return all ids, separate for each sample, and the sums of their dz.
 
         One hash table has them all.
         """
-        ids = ids_by_sample(self.ids, n, self.shape[0], dtype=tf.int64)
+        ids = ids_by_sample(self.ids, self.shape[0], tf.int64)
         unique_ids, segments = tf.unique(ids)
         dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         return unique_ids, tf.math.unsorted_segment_sum(
             dz, segments, tf.size(unique_ids)
         )
 
-    def _by_position(self, n, positions):
+    def _by_position(self):
         """Return a segment for each position, and the sums of their dz."""
         method = self.chosen_method()
         if method == "table":
-            segments = _last_places(self.ids, n, self.shape[0])
+            segments = _last_places(self.ids, self.shape[0])
         else:
             find = _last_equal if method == "compare" else _ranks
-            segments = tf.reshape(find(self.ids, n, positions), [-1])
+            segments = tf.reshape(find(self.ids), [-1])
         dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         return segments, tf.math.unsorted_segment_sum(
-            dz, segments, n * positions
+            dz, segments, tf.size(self.ids)
         )
 
     def weighted_sum(self, weights: tf.Tensor | None) -> tf.IndexedSlices:
@@ -229,15 +228,15 @@ class Rows(SampleGradients):
 
     def materialize(self) -> tf.Tensor:
         n = tf.shape(self.ids)[0]
-        ids = ids_by_sample(self.ids, n, self.shape[0], dtype=tf.int32)
+        ids = ids_by_sample(self.ids, self.shape[0], tf.int32)
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.whole])
 
 
-def _last_places(ids, n, rows):
+def _last_places(ids, rows):
     """Return for each position the last one with its id, by a table of all."""
-    keys = ids_by_sample(ids, n, rows, dtype=tf.int64)
+    n, keys = tf.shape(ids)[0], ids_by_sample(ids, rows, tf.int64)
     # A size is needed on the host.
     with tf.device(None if in_xla() else "CPU:0"):
         places = tf.cast(n, tf.int64) * rows
@@ -245,8 +244,9 @@ def _last_places(ids, n, rows):
     return tf.gather(last, keys)
 
 
-def _last_equal(ids, n, positions):
+def _last_equal(ids):
     """Return for each position the last one with its id, in flat numbers."""
+    n, positions = tf.unstack(tf.shape(ids))
     static_count = ids.shape[1]
     # XLA reduces an outer axis twice as fast as the inner one, and narrow
     # numbers faster than wide ones. A CUDA card has no kernel for integers
@@ -266,8 +266,9 @@ def _last_equal(ids, n, positions):
     return tf.cast(last, index) + tf.cast(firsts, index)
 
 
-def _ranks(ids, n, positions):
+def _ranks(ids):
     """Return for each position the rank of its id, in flat numbers."""
+    n, positions = tf.unstack(tf.shape(ids))
     order = tf.argsort(ids, axis=1)
     ids = tf.gather(ids, order, axis=1, batch_dims=1)
     is_new = tf.pad(

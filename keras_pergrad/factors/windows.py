@@ -202,8 +202,9 @@ class Windows:
                 (windows.after, 0),
             )
         ):
-            names = [field.name for field in dataclasses.fields(windows)]
-            windows = Windows(*(getattr(windows, name)[1:] for name in names))
+            windows = Windows(
+                *(values[1:] for values in vars(windows).values())
+            )
         return windows
 
     def of_rows(self):

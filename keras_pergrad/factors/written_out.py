@@ -82,6 +82,14 @@ def in_shape(tensor, shape):
     return tf.reshape(tensor, integers(*shape))
 
 
+def sizes_of(tensor):
+    """Return its sizes, as numbers or, where unknown, scalar tensors."""
+    return [
+        tf.shape(tensor)[axis] if size is None else size
+        for axis, size in enumerate(tensor.shape)
+    ]
+
+
 def weighted_total(gradients, weights, shape=None):
     """Return Σ_n weights[n] · gradients[n] of materialised gradients.
 
