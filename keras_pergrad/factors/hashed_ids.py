@@ -101,7 +101,7 @@ def _squares_by_table(ids, dz, rows, *, max_samples):
 
 def ids_by_sample(ids, rows, dtype):
     """Return flat ids that are separate for each sample: below n · rows."""
-    n = tf.shape(ids)[0]
+    n, _ = sizes_of(ids)
     # A CUDA card's int32 is the host's, so the sizes do not wait for the card.
     firsts = tf.cast(tf.range(n)[:, None], dtype) * tf.cast(rows, dtype)
     return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
@@ -121,8 +121,9 @@ def _equal_segments(ids, rows, max_samples):
         return hash_ids(tf.int32 if max_samples <= max_fitting else tf.int64)
     if not max_fitting:
         return hash_ids(tf.int64)
+    n, _ = sizes_of(ids)
     return tf.cond(
-        tf.shape(ids)[0] <= max_fitting,
+        n <= max_fitting,
         lambda: hash_ids(tf.int32),
         lambda: hash_ids(tf.int64),
     )

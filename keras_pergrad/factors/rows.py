@@ -12,6 +12,7 @@ from keras_pergrad.factors.hashed_ids import ids_by_sample, squares_by_hash
 from keras_pergrad.factors.written_out import (
     expand,
     held_bytes,
+    sizes_of,
     squares_by_sample,
     wide,
 )
@@ -122,7 +123,7 @@ class Rows(SampleGradients):
         if self.chosen_method() == "unique":
             return squares_by_hash(self.ids, self.dz, self.shape[0])
         _, sums = self._by_position()
-        n, positions = tf.unstack(tf.shape(self.ids))
+        n, positions = sizes_of(self.ids)
         return squares_by_sample(
             tf.reshape(sums, [n, positions * self.shape[-1]])
         )
@@ -227,7 +228,7 @@ class Rows(SampleGradients):
         return squared_norm(self.weighted_sum(None))
 
     def materialize(self) -> tf.Tensor:
-        n = tf.shape(self.ids)[0]
+        n, _ = sizes_of(self.ids)
         ids = ids_by_sample(self.ids, self.shape[0], tf.int32)
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
@@ -236,7 +237,8 @@ class Rows(SampleGradients):
 
 def _last_places(ids, rows):
     """Return for each position the last one with its id, by a table of all."""
-    n, keys = tf.shape(ids)[0], ids_by_sample(ids, rows, tf.int64)
+    keys = ids_by_sample(ids, rows, tf.int64)
+    n, _ = sizes_of(ids)
     # A size is needed on the host.
     with tf.device(None if in_xla() else "CPU:0"):
         places = tf.cast(n, tf.int64) * rows
@@ -246,7 +248,7 @@ def _last_places(ids, rows):
 
 def _last_equal(ids):
     """Return for each position the last one with its id, in flat numbers."""
-    n, positions = tf.unstack(tf.shape(ids))
+    n, positions = sizes_of(ids)
     static_count = ids.shape[1]
     # XLA reduces an outer axis twice as fast as the inner one, and narrow
     # numbers faster than wide ones. A CUDA card has no kernel for integers
@@ -268,7 +270,7 @@ def _last_equal(ids):
 
 def _ranks(ids):
     """Return for each position the rank of its id, in flat numbers."""
-    n, positions = tf.unstack(tf.shape(ids))
+    n, positions = sizes_of(ids)
     order = tf.argsort(ids, axis=1)
     ids = tf.gather(ids, order, axis=1, batch_dims=1)
     is_new = tf.pad(

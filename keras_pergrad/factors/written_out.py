@@ -84,9 +84,12 @@ def in_shape(tensor, shape):
 
 def sizes_of(tensor):
     """Return its sizes, as numbers or, where unknown, scalar tensors."""
+    if tensor.shape.is_fully_defined():
+        return tensor.shape.as_list()
+    dynamic_sizes = tf.unstack(tf.shape(tensor))
     return [
-        tf.shape(tensor)[axis] if size is None else size
-        for axis, size in enumerate(tensor.shape)
+        dynamic if size is None else size
+        for size, dynamic in zip(tensor.shape, dynamic_sizes)
     ]
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_pergrad.aggregations.aggregation import Aggregation, weighs
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer, require_one_of
-from keras_pergrad.common.batches import is_composite
+from keras_pergrad.common.batches import is_composite, tensors_of
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors.written_out import norm_type
 from keras_pergrad.keras_internals.models.building import stateful_layers
@@ -80,8 +80,7 @@ class AccumulatorState(SavedState):
                 total = self._sum_variable((key, None), f"pending_{key}")
                 additions.append((total, denominator))
         # All or nothing: first every check in the sums must have passed.
-        sums = [t for t in tf.nest.flatten(groups) if t is not None]
-        with tf.control_dependencies(sums):
+        with tf.control_dependencies(tensors_of(groups)):
             _add_all(additions)
 
     def _sum_variable(self, sum_key, name, variable=None):

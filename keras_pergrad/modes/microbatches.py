@@ -17,6 +17,7 @@ from keras_pergrad.common.batches import (
     map_tensors,
     pack_like,
     sample_count,
+    tensors_of,
 )
 from keras_pergrad.keras_internals.losses.losses import track_loss
 from keras_pergrad.keras_internals.replicas import replicas
@@ -300,17 +301,13 @@ class _FlatFunction:
     def __init__(self, function, batch):
         self.function = function
         self.batch = batch
-        self.tensors = [t for t in tf.nest.flatten(batch) if t is not None]
+        self.tensors = tensors_of(batch)
         self.result = None
 
     def __call__(self, *tensors):
         self.result = self.function(*pack_like(self.batch, tensors))
         # Outside of the trace `tf.IndexedSlices` would not know their shape.
-        return [
-            tf.convert_to_tensor(t)
-            for t in tf.nest.flatten(self.result)
-            if t is not None
-        ]
+        return [tf.convert_to_tensor(t) for t in tensors_of(self.result)]
 
     def call_on_rows(self, start, end=None):
         return self(*(t[start:end] for t in self.tensors))

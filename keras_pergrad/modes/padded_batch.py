@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.common.batches import pack_like, sample_count
+from keras_pergrad.common.batches import pack_like, sample_count, tensors_of
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 
 
@@ -21,7 +21,7 @@ class PaddedBatch:
 
     def __init__(self, batch, sizes=()):
         self.n = sample_count(batch)
-        tensors = [t for t in tf.nest.flatten(batch) if t is not None]
+        tensors = tensors_of(batch)
         if sizes:
             large_enough = tf.boolean_mask(sizes, tf.constant(sizes) >= self.n)
             missing = tf.concat([large_enough, [self.n]], 0)[0] - self.n
