@@ -33,7 +33,6 @@ NO_ATTRIBUTES = {
     "_mask": "the end of names of attributes of StridedSlice",
     "_ms": "the end of names of figures",
     "_replace": "of a named tuple, and public",
-    "_unfolded": "what a factor keeps",
 }
 
 

@@ -207,9 +207,9 @@ def _by_group(unfolded, windows, groups):
     )
 
 
-def patch_gram_norms(unfolded, small, windows, *, groups):
-    """Return ⟨PPᵀ, DDᵀ⟩; windows P, (n, T, K·g·i), output gradients D."""
-    rows = _by_group(unfolded, windows, groups)
+def patch_gram_norms(big, small, windows, *, groups):
+    """Return ⟨PPᵀ, DDᵀ⟩ of the windows P and the output gradients D."""
+    rows = _by_group(unfold(big, windows), windows, groups)
     small = split(small, groups)
     return squares_of_products(_gram(rows) * _gram(small), rows, small)
 
@@ -276,7 +276,10 @@ def loop(big, small, windows, *, groups):
 def total(big, small, windows, *, groups):
     """Return the gradient of the whole batch, (K·i, g·o)."""
     if groups == 1 and windows.are_pixels:
-        return total_of_windows(big, small)
+        big, small = (
+            tf.reshape(t, integers(-1, t.shape[-1])) for t in (big, small)
+        )
+        return tf.matmul(big, small, transpose_a=True)
     if has_filter_gradient(windows, groups, big.shape[-1]):
         small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
         return filter_gradient(big, small, windows, groups=groups)
@@ -290,14 +293,6 @@ def total(big, small, windows, *, groups):
         )
         rows.append(tf.einsum("ngti,ngto->igo", pixels, small))
     return tf.reshape(tf.concat(rows, 0), [-1, groups * o])
-
-
-def total_of_windows(unfolded, small):
-    """Return the batch's gradient for one group, from unfolded windows."""
-    unfolded, small = (
-        tf.reshape(t, integers(-1, t.shape[-1])) for t in (unfolded, small)
-    )
-    return tf.matmul(unfolded, small, transpose_a=True)
 
 
 def dots(big, small, windows, *, groups, direction):

@@ -2,7 +2,6 @@
 
 import contextlib
 import contextvars
-import copy
 import functools
 import math
 
@@ -12,7 +11,7 @@ from keras_pergrad.factors import convolution_costs, convolution_methods
 from keras_pergrad.factors.base import SampleGradients
 from keras_pergrad.factors.chunks import squares_by_chunks
 from keras_pergrad.factors.full import Held
-from keras_pergrad.factors.outer import HELD
+from keras_pergrad.factors.outer import HELD, Outer
 from keras_pergrad.factors.rates import rates
 from keras_pergrad.factors.written_out import (
     expand,
@@ -102,7 +101,7 @@ class Patches(SampleGradients):
     array([432., 432.], dtype=float32)
     """
 
-    sampled = ("big", "small", "_unfolded")
+    sampled = ("big", "small")
 
     def __init__(self, big, small, windows, *, shape, groups=1, method=None):
         self.big = big
@@ -111,8 +110,6 @@ class Patches(SampleGradients):
         self.windows = windows
         self.shape = list(shape)
         self.groups = groups
-        #: The windows written out, where several answers take them.
-        self._unfolded = None
         self._costs = convolution_costs.costs(
             windows,
             groups,
@@ -159,13 +156,8 @@ class Patches(SampleGradients):
     def squared_norms(self):
         method = self.chosen_method()
         if method in _NORMS:
-            big = self.big
-            if method == "patch_gram":
-                big = self._unfolded
-                if big is None:
-                    big = convolution_methods.unfold(self.big, self.windows)
             return _NORMS[method](
-                big, self.small, windows=self.windows, groups=self.groups
+                self.big, self.small, self.windows, groups=self.groups
             )
         return self._written(self.big, self.small).squared_norms()
 
@@ -174,35 +166,23 @@ class Patches(SampleGradients):
         method = self.chosen_method()
         if pairs or method in _GRADIENTS:
             return self._written(self.big, self.small)
-        if (
-            method == "patch_gram"
-            and self.groups == 1
-            and not self.windows.are_pixels
-            and self._unfolded is None
-        ):
-            held = copy.copy(self)
-            held._unfolded = convolution_methods.unfold(self.big, self.windows)
-            return held
+        if method == "patch_gram" and self.groups == 1:
+            unfolded = convolution_methods.unfold(self.big, self.windows)
+            return Outer(unfolded, self.small, self.shape, method="gram")
         return self
 
     def weighted_sum(self, weights):
         small = self.small
         if weights is not None:
             small *= expand(weights, small)
-        if self._unfolded is not None:
-            total = convolution_methods.total_of_windows(self._unfolded, small)
-        else:
-            total = convolution_methods.total(
-                self.big, small, windows=self.windows, groups=self.groups
-            )
+        total = convolution_methods.total(
+            self.big, small, windows=self.windows, groups=self.groups
+        )
         return in_shape(total, self.shape)
 
     def dot(self, direction):
         matrix = in_type(direction, self.big.dtype)
         matrix = tf.reshape(matrix, [-1, self.small.shape[-1]])
-        if self._unfolded is not None:
-            products = tf.matmul(self._unfolded, matrix) * self.small
-            return tf.reduce_sum(products, [1, 2])
         return convolution_methods.dots(
             self.big,
             self.small,
