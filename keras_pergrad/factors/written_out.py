@@ -82,7 +82,7 @@ def in_shape(tensor, shape):
     return tf.reshape(tensor, integers(*shape))
 
 
-def sizes_of(tensor):
+def sizes_of(tensor) -> list:
     """Return its sizes, as numbers or, where unknown, scalar tensors."""
     if tensor.shape.is_fully_defined():
         return tensor.shape.as_list()

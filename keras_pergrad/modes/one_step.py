@@ -159,8 +159,7 @@ def step_of_whole_batch(
     sums = mode.partial_sums(model, part)
     y_pred, norms = sums.y_pred, sums.norms
     if padded is not None:
-        norms = norms if norms is None else norms[: padded.n]
-        y_pred = padded.outputs(y_pred)
+        y_pred, norms = padded.cut((y_pred, norms))
     step_batch = StepBatch(
         model=model,
         aggregation=aggregation,
@@ -208,11 +207,6 @@ class StepBatch:
     norms: Any = None
     penalties: list[Any] | None = None
 
-    @property
-    def variables(self):
-        """The variables that the gradients are of."""
-        return self.model.trainable_variables
-
     def observe(self, plain, squares=None):
         """Pass the norms to the aggregation; return what is logged of them.
 
@@ -234,8 +228,9 @@ class StepBatch:
     def finish(self, sums):
         """Return gradients as the optimizer expects them, of weighted means."""
         gradients, penalties = self._aggregated(sums), self.penalties
+        variables = self.model.trainable_variables
         if penalties is None:
-            penalties = regularization_gradients(self.variables)
+            penalties = regularization_gradients(variables)
         penalties = [
             p if p is None or g is None else tf.cast(p, g.dtype)
             for p, g in zip(penalties, gradients, strict=True)
@@ -248,7 +243,7 @@ class StepBatch:
             g
             if g is None or g.dtype == v.value.dtype
             else tf.cast(g, v.value.dtype)
-            for g, v in zip(gradients, self.variables, strict=True)
+            for g, v in zip(gradients, variables, strict=True)
         ]
 
     def _aggregated(self, sums):

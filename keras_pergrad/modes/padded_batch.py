@@ -2,7 +2,12 @@
 
 import tensorflow as tf
 
-from keras_pergrad.common.batches import pack_like, sample_count, tensors_of
+from keras_pergrad.common.batches import (
+    map_tensors,
+    pack_like,
+    sample_count,
+    tensors_of,
+)
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 
 
@@ -52,8 +57,8 @@ class PaddedBatch:
         present = tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
         return tf.where(present, weights, tf.zeros_like(weights))
 
-    def outputs(self, y_pred):
-        """Return the model's outputs without those of the added samples."""
+    def cut(self, outputs):
+        """Return what has a row for each sample, without those added."""
 
         def cut(tensor):
             rows = tensor[: self.n]
@@ -62,4 +67,4 @@ class PaddedBatch:
                 set_mask(rows, mask[: self.n])
             return rows
 
-        return tf.nest.map_structure(cut, y_pred)
+        return map_tensors(cut, outputs)

@@ -436,9 +436,8 @@ class WeightedSums(MicrobatchSums):
         for tensor, mask in zip(flat, tf.nest.flatten(masks), strict=True):
             if mask is not None:
                 set_mask(tensor, mask)
-        if results["norms"] is not None:
-            results["norms"] = results["norms"][: padded.n]
-        return padded.outputs(y_pred), results
+        y_pred, results["norms"] = padded.cut((y_pred, results["norms"]))
+        return y_pred, results
 
     def _mode_sums(self, x, y, sample_weight, *, padded=None):
         """Return the outputs, and what adds up but for the metrics."""
