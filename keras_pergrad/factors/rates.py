@@ -6,7 +6,6 @@ Every method is exact; the rates tell which one is fast. They were measured by
 
 from typing import NamedTuple
 
-from keras_pergrad.keras_internals.tensorflow.devices import has_cuda_card
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 
@@ -142,8 +141,3 @@ def rates():
     """Return the `Rates` by which the step being traced chooses."""
     # On a card, too: none has been measured yet.
     return CPU_XLA if in_xla() else CPU
-
-
-def device():
-    """Return the kind of device that TensorFlow prefers, "cpu" or "cuda"."""
-    return "cuda" if has_cuda_card() else "cpu"

@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors import rates
 from keras_pergrad.factors.base import SampleGradients
 from keras_pergrad.factors.equal_ids import products_of_all
 from keras_pergrad.factors.hashed_ids import ids_by_sample, squares_by_hash
@@ -16,6 +15,7 @@ from keras_pergrad.factors.written_out import (
     squares_by_sample,
     wide,
 )
+from keras_pergrad.keras_internals.tensorflow.devices import has_cuda_card
 from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 METHODS = ("whole", "unique", "table", "compare", "sort")
@@ -88,7 +88,7 @@ class Rows(SampleGradients):
         positions = self.ids.shape[1]
         if self.shape[0] < (positions or 0):
             return "whole"
-        if not in_xla() and rates.device() != "cuda":
+        if not in_xla() and not has_cuda_card():
             return "unique"
         held = PLACES_PER_NUMBER * self.shape[-1]
         if self.shape[0] <= held * (positions or 0):
