@@ -306,22 +306,21 @@ class Microbatches(Parting):
 
     def __init__(self, accumulated):
         super().__init__(accumulated.inner, accumulated.microbatch_size)
-        self._mode_text = f"gradient_mode={accumulated!r}"
+        self._accumulated = accumulated
         self.steps = accumulated.steps
-        self._stays_whole = accumulated.microbatch_size is None
         if self.size is None and replicas.has_several_replicas():
             # So that a replica without samples does not call the model.
             self.size = MAX_BATCH
-        uses_own_sums = (
+        self.has_own_sums = (
             weighs(self.mode.aggregation) or self.mode.changes_gradients
         )
-        self.has_own_sums = uses_own_sums
 
     def require(self, model, batch):
         require_additive_loss(model)
         if self.size is not None:
+            mode_text = f"gradient_mode={self._accumulated!r}"
             reason = "calls the model with microbatches or shares of replicas"
-            for text in stateful_layers(model, self._mode_text, reason):
+            for text in stateful_layers(model, mode_text, reason):
                 raise ValueError(text)
         optimizer = accumulating_optimizer(model.optimizer)
         if optimizer is not None:
@@ -336,9 +335,8 @@ class Microbatches(Parting):
     @contextlib.contextmanager
     def checked(self, model, batch, sums):
         traced_step = TracedStep(model, batch)
-        is_single_call = self._stays_whole or is_single_microbatch(
-            batch, self.size
-        )
+        stays_whole = self._accumulated.microbatch_size is None
+        is_single_call = stays_whole or is_single_microbatch(batch, self.size)
         if self.mode.per_sample and not self.has_own_sums:
             for error in refusals(traced_step):
                 raise error

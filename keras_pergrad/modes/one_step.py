@@ -240,9 +240,7 @@ class StepBatch:
             dense_gradients = map_tensors(tf.convert_to_tensor, gradients)
             gradients = [times(g, self.scale) for g in dense_gradients]
         return [
-            g
-            if g is None or g.dtype == v.value.dtype
-            else tf.cast(g, v.value.dtype)
+            None if g is None else tf.cast(g, v.value.dtype)
             for g, v in zip(gradients, variables, strict=True)
         ]
 
