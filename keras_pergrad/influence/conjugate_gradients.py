@@ -8,14 +8,9 @@ _MAX_STEPS = 2000
 
 
 def solve(product, right_sides):
-    """Solve A x = b for each row b; return the x, (m, size).
+    """Solve A x = b for each row b of the right sides; return the x, (m, size).
 
-    Args:
-        product: returns A p for each row p; A is symmetric.
-        right_sides: the rows b, (m, size).
-
-    Raises:
-        ValueError: A is not positive definite, or it takes too long.
+    `product` returns A p for each row p; A is symmetric.
     """
     solution = np.zeros_like(right_sides)
     residual, search = right_sides.copy(), right_sides.copy()

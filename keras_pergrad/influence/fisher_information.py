@@ -28,6 +28,7 @@ from keras_pergrad.influence.fisher_parts import (
 )
 from keras_pergrad.influence.fisher_sums import (
     FisherStatistic,
+    add_sums,
     compute_sums,
     require_finite,
 )
@@ -144,7 +145,7 @@ def fisher(
             else:
                 sums = compute_sums(statistic, model, batch, seed=key)
             require_finite(model, sums, count, n=len(weights))
-            totals = sums if totals is None else _add_sums(totals, sums)
+            totals = sums if totals is None else add_sums(totals, sums)
         count, weight_sum = count + len(weights), weight_sum + weights.sum()
     return _make_fisher(
         model,
@@ -212,18 +213,6 @@ def _first_sums(model, batch, key, *, statistic):
     adds_up = kind == batch_loss.SUM
     statistic = dataclasses.replace(statistic, adds_up=adds_up)
     return statistic, compute_sums(statistic, model, batch, seed=key)
-
-
-def _add_sums(totals, batch_sums):
-    results = []
-    for total, batch_sum in zip(totals, batch_sums):
-        if batch_sum is None or not isinstance(batch_sum, (tuple, list)):
-            results.append(None if batch_sum is None else total + batch_sum)
-            continue
-        # The axes are the same for all batches.
-        sums = [a + b for a, b in zip(total[:3], batch_sum[:3])]
-        results.append((*sums, batch_sum[3]))
-    return results
 
 
 def _make_fisher(model, statistic, totals, *, sample_count, total_weight):

@@ -1,5 +1,6 @@
 """The Fisher information of a model, a part for each variable."""
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 from keras_pergrad.influence.sides import Kronecker, as_matrices
 
 
+@dataclasses.dataclass(repr=False, eq=False)
 class Fisher:
     """The Fisher information of a model, a part for each variable.
 
@@ -25,18 +27,12 @@ class Fisher:
 
     kind = ""
 
-    def __init__(
-        self,
-        parts: Any,
-        paths: Any,
-        labels: str,
-        *,
-        likelihood: str,
-        samples: int,
-    ):
-        self.parts: list[Any] = list(parts)
-        self.paths: list[str] = list(paths)
-        self.labels, self.likelihood, self.samples = labels, likelihood, samples
+    parts: list[Any]
+    paths: list[str]
+    labels: str
+    _: dataclasses.KW_ONLY
+    likelihood: str
+    samples: int
 
     def __repr__(self) -> str:
         return (
@@ -100,7 +96,9 @@ class Fisher:
         >>> import numpy as np
         >>> from keras_pergrad.influence import DiagonalFisher
         >>> parts = [np.array([1.0, 3.0], "float32")]
-        >>> result = DiagonalFisher(parts, ["w"], "data", "gaussian", 10)
+        >>> result = DiagonalFisher(
+        ...     parts, ["w"], "data", likelihood="gaussian", samples=10
+        ... )
         >>> float(result.penalty([np.ones(2, "float32")], [np.zeros(2)]))
         2.0
         """

@@ -168,6 +168,17 @@ def compute_sums(statistic, model, batch, *more, seed):
         raise ValueError(f"Model {model.name!r}: {NOT_PROBABILITIES}") from None
 
 
+def add_sums(totals, sums):
+    """Return sums over several batches; integers say how they lie."""
+    return tf.nest.map_structure(
+        lambda a, b: (
+            a + b if b is not None and tf.as_dtype(b.dtype).is_floating else b
+        ),
+        totals,
+        sums,
+    )
+
+
 def _build(model, batch):
     """Build a model by a call; its loss, which would need targets, is not."""
     if not model.built:

@@ -16,10 +16,7 @@ class FixedOrderBatches:
     """The batches of a data set; another order in a later pass is refused.
 
     Samples are numbered by their places, which another order would mix up.
-
-    Args:
-        batches: from `batches_of`.
-        name: of the argument that they come from.
+    `name` is that of the argument that they come from.
     """
 
     def __init__(self, batches, name):

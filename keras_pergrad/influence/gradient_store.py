@@ -13,8 +13,6 @@ import tempfile
 
 import numpy as np
 
-from keras_pergrad.common.machine import write_atomically
-
 #: Rows are read in blocks of a multiple of so many: TensorFlow takes memory
 #: that begins at a multiple of 64 bytes without a copy.
 _ALIGNED_ROWS = 32
@@ -25,13 +23,8 @@ _FORMAT = 1
 class GradientStore:
     """A store at a path, made if it is not there.
 
-    Args:
-        path: of the directory.
-        metadata: a dict with "samples", "size", "rows" (of a chunk) and what
-            else must agree; None: the store must be there.
-
-    Raises:
-        ValueError: a store of something else is there, or none.
+    `metadata` has "samples", "size", "rows" (of a chunk) and what else must
+    agree; None: the store must be there.
     """
 
     def __init__(self, path, metadata=None):
@@ -87,13 +80,6 @@ class GradientStore:
         """How many rows are read at once."""
         row_bytes = 2 * self.size * _ALIGNED_ROWS
         return _ALIGNED_ROWS * max(1, _READ_BYTES // row_bytes)
-
-    def load_or_make(self, name, make):
-        """Return an array that is made once and kept beside the rows."""
-        path = self.path / name
-        if not path.exists():
-            write_atomically(path, lambda file: np.save(file, make()))
-        return np.load(path)
 
     def _make(self, metadata):
         """Make an empty store, and move it to its place as a whole."""

@@ -19,8 +19,7 @@ from keras_pergrad.influence.gradient_products import (
     gradients_of,
     unflatten_gradients,
 )
-from keras_pergrad.keras_internals.losses.losses import total_loss
-from keras_pergrad.keras_internals.models.parts import call_model
+from keras_pergrad.influence.validation_gradient import loss_in_inference
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     bodies,
@@ -38,14 +37,7 @@ _DIRECTIONS_AT_ONCE = 256
 
 
 class Hessian:
-    """(H + damping)⁻¹ of the weights that the loss depends on.
-
-    Args:
-        model: a compiled and built model.
-        batches: the training data, from `batches_of`.
-        damping: a number.
-        verbose: whether to show a progress bar.
-    """
+    """(H + damping)⁻¹ of the weights that the loss depends on."""
 
     def __init__(self, model, batches, *, damping, verbose=0):
         self._model, self._batches = model, batches
@@ -150,15 +142,7 @@ def _trace_product(model_reference):
         def gradients_on(tape):
             with tape, tf.GradientTape() as inner:
                 with twice_differentiable():
-                    y_pred = call_model(model, x, training=False)
-                    loss = total_loss(
-                        model,
-                        x,
-                        y,
-                        y_pred=y_pred,
-                        sample_weight=sample_weight,
-                        training=False,
-                    )
+                    loss = loss_in_inference(model, (x, y, sample_weight))
                 gradients = inner.gradient(loss, variables)
                 return dense_gradients(gradients, variables)
 

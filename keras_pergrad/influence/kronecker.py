@@ -25,6 +25,7 @@ from keras_pergrad.functions.data_passes import with_progress
 from keras_pergrad.influence import sides, with_bias
 from keras_pergrad.influence.fisher_sums import (
     FisherStatistic,
+    add_sums,
     compute_sums,
     require_finite,
 )
@@ -103,10 +104,12 @@ class KroneckerCurvature:
     """(F + regularisers + damping)⁻¹, block by block.
 
     Args:
-        model, batches, verbose: as for `Hessian`.
+        model: a compiled and built model.
+        batches: the training data, from `batches_of`.
         damping: a number; None: a tenth of a block's mean eigenvalue.
         corrected: whether eigenvalues are measured (EK-FAC).
         seed: of the random signs.
+        verbose: whether to show progress bars.
     """
 
     def __init__(self, model, batches, damping, *, corrected, seed, verbose=0):
@@ -164,39 +167,29 @@ class KroneckerCurvature:
             yield n, sums
 
     def _make_blocks(self, damping, penalties):
-        totals, layouts, samples = None, None, 0
+        totals: list[Any] = []
+        samples = 0
         for n, parts in self._sums_by_batch(
             "Kronecker factors of the curvature", KroneckerSums
         ):
-            layouts = [p and [t.numpy() for t in p[4:]] for p in parts]
-            # Sums over many batches, so in float64.
-            parts = [
-                p and [t.numpy().astype("float64") for t in p[:4]]
-                for p in parts
-            ]
-            totals = totals or [p and [0.0] * 4 for p in parts]
-            totals = [
-                total and [a + b for a, b in zip(total, p)]
-                for total, p in zip(totals, parts)
-            ]
+            parts = tf.nest.map_structure(_in_double, parts)
+            totals = add_sums(totals, parts) if totals else parts
             samples += n
         blocks = []
-        for k, (sums, layout) in enumerate(zip(totals or (), layouts or ())):
-            if sums is None:
+        for k, total in enumerate(totals):
+            if total is None:
                 continue
-            bias, axes = int(layout[0]), layout[1].tolist()
-            indices = [k] if bias < 0 else [k, bias]
-            shape = self._variables[k].shape
-            block_penalties = [penalties[p] for p in indices]
+            *sums, bias, axes = total
+            indices = [k] if bias < 0 else [k, int(bias)]
             blocks.append(
                 Block(
                     indices,
-                    shape,
-                    axes,
+                    self._variables[k].shape,
+                    axes.tolist(),
                     sums=sums,
                     samples=samples,
                     damping=damping,
-                    penalties=block_penalties,
+                    penalties=[penalties[p] for p in indices],
                 )
             )
         return blocks, samples
@@ -213,6 +206,13 @@ class KroneckerCurvature:
             for block in self._blocks:
                 squares = parts[block.indices[0]][0].numpy()
                 block.add(squares.astype("float64"))
+
+
+def _in_double(tensor):
+    """Return a part of sums over many batches as an array; None stays."""
+    if tensor is None:
+        return None
+    return tensor.numpy().astype("float64" if tensor.dtype.is_floating else int)
 
 
 def _require_nonnegative_weights(weights, first_row):

@@ -248,15 +248,7 @@ def likelihoods_for(model, batch):
 
 
 def likelihoods_of(model, outputs):
-    """Return a `Likelihood`, or None, for each flat output of a model.
-
-    Args:
-        model: a compiled model.
-        outputs: what it returns.
-
-    Raises:
-        NoLikelihood: its loss is none that is known.
-    """
+    """Return a `Likelihood`, or None, for each flat output of a model."""
     arguments = compile_arguments(model)
     if has_own_loss(model):
         raise NoLikelihood("a compute_loss of its own")

@@ -1,6 +1,7 @@
 """A page of test samples with the samples that helped and hurt them."""
 
 import base64
+import functools
 from html import escape
 
 import numpy as np
@@ -82,6 +83,9 @@ def render_page(tests, train, *, best, worst, class_names, show, of, score):
     count = len(best.samples)
     legend = (*_LEGEND, ("score", score))
     (helpful, raised), (harmful, lowered) = _GROUPS[of]
+    make_figure = functools.partial(
+        _figure_html, class_names=class_names, show=show
+    )
     parts = [
         "<h1>Which samples matter</h1>",
         f'<p class="muted">{count} test sample{"s" * (count > 1)}, each with '
@@ -94,22 +98,14 @@ def render_page(tests, train, *, best, worst, class_names, show, of, score):
     for t in range(count):
         _, y, outputs = tests[t]
         prediction = _prediction_html(outputs, y, class_names)
-        test = _figure_html(
-            tests, t, prediction, class_names=class_names, show=show
-        )
+        test = make_figure(tests, t, prediction)
         groups = [_group_html("test sample", "test-sample", [test])]
         for title, kind, top, sign in (
             (helpful, "helpful", best, 1),
             (harmful, "harmful", worst, -1),
         ):
             figures = [
-                _figure_html(
-                    train,
-                    j,
-                    f" · score {value:+.2g}",
-                    class_names=class_names,
-                    show=show,
-                )
+                make_figure(train, j, f" · score {value:+.2g}")
                 for j, value in zip(top.samples[t], top.scores[t])
                 if sign * value > 0
             ]

@@ -28,13 +28,8 @@ _PASS_NAME = "Projected gradients"
 class ProjectedInfluence:
     """Scores of one checkpoint from projections.
 
-    Args:
-        model, batches, verbose: as for `WeightSpaceInfluence`; without
-            `batches` the rows are those of a store.
-        size: how many numbers a gradient becomes.
-        damping: a number; None: a tenth of the mean eigenvalue.
-        seed: of the projections.
-        rows: of training samples, `RowsOnDisk`; None: made at first use.
+    `rows` of training samples are those of a store, `RowsOnDisk`, or made at
+    first use, from `batches`.
     """
 
     def __init__(

@@ -43,20 +43,6 @@ def project(factor: SampleGradients, projection: Projection) -> tf.Tensor:
     need no gradient: each side is projected (LoGra, Choe et al., arXiv
     2405.13954). Gradients that are written out (`held`) are projected
     themselves.
-
-    Args:
-        factor: the `SampleGradients` of a variable.
-        projection: the `Projection` of this variable.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad import factors
-    >>> from keras_pergrad.influence.projected_factors import project
-    >>> from keras_pergrad.influence.projection import Projection
-    >>> kernel = factors.Outer(tf.ones((5, 20)), tf.ones((5, 30)))
-    >>> project(kernel, Projection((20, 30), 16, seed=0)).shape
-    TensorShape([5, 16])
     """
     return _of_gradients(factor, projection)
 

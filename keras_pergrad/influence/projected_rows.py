@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.machine import write_atomically
 from keras_pergrad.influence.gradient_store import GradientStore
 
 #: So many numbers are cast to float32 and multiplied at once: they fit in the
@@ -53,7 +54,11 @@ class RowsOnDisk(GradientStore):
 
     def gram(self):
         """Return the sum of the rows' outer products, kept in the store."""
-        return self.load_or_make("gram.npy", lambda: _gram(self.blocks()))
+        path = self.path / "gram.npy"
+        if not path.exists():
+            gram = _gram(self.blocks())
+            write_atomically(path, lambda file: np.save(file, gram))
+        return np.load(path)
 
 
 @functools.cache

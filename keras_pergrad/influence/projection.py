@@ -35,17 +35,6 @@ class Projection:
     Attributes:
         shape, seed: as given.
         size: k_in · k_out, at most what was given.
-
-    Raises:
-        ValueError: `size` is below 1, or `shape` is not all known.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad.influence.projection import Projection
-    >>> projection = Projection((100, 50), 64, seed=0)
-    >>> projection.of_gradients(tf.ones((2, 100, 50))).shape.as_list()
-    [2, 64]
     """
 
     def __init__(self, shape, size, seed):
@@ -77,20 +66,7 @@ class Projection:
         return self.inputs.size * self.outputs.size
 
     def of_gradients(self, gradients):
-        """Return the projections of gradients that are written out, (n, size).
-
-        Args:
-            gradients: (n, *shape). Half precision is widened first.
-
-        Example:
-
-        >>> import numpy as np
-        >>> from keras_pergrad.influence.projection import Projection
-        >>> projection = Projection((3,), 8, seed=0)
-        >>> projection.of_gradients(np.ones((2, 3))).numpy()  # few: all stay
-        array([[1., 1., 1.],
-               [1., 1., 1.]])
-        """
+        """Return the projections of written-out gradients (n, *shape)."""
         gradients = wide(tf.convert_to_tensor(gradients))
         sides = self.inputs.length, self.outputs.length
         partial = self.outputs.apply(tf.reshape(gradients, [-1, *sides]))
@@ -105,12 +81,7 @@ class Projection:
         return tf.reshape(partial, [-1, self.size])
 
     def of_sides(self, rows, columns):
-        """Return Σ_t rows ⊗ columns of sides that are projected, (n, size).
-
-        Args:
-            rows: (n, T, k_in).
-            columns: (n, T, k_out).
-        """
+        """Return Σ_t rows ⊗ columns, of (n, T, k_in) and (n, T, k_out)."""
         products = tf.matmul(rows, columns, transpose_a=True)
         return tf.reshape(products, [-1, self.size])
 
@@ -132,28 +103,10 @@ class Projection:
 
 
 def projections(shapes, size, seed):
-    """Return a projection for each of several variables.
+    """Return a projection for each variable, to `size` numbers in total.
 
     Variables that are small stay as they are; the others share what is left
     evenly.
-
-    Args:
-        shapes: the shapes of the variables.
-        size: how many numbers they may become in total, at least one each.
-        seed: an integer.
-
-    Returns:
-        A list of `Projection`, with seeds (seed, index).
-
-    Raises:
-        ValueError: `size` is below the number of variables.
-
-    Example:
-
-    >>> from keras_pergrad.influence.projection import projections
-    >>> found = projections([(100, 50), (50,), (2,)], 102, seed=0)
-    >>> [projection.size for projection in found]
-    [49, 50, 2]
     """
     shapes = [tuple(shape) for shape in shapes]
     if size < len(shapes):

@@ -21,10 +21,6 @@ class Side:
     Its matrix has entries ±1/√size. A long side has one ±1 in each row
     (Weinberger et al., arXiv 0902.2206): inner products vary by as much, and a
     row of a table is one sum. A side of `size` = `length` maps nothing.
-
-    Args:
-        length, size: integers; `size` is at most `length`.
-        seed: a text.
     """
 
     def __init__(self, length, size, seed):

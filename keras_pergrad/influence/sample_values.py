@@ -217,7 +217,7 @@ class SampleValues(NamedArguments, PreparesFit, keras.callbacks.Callback):
             every=self.every,
             projection=self.projection,
             seed=self.seed,
-            has_row_numbers=self._has_row_numbers,
+            checks_numbers=not self._has_row_numbers,
         )
         self._fit.enter_context(self.model.read_steps(reader))
 

@@ -47,28 +47,12 @@ class Kronecker(NamedTuple):
             has no axes here: `inputs` is [[1]] and `count` 1 for each batch,
             and `outputs` is the exact Σ g gᵀ of all entries of the variable,
             as they lie in memory, or its diagonal.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad import factors
-    >>> from keras_pergrad.influence.sides import kronecker
-    >>> table = factors.Rows(tf.constant([[0, 0]]), tf.ones((1, 2, 3)), (4, 3))
-    >>> found = kronecker(table)
-    >>> found.inputs.numpy(), found.outputs.shape.as_list()
-    (array([2., 0., 0., 0.], dtype=float32), [3, 3])
     """
 
     inputs: Any
     outputs: Any
     count: Any
     axes: tuple[int, ...]
-
-    @classmethod
-    def of_entries(cls, outputs: tf.Tensor) -> "Kronecker":
-        """Return an exact Σ g gᵀ of all entries, or its diagonal, as one."""
-        identity = tf.ones([1, 1], outputs.dtype)
-        return cls(identity, outputs, identity[0, 0], axes=())
 
 
 @functools.singledispatch
@@ -86,17 +70,6 @@ def kronecker(factor: SampleGradients) -> Kronecker:
     arXiv 2311.00636). Others answer the exact Σ g gᵀ of a variable of at most
     1,024 entries, else its exact diagonal. All samples count: ask before any
     is blanked.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad import factors
-    >>> from keras_pergrad.influence.sides import kronecker
-    >>> kernel = factors.Outer(tf.ones((5, 2)), tf.ones((5, 3)))
-    >>> found = kronecker(kernel)
-    >>> found.inputs.numpy(), int(found.count), found.axes
-    (array([[5., 5.],
-           [5., 5.]], dtype=float32), 5, (0,))
     """
     return _entries(factor)
 
@@ -117,29 +90,19 @@ def rotated(
         factor: `SampleGradients`.
         inputs, outputs: U, (i, any), and V, (o, any), for what `kronecker` has
             on the left and on the right; None: it stays as it is.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad import factors
-    >>> from keras_pergrad.influence.sides import rotated
-    >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
-    >>> turned = tf.constant([[0.6, -0.8], [0.8, 0.6]])
-    >>> rotated(bias, outputs=turned).sum_of_squares().numpy().round(2)
-    array([[25.64,  0.36]], dtype=float32)
     """
     return _rotated_gradients(factor, inputs, outputs)
 
 
 def _entries(factor) -> Kronecker:
-    squared = tf.convert_to_tensor(factor.sum_of_squares())
-    size = squared.shape.num_elements()
-    if size is None or size > FULL:
-        squared = tf.reshape(squared, [-1])
-        return Kronecker.of_entries(squared)
-    rows = flat_samples(factor.materialize())
-    pairs = tf.matmul(rows, rows, transpose_a=True)
-    return Kronecker.of_entries(pairs)
+    """Return the exact Σ g gᵀ of all entries, or its diagonal."""
+    outputs = tf.reshape(tf.convert_to_tensor(factor.sum_of_squares()), [-1])
+    size = outputs.shape.num_elements()
+    if size is not None and size <= FULL:
+        rows = flat_samples(factor.materialize())
+        outputs = tf.matmul(rows, rows, transpose_a=True)
+    identity = tf.ones([1, 1], outputs.dtype)
+    return Kronecker(identity, outputs, identity[0, 0], axes=())
 
 
 def _rotated_gradients(factor, inputs, outputs) -> SampleGradients:

@@ -14,6 +14,19 @@ from keras_pergrad.modes.one_step import loss_scale
 _ASSIGN_OPS = ("Assign", "ResourceScatter")
 
 
+def loss_in_inference(model, batch):
+    """Return the loss of `evaluate`, all penalties included."""
+    x, y, sample_weight = batch
+    return total_loss(
+        model,
+        x,
+        y,
+        y_pred=call_model(model, x, training=False),
+        sample_weight=sample_weight,
+        training=False,
+    )
+
+
 class ValidationGradient:
     """The gradient of the validation loss, without weight regularisers.
 
@@ -49,21 +62,12 @@ class ValidationGradient:
         return self._unscaled(gradients), self._unscaled(products)
 
     def _loss(self):
-        x, y, sample_weight = self.batch
         graph = tf.compat.v1.get_default_graph()
         op_count = len(graph.get_operations())
         compiled = compiled_loss(self.model)
         # Without Keras's running means of the losses of several outputs.
         with without_gradients(self.variables), no_running_means(compiled):
-            y_pred = call_model(self.model, x, training=False)
-            loss = total_loss(
-                self.model,
-                x,
-                y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-                training=False,
-            )
+            loss = loss_in_inference(self.model, self.batch)
         for op in graph.get_operations()[op_count:]:
             if op.type.startswith(_ASSIGN_OPS):
                 raise ValueError(

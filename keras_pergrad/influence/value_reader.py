@@ -11,6 +11,7 @@ the first- and second-order in-run Data Shapley values, with the other sign
 (Wang et al., arXiv 2406.11011, theorems 3 and 4).
 """
 
+import dataclasses
 import operator
 from typing import Any
 
@@ -42,38 +43,36 @@ from keras_pergrad.modes.step_readers import StepReader, require_readable
 from keras_pergrad.modes.vectorized import sample_norms
 
 
+@dataclasses.dataclass(eq=False)
 class ValueReader(StepReader):
     """Adds up the values of the samples of each step in a `ValueState`.
 
-    Args:
+    Attributes:
         state: the `ValueState` of the model.
         validation: (x, y, sample_weight), tensors.
         order: 1 or 2.
         every: after how many steps the validation gradient is computed anew.
         projection: numbers that gradients become, or None: they stay.
         seed: of the projections.
-        has_row_numbers: whether numbers are rows of arrays, and need no check.
+        checks_numbers: whether to check them: not if they are rows of arrays.
     """
 
     needs_numbers = True
 
-    def __init__(
-        self,
-        state,
-        validation,
-        order,
-        *,
-        every,
-        projection,
-        seed,
-        has_row_numbers=False,
-    ):
-        self.state, self.validation = state, validation
-        self.order, self.every = order, every
-        self.projection, self.seed = projection, seed
-        self._step_count = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+    state: Any
+    validation: tuple[Any, ...]
+    _: dataclasses.KW_ONLY
+    order: int
+    every: int
+    projection: int | None
+    seed: int
+    checks_numbers: bool = True
+
+    def __post_init__(self):
+        self._step_count: Any = tf.Variable(
+            tf.zeros([], tf.int64), trainable=False
+        )
         self._stored_gradient: Any = None
-        self.checks_numbers = not has_row_numbers
 
     def read(self, samples):
         variables, factors = samples.variables, samples.factors

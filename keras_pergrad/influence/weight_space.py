@@ -25,15 +25,7 @@ _MIN_TEST_BATCH_SIZE = 64
 
 
 class WeightSpaceInfluence:
-    """Scores of one checkpoint, with a curvature of the weights.
-
-    Args:
-        model: a model with the weights of the checkpoint, in each call.
-        batches: the training data, from `batches_of`.
-        kind: "none", "exact", "kfac" or "ekfac".
-        damping, seed: as for `Influence`.
-        verbose: whether to show progress bars.
-    """
+    """Scores of one checkpoint, whose weights the model has in each call."""
 
     def __init__(self, model, batches, kind, *, damping, seed, verbose):
         self._model, self._batches = model, batches
