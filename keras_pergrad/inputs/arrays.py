@@ -86,8 +86,6 @@ class GatheredRows:
         return [np.empty((n, *p.shape[1:]), p.dtype) for p in flat_gradients]
 
     def result(self):
-        if self._structure is None:
-            raise ValueError("x must hold at least one sample. Received: none")
         arrays = self._arrays
         if arrays is None:
             arrays = [np.concatenate(parts) for parts in zip(*self._chunks)]
@@ -122,8 +120,6 @@ class Total:
         self.rows += count
 
     def result(self):
-        if self._total is None:
-            raise ValueError("x must hold at least one sample. Received: none")
         divisor = self.rows if self._mean else 1
         return tf.nest.map_structure(lambda t: t / divisor, self._total)
 

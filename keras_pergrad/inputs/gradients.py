@@ -178,9 +178,12 @@ def input_gradients(
                     )
                 compute(chunk, result)
                 bar.update(number + 1, finalize=number + 1 == chunks.count)
-            if compute is not None:
-                for target in compute.selection.targets:
-                    target.check_end(result.rows)
+            if compute is None:
+                raise ValueError(
+                    "x must hold at least one sample. Received: none"
+                )
+            for target in compute.selection.targets:
+                target.check_end(result.rows)
         except BaseException as error:
             if out is not None and result.rows:
                 error.add_note(

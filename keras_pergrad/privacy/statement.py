@@ -1,5 +1,6 @@
 """The statement of what a training spent, in figures and in words."""
 
+import copy
 import dataclasses
 import datetime
 import hashlib
@@ -97,15 +98,10 @@ class Statement(dict[str, Any]):
         names = proof.names if proof.ops else vouched
         for_users = len(units) == 1 and units.pop()[0] == USER
         unit = "user" if for_users else "example"
-        beside = trade_off(started)
         return cls(
             epsilon=accounting.compute_epsilon(started, delta),
             delta=delta,
-            mu=beside.mu,
-            epsilons=[list(pair) for pair in beside.epsilons],
-            true_positive_rates=[
-                list(pair) for pair in beside.true_positive_rates
-            ],
+            **copy.deepcopy(trade_off(started)),
             planned=planned,
             budget=budget,
             unit=unit,

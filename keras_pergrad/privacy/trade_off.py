@@ -6,7 +6,6 @@ examples were not, he rightly says so of at most e^epsilon · α + delta of
 those whose examples were, and of 1 − (1 − α − delta) / e^epsilon.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -30,28 +29,19 @@ _INTERVAL, _ROUGH_INTERVAL, _POINTS = 1e-3, 1e-2, 4001
 _MAX_EPSILON = 100.0
 
 
-@dataclasses.dataclass(frozen=True)
-class TradeOff:
-    """What is known of a training beside one epsilon.
-
-    Attributes:
-        epsilons: pairs (delta, epsilon).
-        true_positive_rates: pairs (rate of false positives, the largest rate
-            of true positives that an attacker can have).
-        mu: the Gaussian parameter; None where it is not known.
-    """
-
-    epsilons: tuple[tuple[float, float], ...]
-    true_positive_rates: tuple[tuple[float, float], ...]
-    mu: float | None
-
-
 @functools.lru_cache(maxsize=32)
-def trade_off(phases: Any) -> TradeOff:
-    """Return the `TradeOff` of phases with steps, (`Mechanism`, steps) each."""
+def trade_off(phases: Any) -> dict[str, Any]:
+    """Return the entries of a `Statement` beside epsilon: copy the lists.
+
+    "mu", the Gaussian parameter, None where it is not known; "epsilons", pairs
+    (delta, epsilon); "true_positive_rates", pairs (rate of false positives,
+    the largest rate of true positives that an attacker can have). `phases`
+    are phases with steps, (`Mechanism`, steps) each.
+    """
     if not phases:
-        pairs = tuple((rate, rate) for rate in _FALSE_POSITIVE_RATES)
-        return TradeOff(tuple((d, 0.0) for d in _DELTAS), pairs, 0.0)
+        pairs = [[rate, rate] for rate in _FALSE_POSITIVE_RATES]
+        epsilons = [[delta, 0.0] for delta in _DELTAS]
+        return {"mu": 0.0, "epsilons": epsilons, "true_positive_rates": pairs}
     by_delta = epsilon_of_delta(phases, _ROUGH_INTERVAL)
     is_exact = accountant_name(phases) == "PLD"
     has_curve = is_exact and by_delta(MU_DELTA) <= _MAX_EPSILON
@@ -66,15 +56,15 @@ def trade_off(phases: Any) -> TradeOff:
         # Above so large an epsilon a few points are enough, and take seconds.
         deltas = np.geomspace(0.5, MU_DELTA, 10 if is_exact else 100)
         epsilons = np.asarray([by_delta(delta) for delta in deltas])
-    pairs = ((delta, float(by_delta(delta))) for delta in _DELTAS)
-    return TradeOff(
-        tuple(pair for pair in pairs if pair[1] < math.inf),
-        tuple(
-            (rate, true_positive_rate(rate, epsilons, deltas))
+    pairs = [[delta, float(by_delta(delta))] for delta in _DELTAS]
+    return {
+        "mu": gaussian_parameter(epsilons, deltas) if has_curve else None,
+        "epsilons": [pair for pair in pairs if pair[1] < math.inf],
+        "true_positive_rates": [
+            [rate, true_positive_rate(rate, epsilons, deltas)]
             for rate in _FALSE_POSITIVE_RATES
-        ),
-        gaussian_parameter(epsilons, deltas) if has_curve else None,
-    )
+        ],
+    }
 
 
 def true_positive_rate(rate, epsilons, deltas):
