@@ -13,6 +13,8 @@ from keras_pergrad.influence.likelihoods import Likelihood
 from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
 from keras_pergrad.uses import function_cache
 from tests.functions.test_functional import MODELS, _batch
+from tests.influence.making import assert_near
+from tests.influence.test_refusals import Added
 from tests.models.making import (
     assert_equal,
     compiled,
@@ -78,9 +80,8 @@ def _assert_close(found, right):
             np.testing.assert_allclose(a, b, **LIMITS)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_gaussian_of_unit_variance_by_a_loop(make):
+def test_gaussian_of_unit_variance_by_a_loop(float64, make):
     model = compiled(make())
     x, y = _batch(model)
     found = fisher(model, x, y, labels="data")
@@ -122,9 +123,8 @@ def _two_layers(loss="mse", activation=None):
     return compiled(model, loss=loss), integers(7, 5, 6), normal(5, 3)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("case", CASES)
-def test_labels_of_every_kind_by_a_loop(case):
+def test_labels_of_every_kind_by_a_loop(float64, case):
     loss, activation, negative_log = CASES[case]
     kind = KINDS[negative_log]
     model, x, _ = _two_layers(loss, activation)
@@ -180,9 +180,8 @@ def test_seeds_draws_and_paths():
         one["nothing"]
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", ["diagonal", "kfac"])
-def test_batches_and_weights_count_samples(kind):
+def test_batches_and_weights_count_samples(float64, kind):
     model, x, y = _two_layers()
     how = {"kind": kind, "labels": "data", "verbose": 0}
     whole = fisher(model, x, y, **how).parts
@@ -198,8 +197,7 @@ def test_batches_and_weights_count_samples(kind):
 
 
 @pytest.mark.quick
-@pytest.mark.usefixtures("float64")
-def test_kronecker_products():
+def test_kronecker_products(float64):
     model, x, y = _two_layers()
     found = fisher(model, x, y, kind="kfac", labels="data")
     diagonal = fisher(model, x, y, labels="data")
@@ -222,9 +220,8 @@ def test_kronecker_products():
     np.testing.assert_allclose(found.parts[0].inputs, counts / 30, **LIMITS)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", ["diagonal", "kfac"])
-def test_quadratic_forms(kind):
+def test_quadratic_forms(float64, kind):
     model, x, y = _two_layers()
     anchors = [v.numpy() for v in model.trainable_variables]
     moved = [a + normal(*a.shape, seed=3) for a in anchors]
@@ -247,8 +244,7 @@ def test_quadratic_forms(kind):
         found.quadratic(moved[:2])
 
 
-@pytest.mark.usefixtures("float64")
-def test_masked_positions_add_nothing():
+def test_masked_positions_add_nothing(float64):
     rows = layers.Embedding(5, 3, mask_zero=True)
     model = compiled(net(rows, shape=(4,), dtype="int32"), loss=SPARSE)
     x = np.array([[1, 2, 0, 0], [3, 1, 4, 2], [2, 0, 0, 0]])
@@ -277,9 +273,8 @@ def test_a_mask_may_have_fewer_axes_than_positions(likelihood):
     np.testing.assert_allclose(found, expected, 1e-6)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("given", ["list", "dict"])
-def test_several_outputs(given):
+def test_several_outputs(float64, given):
     inputs = keras.Input((4,))
     outputs = {
         name: layers.Dense(units, name=name)(inputs)
@@ -307,12 +302,6 @@ def test_several_outputs(given):
         _assert_close(found.parts[:4], right[:4])
 
 
-class Penalised(layers.Layer):
-    def call(self, inputs):
-        self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
-        return inputs
-
-
 class OwnLoss(keras.Model):
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
@@ -331,16 +320,15 @@ UNKNOWN = {
         loss=losses.CategoricalCrossentropy(True, label_smoothing=0.1)
     ),
     "loss_weights": lambda: _dense(loss_weights=[0.5]),
-    "terms of add_loss": lambda: _dense(Penalised()),
+    "terms of add_loss": lambda: _dense(Added(keras.ops.mean)),
     "a compute_loss of its own": lambda: compiled(
         net(shape=(3,), units=2, cls=OwnLoss), loss=None
     ),
 }
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("said", UNKNOWN)
-def test_a_loss_without_a_known_distribution(said):
+def test_a_loss_without_a_known_distribution(float64, said):
     model, x, y = UNKNOWN[said](), normal(4, 3), normal(4, 2)
     with pytest.raises(ValueError, match='Use labels="data"') as error:
         fisher(model, x)
@@ -407,8 +395,7 @@ def test_half_precision_is_widened(policy):
     found = fisher(half, x, y, labels="data")
     for part, expected in zip(found.parts, right.parts):
         assert part.dtype == np.float32
-        limit = 0.1 * np.abs(expected).max()
-        np.testing.assert_allclose(part, expected, rtol=0, atol=limit)
+        assert_near(part, expected, 0.1)
 
 
 def test_a_penalty_keeps_what_was_learned():
@@ -516,9 +503,8 @@ def _of_windows():
     return model, lambda x, k: [x[0][:, : k + 1], x[1][:, :k] * k / 5]
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("make", [_of_words, _of_windows])
-def test_padding_counts_in_no_factor(make):
+def test_padding_counts_in_no_factor(float64, make):
     """As the samples do without it, one by one."""
     model, without_padding = make()
     lengths, y = [5, 2, 3], normal(3, 2)

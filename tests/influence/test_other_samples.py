@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.influence.making import influence_of
+from tests.influence.making import gradient_of, influence_of
 from tests.influence.test_refusals import Added
 from tests.models.making import compiled, net, normal
 
@@ -61,13 +61,10 @@ def test_a_masked_test_sample_is_alone(float64, as_data_set, curvature):
 def test_the_empirical_fisher_of_any_batches(float64, reduction):
     loss = keras.losses.MeanAbsoluteError(reduction=reduction)
     model = _model(loss=loss)
-    rows = []
-    for k in range(N):
-        with tf.GradientTape() as tape:
-            value = loss(Y[k : k + 1], model(X[k : k + 1]))
-        values = [v.value for v in model.trainable_variables]
-        gradients = tape.gradient(value, values)
-        rows.append(np.concatenate([np.ravel(g) for g in gradients]))
+    rows = [
+        gradient_of(model, lambda x=x, y=y: loss(y[None], model(x[None])))
+        for x, y in zip(X, Y)
+    ]
     expected = np.square(rows).mean(0)
     for size in (N, 3):
         found = kpg.influence.fisher(

@@ -6,7 +6,12 @@ import pytest
 import tensorflow as tf
 
 from tests import oracle
-from tests.influence.making import influence_of, rows_of, two_checkpoints
+from tests.influence.making import (
+    gradient_of,
+    influence_of,
+    rows_of,
+    two_checkpoints,
+)
 from tests.models.making import compiled, net, normal
 
 layers, losses = keras.layers, keras.losses
@@ -14,15 +19,12 @@ layers, losses = keras.layers, keras.losses
 
 def _gradients(model, x, value):
     """The gradient of `value(output)` of each sample, (n, entries)."""
-    rows = []
-    for k in range(len(x)):
-        with tf.GradientTape() as tape:
-            result = value(model(x[k : k + 1])[0])
-        gradients = tape.gradient(
-            result, [v.value for v in model.trainable_variables]
-        )
-        rows.append(np.concatenate([np.reshape(g, -1) for g in gradients]))
-    return np.array(rows)
+    return np.array(
+        [
+            gradient_of(model, lambda one=one: value(model(one[None])[0]))
+            for one in x
+        ]
+    )
 
 
 def _log_p(output):
@@ -75,9 +77,8 @@ def _model(name):
     return compiled(net(*parts, shape=(3,), units=None), loss=loss), y, value
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", MODELS)
-def test_a_score_is_of_what_the_model_says(name):
+def test_a_score_is_of_what_the_model_says(float64, name):
     model, y, value = _model(name)
     x, x_test = normal(9, 3), 3 * normal(5, 3, seed=1)
     influence = influence_of(model, x, y)
@@ -88,8 +89,7 @@ def test_a_score_is_of_what_the_model_says(name):
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.usefixtures("float64")
-def test_a_linear_regression_is_trained_again_without_each_sample():
+def test_a_linear_regression_is_trained_again_without_each_sample(float64):
     n, ridge = 200, 0.1
     x, x_test = normal(n, 3), normal(4, 3, seed=1)
     y = x @ [[1.0], [-2.0], [0.5]] + 5 + 0.3 * normal(n, 1, seed=2)

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.influence.making import influence_of, rows_of
+from tests.influence.making import assert_near, influence_of, rows_of
 from tests.real_models import loss
 from tests.test_real_models import _made, one_of_each_kind
 
@@ -18,8 +18,7 @@ def test_scores_of_a_real_model(name):
     expected = rows.astype("float64") @ rows.T / 3
     data = tf.nest.map_structure(np.asarray, x), y
     found = influence_of(model, *data, batch_size=3).scores(*data)
-    scale = np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * scale)
+    assert_near(found, expected, 1e-4)
     for curvature in ("ekfac", "projected"):
         influence = influence_of(
             model, *data, curvature=curvature, batch_size=3

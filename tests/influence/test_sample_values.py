@@ -13,8 +13,14 @@ from keras_pergrad.callbacks import SampleValues
 from keras_pergrad.influence import projected_factors
 from keras_pergrad.influence.projection import projections
 from tests import oracle
-from tests.influence.making import rows_of
-from tests.models.making import assert_equal, compiled, net, trained
+from tests.influence.making import gradient_of, rows_of
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    net,
+    trained,
+    unchanged,
+)
 
 layers = keras.layers
 RATE = 0.3
@@ -82,6 +88,13 @@ def _data(model, n=11, seed=0):
     return x, rng.normal(size=(n, 3)), rng.uniform(0.5, 2, size=n)
 
 
+def _begun(model=None, count=4, **how):
+    """Return a model, its data, and values of its first samples as targets."""
+    model = model or _model()
+    x, y, _ = _data(model)
+    return model, x, y, SampleValues((x[:count], y[:count]), **how)
+
+
 def _by_variable(model, row):
     variables = model.trainable_variables
     ends = np.cumsum([int(np.prod(v.shape)) for v in variables])
@@ -89,17 +102,11 @@ def _by_variable(model, row):
     return [np.reshape(part, v.shape) for part, v in parts]
 
 
-def _gradient(model, loss):
-    """Of `loss()`, all variables in one row."""
-    with tf.GradientTape() as tape:
-        value = loss()
-    gradients = tape.gradient(value, model.trainable_variables)
-    return rows_of([tf.convert_to_tensor(g)[None] for g in gradients])[0]
-
-
 def _validation_gradient(model, batch):
     x, y, *weights = batch
-    return _gradient(model, lambda: model._compile_loss(y, model(x), *weights))
+    return gradient_of(
+        model, lambda: model._compile_loss(y, model(x), *weights)
+    )
 
 
 def _hessian_product(model, batch, direction, *, step=1e-4):
@@ -171,18 +178,16 @@ STEPS = {
 }
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("case", STEPS)
-def test_a_step_agrees_with_the_oracle(case, order):
+def test_a_step_agrees_with_the_oracle(float64, case, order):
     settings, how = STEPS[case]
     values, expected = _one_step(_model(**settings), order, **how)
     _assert_exact(values, expected, order)
     assert values.counts.tolist() == [1] * 11
 
 
-@pytest.mark.usefixtures("float64")
-def test_values_of_one_weight():
+def test_values_of_one_weight(float64):
     """They add up to what the step lowers a quadratic loss by."""
     bare = layers.Dense(1, use_bias=False)
     model = net(bare, shape=(1,), units=None)
@@ -236,9 +241,8 @@ class _Seen(kpg.modes.StepReader):
         self.targets.append(np.asarray(values["y"]))
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("every", [1, 2])
-def test_several_epochs_shuffled_with_a_ragged_last_batch(every):
+def test_several_epochs_shuffled_with_a_ragged_last_batch(float64, every):
     """The gradient of the validation data is held for `every` steps."""
     model = _model()
     x, y, _ = _data(model)
@@ -291,15 +295,12 @@ ALIKE = {
 }
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", ALIKE)
-def test_values_are_the_same(name):
+def test_values_are_the_same(float64, name):
     *both, order, how = ALIKE[name]
     found = []
     for settings in both:
-        model = _model(**settings())
-        x, y, _ = _data(model)
-        values = SampleValues((x[:4], y[:4]), order=order)
+        model, x, y, values = _begun(_model(**settings()), order=order)
         trained(model, x, y, callbacks=[values], **how)
         found.append(values.values)
         assert values.counts.tolist() == [how.get("epochs", 1)] * 11
@@ -322,9 +323,8 @@ def test_training_is_the_same():
     assert logs == watched
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("projects", [True, False])
-def test_projections_or_the_exact_values(projects, monkeypatch):
+def test_projections_or_the_exact_values(float64, projects, monkeypatch):
     """Kernels as small as these are only projected if that costs nothing."""
     if projects:
         monkeypatch.setattr(projected_factors, "WORTH", -float("inf"))
@@ -364,15 +364,13 @@ class _Data(keras.utils.PyDataset):
         return _numbered(self.x[rows], self.y[rows], rows)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", ["dataset", "pydataset", "eager dataset"])
-def test_data_sets_bring_their_numbers(kind):
+def test_data_sets_bring_their_numbers(float64, kind):
     found = []
     for by in ("arrays", kind):
         model = _model(run_eagerly=kind == "eager dataset")
-        x, y, _ = _data(model)
-        names = [f"sample {i}" for i in range(len(x))]
-        values = SampleValues((x[:4], y[:4]), ids=names)
+        names = [f"sample {i}" for i in range(11)]
+        model, x, y, values = _begun(model, ids=names)
         data, more = (x, y), {"batch_size": 4}
         if "dataset" in by:
             data = tf.data.Dataset.from_tensor_slices((x, y)).enumerate()
@@ -386,12 +384,9 @@ def test_data_sets_bring_their_numbers(kind):
     np.testing.assert_allclose(*found, rtol=1e-12)
 
 
-@pytest.mark.usefixtures("float64")
-def test_a_resumed_fit_has_the_values_of_one_in_a_piece(tmp_path):
+def test_a_resumed_fit_has_the_values_of_one_in_a_piece(float64, tmp_path):
     def fit(*callbacks):
-        model = _model()
-        x, y, _ = _data(model)
-        values = SampleValues((x[:4], y[:4]))
+        model, x, y, values = _begun()
         how = {"batch_size": 4, "epochs": 4}
         try:
             trained(model, x, y, callbacks=[*callbacks, values], **how)
@@ -411,16 +406,14 @@ def test_a_resumed_fit_has_the_values_of_one_in_a_piece(tmp_path):
 
 
 def test_values_are_saved_with_the_weights(tmp_path):
-    model = _model()
-    x, y, _ = _data(model)
-    first = SampleValues((x[:4], y[:4]))
+    model, x, y, first = _begun()
     trained(model, x, y, epochs=2, callbacks=[first])
     model.save_weights(tmp_path / "model.weights.h5")
     model.save(tmp_path / "model.keras")
     other = _model()
     other.load_weights(tmp_path / "model.weights.h5")
     for loaded in (other, keras.saving.load_model(tmp_path / "model.keras")):
-        values = SampleValues((x[:4], y[:4]))
+        loaded, x, y, values = _begun(loaded)
         how = {"callbacks": [values]}
         trained(loaded, x, y, epochs=3, initial_epoch=2, **how)
         assert values.counts.tolist() == [3] * 11
@@ -433,23 +426,23 @@ def test_values_are_saved_with_the_weights(tmp_path):
 
 
 def test_weights_without_values_stay_plain_files(tmp_path):
-    model, plain = _model(), _model(mode=None, cls=keras.Model)
+    plain = _model(mode=None, cls=keras.Model)
+    model, x, y, values = _begun(count=11)
     model.save_weights(tmp_path / "plain.weights.h5")
     plain.optimizer.build(plain.trainable_variables)
     plain.load_weights(tmp_path / "plain.weights.h5")
     plain.save_weights(tmp_path / "keras.weights.h5")
     model.load_weights(tmp_path / "keras.weights.h5")
-    x, y, _ = _data(model)
-    trained(model, x, y, callbacks=[SampleValues((x, y))])
+    trained(model, x, y, callbacks=[values])
     model.save_weights(tmp_path / "valued.weights.h5")
     plain.load_weights(tmp_path / "valued.weights.h5")
     assert_equal(plain.get_weights(), model.get_weights())
 
 
 def test_one_callback_in_two_models():
-    first, second, again = _model(), _model(_shared), _model(_shared)
-    x, y, _ = _data(first)
-    values, alone = (SampleValues((x[:4], y[:4])) for _ in range(2))
+    first, x, y, values = _begun()
+    second = _model(_shared)
+    again, _, _, alone = _begun(_model(_shared))
     trained(first, x, y, callbacks=[values])
     before = values.values
     trained(second, x[:7], y[:7], callbacks=[values], shuffle=True)
@@ -460,9 +453,8 @@ def test_one_callback_in_two_models():
 
 
 def test_validation_split_and_further_callbacks():
-    model = _model()
-    x, y, _ = _data(model)
-    values, probe = SampleValues((x, y)), kpg.callbacks.GradientVariance()
+    model, x, y, values = _begun(count=11)
+    probe = kpg.callbacks.GradientVariance()
     callbacks = [probe, kpg.callbacks.DevicePlacement(deep=True), values]
     trained(model, x, y, validation_split=0.3, callbacks=callbacks)
     assert "val_loss" in model.history.history
@@ -472,10 +464,9 @@ def test_validation_split_and_further_callbacks():
 
 
 def test_a_sample_that_is_not_finite_has_no_value():
-    model = _model(mode=kpg.Vectorized(kpg.ClippedMean(1.0)))
-    x, y, _ = _data(model)
+    clipped = _model(mode=kpg.Vectorized(kpg.ClippedMean(1.0)))
+    model, x, y, values = _begun(clipped, count=3)
     x[3] = np.nan
-    values = SampleValues((x[:3], y[:3]))
     trained(model, x, y, callbacks=[values])
     assert values.counts.tolist() == [1, 1, 1, 0] + [1] * 7
     assert values.values[3] == 0
@@ -483,10 +474,8 @@ def test_a_sample_that_is_not_finite_has_no_value():
 
 
 def test_what_is_made_of_values(tmp_path):
-    model = _model()
-    x, y, _ = _data(model)
     names = [f"row {i}" for i in range(11)]
-    values = SampleValues((x[:4], y[:4]), ids=names)
+    model, x, y, values = _begun(ids=names)
     with pytest.raises(ValueError, match="once a `fit` has used it"):
         values.top()
     trained(model, x, y, callbacks=[values])
@@ -515,9 +504,7 @@ def test_a_frame_without_pandas_says_how_to_install_it(monkeypatch):
 def test_frame_and_plot():
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("matplotlib").use("agg")
-    model = _model()
-    x, y, _ = _data(model)
-    values = SampleValues((x[:4], y[:4]))
+    model, x, y, values = _begun()
     trained(model, x, y, callbacks=[values])
     frame = values.to_frame()
     assert isinstance(frame, pandas.DataFrame)
@@ -572,12 +559,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_models_without_values_are_refused(name):
     make, match = MODELS[name]
-    model = make()
-    x, y, _ = _data(model)
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=match):
-        trained(model, x, y, batch_size=11, callbacks=[SampleValues((x, y))])
-    assert_equal(model.get_weights(), before)
+    model, x, y, values = _begun(make(), count=11)
+    with unchanged(model), pytest.raises(ValueError, match=match):
+        trained(model, x, y, batch_size=11, callbacks=[values])
     trained(model, x, y, batch_size=11)
 
 
@@ -585,7 +569,6 @@ def test_data_that_do_not_fit_are_refused():
     model = _model()
     x, y, _ = _data(model)
     data = (tf.data.Dataset.from_tensor_slices((x, y)).batch(4),)
-    before = model.get_weights()
     for given, match, *hows in (
         (data, "ids=len", {}),
         (data, "data without numbers", {"ids": 11}),
@@ -593,9 +576,8 @@ def test_data_that_do_not_fit_are_refused():
         ((x, y), "one SampleValues in a `fit`", {}, {}),
     ):
         callbacks = [SampleValues((x, y), **how) for how in hows]
-        with pytest.raises(ValueError, match=match):
+        with unchanged(model), pytest.raises(ValueError, match=match):
             trained(model, *given, callbacks=callbacks)
-    assert_equal(model.get_weights(), before)
     trained(model, x, y)
 
 
@@ -605,14 +587,13 @@ def test_data_that_do_not_fit_are_refused():
 def test_numbers_outside_of_the_ids_change_no_weight(how):
     model = _model(**{"jit_compile": False, **how})
     x, y, _ = _data(model)
-    before = model.get_weights()
     for numbers, ids in ((np.arange(11), 10), (np.arange(-1, 10), 11)):
         values = SampleValues((x, y), ids=ids)
         given = SampleValues.with_numbers(x, numbers)
         kind = tf.errors.InvalidArgumentError
-        with pytest.raises(kind, match=r"numbers of samples from 0 to"):
+        refused = pytest.raises(kind, match=r"numbers of samples from 0 to")
+        with unchanged(model), refused:
             trained(model, given, y, callbacks=[values])
-        assert_equal(model.get_weights(), before)
     given = SampleValues.with_numbers(x, np.arange(11))
     trained(model, given, y, batch_size=4, epochs=2, callbacks=[values])
     assert values.counts.tolist() == [2] * 11
@@ -652,7 +633,7 @@ def test_models_with_several_losses(float64, structure):
             squares = tf.reduce_mean(tf.square(first - u[rows]))
             return squares + tf.reduce_mean(tf.abs(second - v[rows]))
 
-        return _gradient(model, value)
+        return gradient_of(model, value)
 
     own = np.array([gradient([k]) for k in range(6)])
     expected = 0.1 / 6 * own @ gradient([0, 1, 2, 3])

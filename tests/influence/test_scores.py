@@ -8,7 +8,12 @@ import pytest
 import tensorflow as tf
 
 from tests import oracle
-from tests.influence.making import influence_of, rows_of, two_checkpoints
+from tests.influence.making import (
+    assert_near,
+    influence_of,
+    rows_of,
+    two_checkpoints,
+)
 from tests.models.making import assert_equal, compiled, net, weights
 
 layers = keras.layers
@@ -74,9 +79,8 @@ MATRICES = {
 }
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", MATRICES)
-def test_scores_solve_with_the_matrix(name, monkeypatch):
+def test_scores_solve_with_the_matrix(float64, name, monkeypatch):
     if name == "exact, by products":
         monkeypatch.setattr("keras_pergrad.influence.hessian.MAX_DENSE_SIZE", 0)
     of, how, digits = MATRICES[name]
@@ -88,14 +92,12 @@ def test_scores_solve_with_the_matrix(name, monkeypatch):
     # Batches of 5, 5 and 2.
     influence = _influence(model, x, y, batch_size=5, **how)
     found = influence.scores(xt, yt)
-    limit = digits * np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=limit)
+    assert_near(found, expected, digits)
     own = np.sum(train * np.linalg.solve(matrix, train.T).T, 1) / len(x)
     np.testing.assert_allclose(influence.self_influence(), own, digits)
 
 
-@pytest.mark.usefixtures("float64")
-def test_none_is_the_gram_matrix_and_weights_count():
+def test_none_is_the_gram_matrix_and_weights_count(float64):
     model, (x, y), (xt, yt) = _model(), _data(), _data(5, 1)
     weight = np.linspace(0, 2, len(x))
     train = _rows(model, x, y, weight=tf.constant(weight))

@@ -37,9 +37,8 @@ MODELS = {
 }
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", few(MODELS, ["conv", "positions"]))
-def test_all_some_one_and_own_outputs(name):
+def test_all_some_one_and_own_outputs(float64, name):
     model = MODELS[name]()
     shape = model.input_shape[1:]
     x = normal(5, *shape)
@@ -56,8 +55,7 @@ def test_all_some_one_and_own_outputs(name):
         assert_close(gradients(model, x, outputs, batch_size=2), expected)
 
 
-@pytest.mark.usefixtures("float64")
-def test_batches_reductions_and_datasets():
+def test_batches_reductions_and_datasets(float64):
     model, x = _dense(), normal(7, 4)
     [full] = jacobians(model, x)
     for batch_size in (1, 3, 7, 100):
@@ -94,8 +92,7 @@ def test_data_of_another_floating_type_and_a_model_that_is_not_built():
     np.testing.assert_allclose(one, found[:, 0], rtol=1e-6)
 
 
-@pytest.mark.usefixtures("float64")
-def test_a_structure_of_inputs_gives_a_structure():
+def test_a_structure_of_inputs_gives_a_structure(float64):
     a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     joined = layers.Concatenate()([layers.Dense(2)(a), b])
     model = keras.Model({"a": a, "b": b}, layers.Dense(2, "tanh")(joined))
@@ -105,8 +102,7 @@ def test_a_structure_of_inputs_gives_a_structure():
     assert_close(found, jacobians(model, x))
 
 
-@pytest.mark.usefixtures("float64")
-def test_token_ids_stand_for_their_embeddings():
+def test_token_ids_stand_for_their_embeddings(float64):
     model, table, head = of_ids(2)
     ids = np.array([[0, 1, 1, 5], [2, 2, 2, 2], [3, 4, 0, 0]])
     found = gradients(model, ids, batch_size=2)

@@ -96,9 +96,8 @@ def _data(name):
     return normal(7, 4), LABELS if name in ("labels", "sum") else normal(7, 3)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_that_of_each_sample_alone(name, monkeypatch):
+def test_it_is_that_of_each_sample_alone(float64, name, monkeypatch):
     make, one_by_one = MODELS[name]
     model, (x, y), sizes = make(), _data(name), []
     before = weights(model)
@@ -117,11 +116,10 @@ def test_it_is_that_of_each_sample_alone(name, monkeypatch):
     assert_equal(weights(model), before)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "reduction", ["sum_over_batch_size", "mean_with_sample_weight"]
 )
-def test_sample_weights(reduction):
+def test_sample_weights(float64, reduction):
     model = _dense(_crossentropy(reduction=reduction))
     x, weight = normal(7, 4), np.arange(7.0) + 1
     expected = _alone(model, x, LABELS, weight=weight)
@@ -134,8 +132,7 @@ def test_sample_weights(reduction):
     np.testing.assert_allclose(means, np.abs(expected).mean(0), rtol=1e-10)
 
 
-@pytest.mark.usefixtures("float64")
-def test_several_outputs_and_inputs():
+def test_several_outputs_and_inputs(float64):
     a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     joined = layers.Concatenate()([layers.Dense(2, "tanh")(a), b])
     outputs = {
@@ -153,8 +150,7 @@ def test_several_outputs_and_inputs():
     assert_close(gradients(model, x, y=y, batch_size=3), _alone(model, x, y))
 
 
-@pytest.mark.usefixtures("float64")
-def test_of_token_ids_it_is_that_of_their_embeddings():
+def test_of_token_ids_it_is_that_of_their_embeddings(float64):
     model, table, head = of_ids(3)
     for one in (model, head):
         one.compile("sgd", _crossentropy())
@@ -163,8 +159,7 @@ def test_of_token_ids_it_is_that_of_their_embeddings():
     assert_close(ours, _alone(head, table(ids).numpy(), LABELS))
 
 
-@pytest.mark.usefixtures("float64")
-def test_the_diagonal_of_the_hessian_of_the_loss():
+def test_the_diagonal_of_the_hessian_of_the_loss(float64):
     model, x = _dense(_crossentropy()), normal(3, 4)
     ours = gradients(model, x, y=LABELS[:3], order=2)
     for i in range(3):

@@ -22,9 +22,8 @@ def _two(kind):
     return keras.Model(inputs, outputs)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", ["list", "dict"])
-def test_all_and_some_of_them_in_their_structure(kind):
+def test_all_and_some_of_them_in_their_structure(float64, kind):
     model, x = _two(kind), normal(5, 4)
     found = jacobians(model, x)
     # A dictionary is flattened in the order of its keys.
@@ -86,8 +85,7 @@ def _smooth():
     return stack((4, 3), convolution, layers.Flatten(), *dense)
 
 
-@pytest.mark.usefixtures("float64")
-def test_the_diagonal_of_the_hessian():
+def test_the_diagonal_of_the_hessian(float64):
     model, x = _smooth(), normal(5, 4, 3)
     expected = diagonals(model, x)
     assert np.abs(expected).max() > 1e-2
@@ -99,8 +97,7 @@ def test_the_diagonal_of_the_hessian():
     assert_close(total, expected[:, 0].mean(0))
 
 
-@pytest.mark.usefixtures("float64")
-def test_in_a_loop_over_many_outputs_and_for_several_inputs():
+def test_in_a_loop_over_many_outputs_and_for_several_inputs(float64):
     a, b = keras.Input((2,)), keras.Input((3,))
     hidden = layers.Dense(4, "tanh")(layers.Concatenate()([a, b]))
     model = keras.Model([a, b], layers.Dense(6, "tanh")(hidden))
@@ -113,8 +110,7 @@ def test_in_a_loop_over_many_outputs_and_for_several_inputs():
 
 
 @pytest.mark.quick
-@pytest.mark.usefixtures("float64")
-def test_the_laplacian_of_a_known_function():
+def test_the_laplacian_of_a_known_function(float64):
     class Known(keras.Model):
         def call(self, x):
             a, b = x[:, :1], x[:, 1:]
@@ -126,14 +122,12 @@ def test_the_laplacian_of_a_known_function():
     np.testing.assert_allclose(laplacian, expected, rtol=1e-10)
 
 
-@pytest.mark.usefixtures("float64")
-def test_second_derivatives_of_what_has_none_are_zero():
+def test_second_derivatives_of_what_has_none_are_zero(float64):
     model = stack((4,), layers.Dense(5, "relu"), layers.Dense(2))
     assert not gradients(model, normal(3, 4), order=2).any()
 
 
-@pytest.mark.usefixtures("float64")
-def test_through_a_loop():
+def test_through_a_loop(float64):
     model = stack((3, 2), layers.LSTM(2), layers.Dense(1))
     x = normal(2, 3, 2)
     assert_close(gradients(model, x, order=2), diagonals(model, x))

@@ -60,8 +60,7 @@ def single_gradients(net, x, y, *, sample_weight):
 
 
 @pytest.mark.parametrize("method", [kpg.Vectorized, kpg.PerSample])
-@pytest.mark.usefixtures("float64")
-def test_gradients_and_norms(method):
+def test_gradients_and_norms(float64, method):
     net, (x, y, sample_weight) = two_of_each()
     gradients = single_gradients(net, x, y, sample_weight=sample_weight)
     squares = sum(np.sum(g.reshape(len(g), -1) ** 2, 1) for g in gradients)

@@ -9,8 +9,11 @@ from tests.privacy.tiny import N, Y, fitted, noise_of, private, sgd, words
 
 SIZES = [10, 20]
 decay = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.5)
+BUDGET = {"target_epsilon": 1.0, "epochs": 2, "noise_multiplier": None}
+CORRELATED = {"noise": "correlated", "sampling": "ordered"}
+USERS = {"user_ids": np.arange(N) // 4, "samples_per_user": 4}
 PLANS = {
-    "budget": {"target_epsilon": 1.0, "epochs": 2, "noise_multiplier": None},
+    "budget": BUDGET,
     "noise": {"epochs": 2},
     "steps": {"steps": 6},
     "schedule": {
@@ -19,24 +22,9 @@ PLANS = {
         "sampling": "shuffled",
     },
     "fixed": {"sampling": "fixed", "epochs": 2},
-    "users": {
-        "user_ids": np.arange(N) // 4,
-        "samples_per_user": 4,
-        "epochs": 2,
-    },
-    "adaptive": {
-        "clipping": AdaptiveClippedMean(0.5),
-        "epochs": 2,
-        "target_epsilon": 1.0,
-        "noise_multiplier": None,
-    },
-    "correlated": {
-        "noise": "correlated",
-        "sampling": "ordered",
-        "target_epsilon": 2.0,
-        "epochs": 4,
-        "noise_multiplier": None,
-    },
+    "users": {**USERS, "epochs": 2},
+    "adaptive": {**BUDGET, "clipping": AdaptiveClippedMean(0.5)},
+    "correlated": {**BUDGET, **CORRELATED, "target_epsilon": 2.0, "epochs": 4},
 }
 
 

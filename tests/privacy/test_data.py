@@ -177,9 +177,7 @@ def test_data_that_cannot_be_drawn_from_are_refused(error, match, data):
     ],
     ids=["inputs", "one", "in_a_dict", "targets", "by_number", "py_dataset"],
 )
-def test_lists_give_the_batches_of_tuples(data):
-    training = private()
-    net = model(training)
+def test_lists_give_the_batches_of_tuples(training, net, data):
     first = []
     for pair in (list, tuple):
         batches = training.batches(*data(pair)).dataset(
@@ -210,17 +208,15 @@ class Hooked(Batches):
         return super().__getitem__(i)
 
 
-def test_the_hooks_of_a_data_set_are_called_once_an_epoch():
-    training = private()
-    net, data = model(training), Hooked()
+def test_the_hooks_of_a_data_set_are_called_once_an_epoch(training, net):
+    data = Hooked()
     batches = training.batches(data)
     for epochs in (3, 2):
         fit(net, training, epochs=epochs, data=batches)
     assert data.calls == ["begin", "batch", "end"] * 5
 
 
-def test_what_draws_batches_can_be_pickled():
-    training = private()
+def test_what_draws_batches_can_be_pickled(training):
     net = fitted(training)
     batches = training.batches(PairsInBatches(8, pair=tuple))
     copies = pickle.loads(pickle.dumps((training, training.callback, batches)))

@@ -192,7 +192,6 @@ class Annealed(keras.losses.Loss):
         lambda: layers.SpectralNormalization(layers.Dense(3)),
     ],
 )
-def test_what_keeps_no_data_is_not_accused(make):
-    training = private()
+def test_what_keeps_no_data_is_not_accused(training, make):
     net = with_layer_or_loss(training, make())
     assert find_problems(net, training.batches(X, Y)) == []

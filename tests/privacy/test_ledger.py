@@ -63,9 +63,7 @@ def test_phases_compose_and_an_earlier_one_does_not_turn_them_back(tmp_path):
     assert third.epsilon(2) == pytest.approx(compute_epsilon(phases, 1e-2))
 
 
-def test_a_later_checkpoint_goes_on(tmp_path):
-    training = private()
-    net = model(training)
+def test_a_later_checkpoint_goes_on(training, net, tmp_path):
     net.save_weights(tmp_path / "start.weights.h5")
     fit(net, training, 2)
     net.save_weights(tmp_path / "later.weights.h5")
@@ -96,12 +94,10 @@ def test_weights_of_another_run_bring_what_they_have_spent(tmp_path, seeds):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("stop")])
-def test_an_interrupted_fit_allows_nothing_more(error):
+def test_an_interrupted_fit_allows_nothing_more(training, net, error):
     def interrupt(batch, logs):
         raise error
 
-    training = private()
-    net = model(training)
     stop = callbacks.LambdaCallback(on_train_batch_end=interrupt)
     with pytest.raises((KeyboardInterrupt, RuntimeError)):
         fit(net, training, callbacks=[stop])
@@ -175,8 +171,7 @@ def test_training_outside_is_noted(change, tmp_path, monkeypatch):
     assert is_outside(training, fresh)
 
 
-def test_what_changes_no_weight_is_no_training(tmp_path):
-    training = private()
+def test_what_changes_no_weight_is_no_training(training, tmp_path):
     net = model(training, keras.optimizers.SGD(0.5, use_ema=True))
     best = callbacks.EarlyStopping("val_loss", restore_best_weights=True)
     other = X[:4].copy(), Y[:4].copy()
@@ -201,9 +196,7 @@ def test_what_changes_no_weight_is_no_training(tmp_path):
     assert not is_outside(training, net), "compiled again"
 
 
-def test_the_ledger_is_saved_with_the_model(tmp_path):
-    training = private()
-    net = model(training)
+def test_the_ledger_is_saved_with_the_model(training, net, tmp_path):
     saves = callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
     fit(net, training, 2, [saves])
     for epoch in (1, 2):

@@ -38,22 +38,20 @@ def test_refused_before_anything_is_traced():
         fit(net, training)
 
 
-def test_a_step_may_be_looked_at():
+def test_a_step_may_be_looked_at(net):
     """Reports of placement trace it, and never apply it."""
-    net = model(private())
     with refused(net, r"train_step\(\) in a custom loop"):
         trace_step(net.train_step, (X, Y))
         net.train_step((X, Y))
 
 
-def test_a_callback_cannot_train_in_between():
+def test_a_callback_cannot_train_in_between(training, net):
     class Trains(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             self.model.train_on_batch(X, Y)
 
-    training = private()
     with pytest.raises(ValueError, match=r"Received: train_on_batch\(\)"):
-        fit(model(training), training, callbacks=[Trains()])
+        fit(net, training, callbacks=[Trains()])
 
 
 @pytest.mark.parametrize(
@@ -71,9 +69,8 @@ def test_a_traced_function_changes_nothing(jit_compile, match):
     assert net.aggregation_state.updates == 4
 
 
-def test_private_batches_elsewhere():
-    training = private()
-    data, net = training.batches(X, Y), model(training)
+def test_private_batches_elsewhere(training, net):
+    data = training.batches(X, Y)
     match = (
         r"`validation_data` are batches dr.*"
         r"Received: PrivateBatches\(40.*\(x_val, y_val\)"

@@ -330,8 +330,7 @@ def test_weights_that_were_trained_elsewhere(name, tmp_path, monkeypatch):
         np.testing.assert_allclose(found, drawn, atol=1e-3)
 
 
-def test_a_model_that_was_never_trained():
-    training = private()
+def test_a_model_that_was_never_trained(training):
     for net in (sgd(training), compiled_again(from_model(sgd(training)))):
         text = tiny.words(training.statement(net))
         assert "was not trained privately: no update was made" in text

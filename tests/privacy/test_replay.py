@@ -79,6 +79,9 @@ class KeepsMean(layers.Layer):
 
 
 dense = lambda **options: lambda: layers.Dense(4, **options)  # noqa: E731
+adding = network(dense(), AddsMean)
+half = network(dense(dtype="mixed_bfloat16"))
+SINGLE = {"method": "per_sample"}
 OTHERS = {
     "eager": Setting(compiled={"run_eagerly": True}),
     "steps at once": Setting(compiled={"steps_per_execution": 3}),
@@ -108,34 +111,19 @@ OTHERS = {
     "regularisers": Setting(make=network(dense(kernel_regularizer="l2"))),
     # The unit's rows come last: the draws of the others are the same.
     "dropout": Setting(make=network(dense(), lambda: layers.Dropout(0.5))),
-    "add_loss": Setting(make=network(dense(), AddsMean)),
-    "add_loss, XLA": Setting(
-        make=network(dense(), AddsMean), compiled=XLA, pads=False
-    ),
-    "add_loss, single samples": Setting(
-        {"method": "per_sample"}, make=network(dense(), AddsMean)
-    ),
-    "add_loss, microbatches": Setting(
-        {"microbatch_size": 2}, make=network(dense(), AddsMean)
-    ),
-    "bfloat16": Setting(
-        make=network(dense(dtype="mixed_bfloat16")), rounding=1e-2
-    ),
-    "bfloat16, single samples": Setting(
-        {"method": "per_sample"},
-        make=network(dense(dtype="mixed_bfloat16")),
-        rounding=1e-2,
-    ),
+    "add_loss": Setting(make=adding),
+    "add_loss, XLA": Setting(make=adding, compiled=XLA, pads=False),
+    "add_loss, single samples": Setting(SINGLE, make=adding),
+    "add_loss, microbatches": Setting({"microbatch_size": 2}, make=adding),
+    "bfloat16": Setting(make=half, rounding=1e-2),
+    "bfloat16, single samples": Setting(SINGLE, make=half, rounding=1e-2),
     "Adam": Setting(compiled={"optimizer": "adam"}),
 }
 WAYS = {
     "at once": {},
     "microbatches": {"microbatch_size": 2},
-    "single samples": {"method": "per_sample"},
-    "single samples in microbatches": {
-        "method": "per_sample",
-        "microbatch_size": 2,
-    },
+    "single samples": SINGLE,
+    "single samples in microbatches": {**SINGLE, "microbatch_size": 2},
 }
 PRODUCT = {
     f"{sampling}, {clipping}, {way}{', XLA' * jit_compile}": Setting(
@@ -252,7 +240,7 @@ def counted_as_one(right):
     return observe
 
 
-padded = Setting({"method": "per_sample"}, compiled=XLA, weighted=False)
+padded = Setting(SINGLE, compiled=XLA, weighted=False)
 
 
 @fault(PaddedBatch, "weights", "moved", setting=padded)

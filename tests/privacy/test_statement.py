@@ -282,8 +282,7 @@ def test_what_is_proved():
     assert "was not recorded" in words(training.statement(other))
 
 
-def test_what_is_vouched_for(tmp_path):
-    training = private()
+def test_what_is_vouched_for(training, tmp_path):
     own = {"parts": [Untyped(name="own")]}
     net = model(training, **own)
     with tiny.refused(net, r"vouch for it: .*\['own'\]"):

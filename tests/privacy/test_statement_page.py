@@ -132,8 +132,7 @@ def test_it_says_if_nothing_is_promised():
     assert "attacker" not in shown
 
 
-def test_a_trained_model_and_a_saved_statement():
-    training = private()
+def test_a_trained_model_and_a_saved_statement(training):
     statement = training.statement(fitted(training))
     shown = page_text(statement)
     assert "changes its probability by more than" in shown

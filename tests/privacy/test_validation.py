@@ -94,8 +94,7 @@ def check_refused(match, net, training, **arguments):
 
 
 @pytest.mark.parametrize(("match", "make"), MODELS)
-def test_models_are_refused_before_a_weight_changes(match, make):
-    training = private()
+def test_models_are_refused_before_a_weight_changes(training, match, make):
     net = make(training) if callable(make) else model(training, **make)
     check_refused(match, net, training)
 
@@ -106,8 +105,7 @@ def test_arguments_of_fit_are_refused(match, name, value):
     check_refused(match, model(training), training, **{name: value})
 
 
-def test_masks():
-    training = private()
+def test_masks(training):
     parts = [layers.Embedding(5, 2, mask_zero=True)]
     net = model(training, parts=parts, loss="mse")
     ids = (np.abs(X) * 2).astype("int32").clip(0, 4)
@@ -115,9 +113,8 @@ def test_masks():
     check_refused("divided by a mask", net, training, data=data)
 
 
-def test_fit_without_the_batches_or_the_callback_is_refused():
-    training = private()
-    net, data = model(training), training.batches(X, Y)
+def test_fit_without_the_batches_or_the_callback_is_refused(training, net):
+    data = training.batches(X, Y)
     with refused(net, r"Expected fit\(private.batches"):
         net.fit(X, Y, callbacks=[training.callback], verbose=0)
     for budgets in ([], [OTHER.callback]):
@@ -136,7 +133,7 @@ def test_mixed_bfloat16_is_served():
     not hasattr(keras.optimizers, "MultiOptimizer"), reason="older Keras"
 )
 @pytest.mark.parametrize("is_function", [False, True])
-def test_optimizers_inside_others(is_function):
+def test_optimizers_inside_others(training, is_function):
     from keras.src.optimizers.multi_optimizer import OptimizerMap
 
     def several(**arguments):
@@ -147,7 +144,6 @@ def test_optimizers_inside_others(is_function):
             pairs = lambda v: other if "bias" in v.path else plain  # noqa: E731
         return keras.optimizers.MultiOptimizer(pairs)
 
-    training = private()
     net = model(training, several(**joining))
     with refused(net, "joins the gradients"):
         fit(net, training)
@@ -155,11 +151,10 @@ def test_optimizers_inside_others(is_function):
     assert net.aggregation_state.updates == 4
 
 
-def test_validation_beside_the_protected_examples_is_served():
+def test_validation_beside_the_protected_examples_is_served(training, net):
     """And callbacks may act on it."""
     x, y = np.concatenate([X, X]), np.concatenate([Y, Y])
-    training = private()
-    net, stop = model(training), callbacks.EarlyStopping("val_loss")
+    stop = callbacks.EarlyStopping("val_loss")
     for rows, rest in (
         (slice(None, N), slice(N, None)),
         (slice(None, None, 2), slice(1, None, 2)),
