@@ -54,12 +54,6 @@ class Projection:
         self.inputs = Side(rows, sizes[0], f"{text}, inputs")
         self.outputs = Side(columns, sizes[1], f"{text}, outputs")
 
-    def __repr__(self):
-        return (
-            f"Projection(shape={self.shape}, size={self.size}, "
-            f"seed={self.seed})"
-        )
-
     @property
     def size(self):
         """How many numbers a gradient becomes."""
