@@ -58,9 +58,7 @@ class AlignedRuns:
         """Return all steps that two chosen runs have, (T,), and their rows."""
         run_steps = [self.runs[r].scalars["step"] for r in indices]
         steps = _shared_steps(run_steps)
-        return steps, np.stack(
-            [_record_indices(own_steps, steps) for own_steps in run_steps], 1
-        )
+        return steps, _record_indices(run_steps, steps)
 
 
 def align(log_dir, max_steps):
@@ -106,9 +104,7 @@ def align(log_dir, max_steps):
             "`every` in all runs."
         )
     steps = shared[even_indices(len(shared), max_steps)]
-    rows = np.stack(
-        [_record_indices(own_steps, steps) for own_steps in run_steps], 1
-    )
+    rows = _record_indices(run_steps, steps)
     names = _unique_names(runs)
     notes = [f"Without any record: {', '.join(empty)}."] if empty else []
     notes += [*_setting_notes(names, runs)]
@@ -163,6 +159,13 @@ def even_indices(count, most):
     return np.unique(indices.round().astype(int))
 
 
+def steps_by_runs(is_present):
+    """Yield the steps that the same runs have, and these runs, by indices."""
+    patterns, codes = np.unique(is_present, axis=0, return_inverse=True)
+    for k, pattern in enumerate(patterns):
+        yield np.flatnonzero(codes.reshape(-1) == k), np.flatnonzero(pattern)
+
+
 def _shared_steps(run_steps):
     """Return the steps that two or more of some runs have."""
     steps, counts = np.unique(np.concatenate(run_steps), return_counts=True)
@@ -174,11 +177,14 @@ def _format_steps(steps):
     return listed + (", …" if len(steps) > 3 else "")
 
 
-def _record_indices(steps, queries):
-    """Return the record of each wanted step; -1 for none."""
-    # Past the end searchsorted has no record: look at the last, which differs.
-    indices = np.minimum(np.searchsorted(steps, queries), len(steps) - 1)
-    return np.where(steps[indices] == queries, indices, -1)
+def _record_indices(run_steps, steps):
+    """Return the record of each wanted step and run, (T, R); -1 for none."""
+    columns = []
+    for own in run_steps:
+        # Past the end there is no record: look at the last, which differs.
+        indices = np.minimum(np.searchsorted(own, steps), len(own) - 1)
+        columns.append(np.where(own[indices] == steps, indices, -1))
+    return np.stack(columns, 1)
 
 
 def _unique_names(runs):

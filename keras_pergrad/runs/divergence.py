@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from keras_pergrad.runs.alignment import steps_by_runs
+
 # Below this share of the whole gradient's norm a variable's own norm is no
 # reference: a bias whose gradient is only rounding would always differ.
 _MIN_NORM_SHARE = 1e-3
@@ -144,11 +146,7 @@ def _early_ends(names, runs, step):
 def _present_differences(runs, rows):
     """Return the `_differences` at each step, of the runs that have it."""
     differences = np.zeros((len(rows), len(runs[0].info["variables"])))
-    patterns, pattern_ids = np.unique(rows >= 0, axis=0, return_inverse=True)
-    # Steps that the same runs have are compared in one go.
-    for k, is_present in enumerate(patterns):
-        step_indices = np.flatnonzero(pattern_ids.reshape(-1) == k)
-        run_indices = np.flatnonzero(is_present)
+    for step_indices, run_indices in steps_by_runs(rows >= 0):
         differences[step_indices] = _differences(
             [runs[r] for r in run_indices],
             rows[np.ix_(step_indices, run_indices)],

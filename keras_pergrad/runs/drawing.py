@@ -32,11 +32,6 @@ class Line(NamedTuple):
     low: Sequence[float] | np.ndarray | None = None
     high: Sequence[float] | np.ndarray | None = None
 
-    def all_values(self):
-        """Return every value that is drawn."""
-        edges = [edge for edge in (self.low, self.high) if edge is not None]
-        return np.concatenate([self.values, *edges]).astype(float)
-
 
 def chart(title, steps, lines):
     """Return the HTML of a chart of lines; what is not finite is a gap."""
@@ -156,9 +151,9 @@ def _draw(axes, steps, lines):
             axes.fill_between(
                 steps, low, high, color=color, alpha=0.16, linewidth=0
             )
-    min_positive, is_logarithmic = _axis_range(
-        np.concatenate([[], *(line.all_values() for line in lines)])
-    )
+    parts = [p for line in lines for p in (line.values, line.low, line.high)]
+    drawn = np.concatenate([[], *(p for p in parts if p is not None)])
+    min_positive, is_logarithmic = _axis_range(drawn)
     if is_logarithmic:  # this scale also shows zero
         axes.set_yscale("symlog", linthresh=min_positive)
     axes.locator_params(axis="x", integer=True, nbins=7)

@@ -62,7 +62,7 @@ BASIC = NORM, VARIANCE, NOISE_SCALE, SNR, REPEAT_DEVIATION, EQUAL_VARIABLES
 TRAINING = NORM, VARIANCE, NOISE_SCALE
 
 
-def _read_by(instrument, caption, unit, *needs, name=None):
+def _read_by(instrument, caption, *needs, unit="", name=None):
     return Figure(
         name or f"gradient_{instrument}",
         caption,
@@ -82,20 +82,17 @@ FIGURES = {
             "norm_test",
             "Standard error of the mean gradient over its norm: above 1 the "
             "batch is mostly noise.",
-            "",
             "samples",
         ),
         _read_by(
             "inner_product_test",
             "Standard error of the samples' slopes along the mean gradient, "
             "over its squared norm.",
-            "",
             "dots",
         ),
         _read_by(
             "orthogonality_test",
             "Standard error orthogonal to the mean gradient, over its norm.",
-            "",
             "samples",
             "dots",
         ),
@@ -103,38 +100,34 @@ FIGURES = {
             "cabs",
             "The batch size that CABS advises for the learning rate.",
             "samples",
-            "samples",
+            unit="samples",
         ),
         _read_by(
             "snr_by_weight",
             "Squared mean over variance of a weight's gradient, averaged over "
             "the weights.",
-            "",
             "weights",
         ),
         _read_by(
             "early_stopping",
             "Evidence that the gradient is only noise: above 0, stop.",
-            "",
             "weights",
         ),
         _read_by(
             "update_ratio",
             "Norm of the last update over that of the weights.",
-            "",
             "before",
         ),
         _read_by(
             "distance",
             "Distance of the weights from where `fit` began.",
-            "weight",
             "begin",
+            unit="weight",
         ),
         _read_by(
             "alpha",
             "Where the last update went on a parabola: 0 is its minimum, "
             "above 1 the loss rises.",
-            "",
             "samples",
             "along",
             "before",
@@ -142,23 +135,22 @@ FIGURES = {
         _read_by(
             "dead_units",
             "Share of the units that get no gradient from any sample.",
-            "",
             "units",
         ),
         _read_by(
             "layers",
             "Layers whose gradient over their weights, by norms, is below "
             "1e-4 of the median layer's.",
-            "layers",
             "now",
+            unit="layers",
             name="gradient_vanishing_layers",
         ),
         _read_by(
             "layers",
             "Layers whose gradient over their weights, by norms, is above "
             "1,000.",
-            "layers",
             "now",
+            unit="layers",
             name="gradient_exploding_layers",
         ),
     )

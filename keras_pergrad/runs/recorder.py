@@ -20,11 +20,7 @@ class Recorder:
     """Appends readings to one run, which belongs to it until `close`.
 
     `start` and `resume` make one. Other processes may read the run meanwhile.
-
-    Args:
-        directory: the run's own.
-        info: what the run is, a dict of the fields of `RunInfo`.
-        lock: the file that keeps other writers out.
+    What cannot be written raises an `OSError` that names the `log_dir`.
     """
 
     def __init__(self, directory, *, info, lock):
@@ -45,16 +41,10 @@ class Recorder:
 
     @classmethod
     def start(cls, log_dir, info):
-        """Start a run in `log_dir`, a directory that is made if it is missing.
+        """Start a run in `log_dir`; a `FileExistsError` if it has records.
 
-        A run of that name without any record is taken over: a process that was
-        killed early leaves one.
-
-        Raises:
-            FileExistsError: there is a run of that name, or another process
-                is about to write it.
-            OSError: `log_dir` cannot be written.
-            ValueError: the name cannot be that of a directory.
+        One without any is taken over: a process that was killed early leaves
+        it.
         """
         return cls._open(log_dir, info, resumes=False)
 
@@ -64,12 +54,6 @@ class Recorder:
 
         At the first `append` the records of that step and of later ones are
         removed: they are about to be measured again.
-
-        Raises:
-            ValueError: the run was made with another model, loss, probe
-                batch or sketch size; the message names the field.
-            FileExistsError: another process is writing the run.
-            OSError: `log_dir` cannot be written.
         """
         return cls._open(log_dir, info, resumes=True)
 
@@ -94,19 +78,10 @@ class Recorder:
             return recorder
 
     def append(self, reading, *, variable_sketches, sketch):
-        """Write one record.
+        """Write a `Reading` with its sketches, (V, R) and (S,).
 
         Records of the same or a later step, which a resumed run may have,
-        are removed first.
-
-        Args:
-            reading: a `Reading`, with the figure "norm" by variable.
-            variable_sketches: (V, R).
-            sketch: (S,).
-
-        Raises:
-            OSError: the record could not be written; the earlier ones stay.
-            ValueError: a wrong shape, or a closed recorder.
+        are removed first. If it cannot be written, the earlier ones stay.
         """
         if self._lock.closed:
             raise ValueError(
@@ -135,20 +110,12 @@ class Recorder:
         self._ends.append(self._ends[-1] + len(line))
 
     def add_epoch(self, fields):
-        """Write figures of an epoch, a dict with its number, "epoch".
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Write figures of an epoch, a dict with its number, "epoch"."""
         with _errors_of(self.directory):
             _write(self._epochs, json.dumps(fields).encode() + b"\n")
 
     def advise(self, advice):
-        """Write what the `fit` advises: pairs of a name and a text.
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Write what the `fit` advises: pairs of a name and a text."""
         path = os.path.join(self.directory, run_folder.ADVICE)
         with _errors_of(self.directory), open(path, "w") as file:
             json.dump(advice, file)

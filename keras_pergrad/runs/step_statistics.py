@@ -13,6 +13,7 @@ To add a figure, add an entry to `MEANINGS`; compute it in
 import numpy as np
 
 from keras_pergrad.common.optional import import_if_there
+from keras_pergrad.runs.alignment import steps_by_runs
 from keras_pergrad.runs.figures import NORM, VARIANCE
 from keras_pergrad.runs.grouping import equality_codes, equality_matrix
 
@@ -136,13 +137,9 @@ def _blocks(aligned):
     """Yield steps that the same runs have: (indices, runs, sketches)."""
     size = aligned.infos[0]["sketch_size"]
     finite = np.isfinite(aligned.scalars(NORM.name))
-    is_present = (aligned.rows >= 0) & finite
-    patterns, pattern_ids = np.unique(is_present, axis=0, return_inverse=True)
-    for k, pattern in enumerate(patterns):
-        present = np.flatnonzero(pattern)
+    for step_indices, present in steps_by_runs((aligned.rows >= 0) & finite):
         if len(present) < 2:
             continue
-        step_indices = np.flatnonzero(pattern_ids.reshape(-1) == k)
         block_steps = max(1, _NUMBERS_AT_ONCE // (len(present) * size))
         for start in range(0, len(step_indices), block_steps):
             block = step_indices[start : start + block_steps]
