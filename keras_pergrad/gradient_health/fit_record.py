@@ -111,31 +111,24 @@ def _losses(model, batch):
     nothing is random. The model is left as it was.
     """
     n = len(tf.nest.flatten(batch[0])[0])
-    parts = slice(0, n), slice(0, n // 2), slice(n // 2, n)
-    with unchanged(model):
-        return [_loss_of(model, _select_rows(batch, rows)) for rows in parts]
 
-
-def _loss_of(model, batch):
-    x, y, sample_weight = batch
-    y_pred = call_model(model, x, training=False)
-    return float(
-        measured_loss(
+    def loss_of(rows):
+        x, y, sample_weight = tf.nest.map_structure(
+            lambda t: None if t is None else t[rows], batch
+        )
+        loss = measured_loss(
             model,
             x,
             y,
-            y_pred=y_pred,
+            y_pred=call_model(model, x, training=False),
             sample_weight=sample_weight,
             training=False,
         )
-    )
+        return float(loss)
 
-
-def _select_rows(batch, rows):
-    """Return some rows of all tensors of a batch."""
-    return tf.nest.map_structure(
-        lambda t: None if t is None else t[rows], batch
-    )
+    parts = slice(0, n), slice(0, n // 2), slice(n // 2, n)
+    with unchanged(model):
+        return [loss_of(rows) for rows in parts]
 
 
 def _norm(variable):

@@ -148,11 +148,6 @@ def is_resumed(model, epoch, step):
     )
 
 
-def should_record(model):
-    """Whether this worker records: only the chief does."""
-    return model.distribute_strategy.extended.should_checkpoint
-
-
 def _last_with_other_probe(log_dir, info):
     """Return the name of the last other run if its probe is another."""
     for path in reversed(list_runs(log_dir)):

@@ -337,7 +337,8 @@ class GradientMeter:
         if losses is not None:
             needs_any = tf.not_equal(request, _NO_SAMPLES)
             observed |= compute_if(needs_any, observe_slopes)
-        return {**observed, "loss": self._loss_of_data(loss)}
+        data_loss = _loss_of_data(loss, self.model, self._variables)
+        return {**observed, "loss": data_loss}
 
     def _squared_sample_norms(self, factor):
         """Return ‖g_i‖² of the samples, (n,); a contribution is g_i / n."""
@@ -346,13 +347,6 @@ class GradientMeter:
         squares = tf.cast(factor.squared_norms(), self._dtype)
         squares *= tf.cast(self.samples**2, self._dtype)
         return tf.reshape(squares, [self.samples])
-
-    def _loss_of_data(self, loss):
-        """Return the loss without the regularisers that Keras adds."""
-        if has_own_loss(self.model):
-            return loss
-        penalty = regularization_loss(self._variables)
-        return loss - tf.cast(penalty, loss.dtype)
 
     def _compile(self, compute, eager=True):
         """Return a program of `compute` that runs the way the model trains."""
@@ -391,6 +385,13 @@ class GradientMeter:
         return run
 
 
+def _loss_of_data(loss, model, variables):
+    """Return the loss without the regularisers that Keras adds."""
+    if has_own_loss(model):
+        return loss
+    return loss - tf.cast(regularization_loss(variables), loss.dtype)
+
+
 class TrainingReader(StepReader):
     """Reads the gradient of the batch, and what instruments are made of.
 
@@ -409,17 +410,18 @@ class TrainingReader(StepReader):
         return self.is_wanted
 
     def read(self, samples):
-        samples, dtype, results = samples.held(), samples.dtype, {}
-        results["squared_norms"] = samples.squared_norms()
-        results["mean"] = samples.mean()
-        results |= self.quantities(
-            samples.n, samples.factors, gradients=results["mean"], dtype=dtype
+        dtype, samples = samples.dtype, samples.held()
+        mean, loss = samples.mean(), samples.loss
+        quantities = self.quantities(
+            samples.n, samples.factors, gradients=mean, dtype=dtype
         )
-        loss = results["loss_with_penalties"] = samples.loss
-        if not has_own_loss(samples.model):
-            penalty = regularization_loss(samples.variables)
-            loss -= tf.cast(penalty, loss.dtype)
-        return {**results, "loss": loss}
+        return {
+            **quantities,
+            "squared_norms": samples.squared_norms(),
+            "mean": mean,
+            "loss_with_penalties": loss,
+            "loss": _loss_of_data(loss, samples.model, samples.variables),
+        }
 
     def receive(self, values):
         measured = tf.nest.map_structure(np.asarray, values)

@@ -300,17 +300,11 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
                 self._begin_measuring(batch, self._epoch)
         if self.is_in_training:
             return self._train_measured_step(function, iterator)
-        weight_copies = (
-            self._instruments is not None and self._instruments.weights
-        )
-        if (
-            not weight_copies
-            or not weight_copies.is_needed
-            or not self._may_measure_next()
-        ):
-            return function(iterator)
-        with weight_copies.hold():
-            return function(iterator)
+        weights = self._instruments and self._instruments.weights
+        if weights and weights.is_needed and self._may_measure_next():
+            with weights.hold():
+                return function(iterator)
+        return function(iterator)
 
     def _train_measured_step(self, function, iterator):
         """Take a step, and measure on its batch if that is due."""
@@ -376,7 +370,9 @@ class GradientVariance(NamedArguments, keras.callbacks.Callback):
         if self._advises():
             self._adviser = Adviser(self.model, batch, self._say)
         is_recorded = self.log_dir is not None or self.trackers
-        if is_recorded and fit_records.should_record(self.model):
+        # Of several workers only the chief records.
+        workers = self.model.distribute_strategy.extended
+        if is_recorded and workers.should_checkpoint:
             self._records = fit_records.begin_records(
                 self,
                 batch,

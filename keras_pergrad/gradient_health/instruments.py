@@ -134,22 +134,15 @@ def histogram(values):
     if not flat.size:
         return Histogram((0,), (0.0, 1.0))
     low, high = float(flat.min()), float(flat.max())
-    if not low < high:
-        return Histogram((flat.size,), _edges_around(low))
+    scale = BINS / (high - low) if low < high else np.inf
+    if not np.isfinite(scale):
+        margin = abs(low) * 1e-3 or 1e-3
+        return Histogram((flat.size,), (low - margin, low + margin))
     edges = np.linspace(low, high, BINS + 1)
     # A tenth of the time of np.histogram.
-    scale = BINS / (high - low)
-    if not np.isfinite(scale):
-        return Histogram((flat.size,), _edges_around(low))
     bins = ((flat - low) * scale).astype(np.int32)
     counts = np.bincount(np.minimum(bins, BINS - 1), minlength=BINS)
     return Histogram(tuple(counts.tolist()), tuple(edges.tolist()))
-
-
-def _edges_around(value):
-    """Return two edges with a value between them."""
-    margin = abs(value) * 1e-3 or 1e-3
-    return value - margin, value + margin
 
 
 class SampleQuantities:

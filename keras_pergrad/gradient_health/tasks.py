@@ -148,14 +148,11 @@ class TaskMeter:
         quiet = np.errstate(invalid="ignore", over="ignore")
         with quiet, preserve_random_state():
             products = run_and_restore(self._function, *self._batch_tensors)
-        paths = [v.path for v in self._variables]
-        shared_paths = [
-            p for p, is_shared in zip(paths, self._is_shared) if is_shared
-        ]
+        shared = itertools.compress(self._variables, self._is_shared)
         return TaskConflicts(
             step,
             self.tasks,
-            tuple(shared_paths),
+            tuple(v.path for v in shared),
             products=np.asarray(products, np.float64),
         )
 
@@ -175,8 +172,7 @@ class TaskMeter:
             terms = loss_terms.terms_of(
                 self._model, y, y_pred, recorded=loss_values
             )
-        missing = [name for name in self.tasks if name not in terms]
-        if missing:
+        if not terms.keys() >= set(self.tasks):
             raise ValueError(task_refusals.no_tasks_to_measure(self.tasks))
         task_gradients = [
             map_tensors(
@@ -188,9 +184,5 @@ class TaskMeter:
         self._is_shared = shared_by_tasks(task_gradients)
         if not any(self._is_shared):
             raise ValueError(task_refusals.nothing_shared(list(self.tasks)))
-        shared_gradients = [
-            c
-            for c, is_shared in zip(zip(*task_gradients), self._is_shared)
-            if is_shared
-        ]
-        return tf.stack(gramians(shared_gradients))
+        shared = itertools.compress(zip(*task_gradients), self._is_shared)
+        return tf.stack(gramians(list(shared)))

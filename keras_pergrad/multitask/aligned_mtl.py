@@ -81,16 +81,15 @@ class AlignedMTL(GramianAggregation):
     def _scale(self, spectrum):
         # Ascending: those that are not zero come last.
         values = spectrum.values
-        count = tf.reduce_sum(tf.cast(spectrum.nonzero, tf.int32))
-        first = tf.size(values) - tf.maximum(count, 1)
+        count = tf.math.count_nonzero(spectrum.nonzero, dtype=tf.int32)
+        count = tf.maximum(count, 1)
+        first = tf.size(values) - count
         if self.scale_mode == "min":
             return tf.gather(values, first)
         if self.scale_mode == "median":
-            return tf.gather(values, first + (tf.maximum(count, 1) - 1) // 2)
+            return tf.gather(values, first + (count - 1) // 2)
         nonzero = tf.where(spectrum.nonzero, values, tf.zeros_like(values))
-        return tf.reduce_sum(nonzero) / tf.cast(
-            tf.maximum(count, 1), values.dtype
-        )
+        return tf.reduce_sum(nonzero) / tf.cast(count, values.dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -22,7 +22,7 @@ from keras_pergrad.modes.sums import unscaled
 from keras_pergrad.multitask.task_gradients import (
     TaskSums,
     combine_tasks,
-    cosines,
+    cosine_names,
     gramian_of,
     require_minimised,
     shared_by_tasks,
@@ -169,7 +169,7 @@ class ByTask(GradientMode):
     def logged_by_updates(self, model: Any) -> list[str]:
         tasks = list(self._tasks(model))
         weights = [f"task_weight_{name}" for name in tasks]
-        return ["task_conflicts", *weights, *cosines(tasks)]
+        return ["task_conflicts", *weights, *cosine_names(tasks).values()]
 
     def sums_of_parts(
         self, aggregation: Any, options: StepOptions, **of_batch: Any
@@ -258,7 +258,11 @@ class ByTask(GradientMode):
         logged = {"task_conflicts": conflicts / (count * (count - 1))}
         for k, name in enumerate(tasks):
             logged[f"task_weight_{name}"] = logged_weights[k]
-        return weights, {**logged, **cosines(tasks, gramian)}
+        lengths = tf.sqrt(tf.linalg.diag_part(gramian))
+        for (i, j), name in cosine_names(tasks).items():
+            # NaN where a gradient is zero.
+            logged[name] = gramian[i, j] / (lengths[i] * lengths[j])
+        return weights, logged
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -1,5 +1,7 @@
 """The sums and gradients of several tasks: what they share, how they agree."""
 
+import itertools
+
 import tensorflow as tf
 
 from keras_pergrad.factors.written_out import norm_type
@@ -88,10 +90,8 @@ def shared_by_tasks(task_gradients):
 
 def gramian_of(task_gradients, shared):
     """Return the inner products over the shared variables, (tasks, tasks)."""
-    columns = [
-        c for c, is_shared in zip(zip(*task_gradients), shared) if is_shared
-    ]
-    return tf.add_n(gramians(columns))
+    columns = itertools.compress(zip(*task_gradients), shared)
+    return tf.add_n(gramians(list(columns)))
 
 
 def gramians(columns):
@@ -138,21 +138,9 @@ def combine_tasks(task_gradients, shared, weights):
     return gradients
 
 
-def cosines(tasks, gramian=None):
-    """Return the cosine of each pair of tasks by its name in the logs.
-
-    NaN where a gradient is zero. Without the Gramian the values are None.
-    """
-    cosines_by_name = {}
-    for i, first in enumerate(tasks):
-        for j in range(i + 1, len(tasks)):
-            name = f"task_cosine_{first}_{tasks[j]}"
-            cosines_by_name[name] = (
-                gramian if gramian is None else _cosine(gramian, i, j)
-            )
-    return cosines_by_name
-
-
-def _cosine(gramian, i, j):
-    norms = tf.sqrt(gramian[i, i]) * tf.sqrt(gramian[j, j])
-    return gramian[i, j] / norms
+def cosine_names(tasks):
+    """Return the name in the logs of the cosine of each two places."""
+    return {
+        (i, j): f"task_cosine_{tasks[i]}_{tasks[j]}"
+        for i, j in itertools.combinations(range(len(tasks)), 2)
+    }
