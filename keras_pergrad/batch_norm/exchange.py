@@ -28,7 +28,11 @@ def exchanged(layers, by, groups):
                 layer.trainable = False
             else:
                 undo.callback(_restore, layer, _state(layer))
-                _turn_in_place(layer, _replacement(layer, by, groups))
+                new = _replacement(layer, by, groups)
+                for node in call_nodes(layer):
+                    # Only BatchNormalization takes a mask.
+                    node.arguments.kwargs.pop("mask", None)
+                turn_into(layer, new)
         yield
         undo.pop_all()  # no error: the exchange stays
 
@@ -147,14 +151,6 @@ def _built_like(new, layer):
             scopes.enter_context(keras.name_scope(scope_name))
         new.build(_shape(layer))
     return new
-
-
-def _turn_in_place(layer, new):
-    """Turn a normalisation layer into another one, in its place."""
-    for node in call_nodes(layer):
-        # Only BatchNormalization takes a mask.
-        node.arguments.kwargs.pop("mask", None)
-    turn_into(layer, new)
 
 
 def norms(layer):

@@ -124,12 +124,12 @@ def replace_batch_norm(
 def _check_arguments(model, by, groups):
     require_model(model)
     require_one_of("by", by, _KINDS)
-    if groups is not None and by != "group":
-        raise ValueError(
-            "`groups` goes with by='group' only. Received: "
-            f"groups={groups!r}, by={by!r}"
-        )
     if groups is not None:
+        if by != "group":
+            raise ValueError(
+                "`groups` goes with by='group' only. Received: "
+                f"groups={groups!r}, by={by!r}"
+            )
         positive_integer("groups", groups)
     if not model.built:
         raise ValueError(

@@ -163,12 +163,10 @@ def draws_on(model, x, device, *, setting, state):
         return [d.rows() for d in recorded]
 
     traced = trace_step(draw, x) if setting == "graph" else None
-    with _make_runner(
+    runner = _make_runner(
         draw, x, traced, device=device, setting=setting, state=state
-    ) as (
-        make_ready,
-        run_once,
-    ):
+    )
+    with runner as (make_ready, run_once):
         make_ready()
         return run_once()
 

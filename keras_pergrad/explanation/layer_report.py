@@ -263,10 +263,8 @@ def _layer_rows(model, uses, refused, *, vouched, n):
             )
         elif used or (weights and not refused):  # else not all uses are known
             calls = max((len(each) for _, each in used), default=1)
-            served_by, reason = _how_served(
-                model,
-                [use for _, each in used for use in each],
-            )
+            layer_uses = [use for _, each in used for use in each]
+            served_by, reason = _how_served(model, layer_uses)
             verdict, vouched_inside = "open", ()
             if not refused and served_by != "unknown":
                 vouched_inside = [

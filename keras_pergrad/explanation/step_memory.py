@@ -171,7 +171,7 @@ class SavedModel:
             n, repr(mode), rise, process=self.process, device=device
         )
 
-    def _request(self, mode, n, limit=None):
+    def _request(self, mode, n, limit):
         compiled_mode = getattr(self._model, "_gradient_mode", None)
         is_plain = compiled_mode is None and isinstance(mode, Batch)
         config = None if mode is compiled_mode or is_plain else serialize(mode)
@@ -184,24 +184,14 @@ class SavedModel:
             "modules": self._modules(json.dumps(config)),
         }
 
-    @contextlib.contextmanager
-    def _errors(self):
-        try:
-            yield
-        except peak.NotLoadedError as error:
-            text = _NOT_LOADED.format(self._model.name, error)
-            raise ValueError(text) from error
-
-    def _modules(self, *texts):
-        """List the modules of the registered parts that the model has."""
+    def _modules(self, mode):
+        """List the modules of the registered parts of the model and a mode."""
         with zipfile.ZipFile(self._folder / peak.MODEL) as archive:
-            texts = *texts, archive.read("config.json").decode()
+            model = archive.read("config.json").decode()
         registered = keras.saving.get_custom_objects()
-        names = set(re.findall(r'"([^"]+)"', " ".join(texts)))
-        modules = [
-            registered[name].__module__ for name in names & {*registered}
-        ]
-        return sorted({*modules} - {"__main__"})
+        names = set(re.findall(r'"([^"]+)"', f"{mode} {model}"))
+        modules = {registered[n].__module__ for n in names & registered.keys()}
+        return sorted(modules - {"__main__"})
 
     def _in_process(self, request):
         if sys.platform == "win32":
@@ -239,11 +229,14 @@ class SavedModel:
 
     def _in_this_process(self, request, device):
         try:
-            with self._errors(), preserve_random_state():
+            with preserve_random_state():
                 meter = peak.GpuMeter(device)
                 return peak.measure_rise(self._folder, request, meter)
         except tf.errors.ResourceExhaustedError:
             return None
+        except peak.NotLoadedError as error:
+            text = _NOT_LOADED.format(self._model.name, error)
+            raise ValueError(text) from error
 
 
 def mode_of(model):
@@ -278,16 +271,16 @@ def input_specs(model, batch_size, x):
     if x is not None:
         require_inputs(model, x)
         return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
-    inputs = getattr(model, "inputs", None) or [None]
-    inputs_known = symbolic_inputs(model)
-    if inputs_known is None:
-        inputs_known = inputs if len(inputs) > 1 else inputs[0]
-    if inputs_known is None:
+    inputs = symbolic_inputs(model)
+    if inputs is None:
+        flat = getattr(model, "inputs", None) or [None]
+        inputs = flat if len(flat) > 1 else flat[0]
+    if inputs is None:
         raise ValueError(
             f"Model {model.name!r} does not know the shapes of its inputs. "
             "Pass a batch: explain(model, batch_size, x=x)."
         )
-    return tf.nest.map_structure(lambda t: _spec(t, batch_size), inputs_known)
+    return tf.nest.map_structure(lambda t: _spec(t, batch_size), inputs)
 
 
 def build_on_zeros(model, batch):

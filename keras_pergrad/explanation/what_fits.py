@@ -1,6 +1,7 @@
 """The largest batch, or microbatch, whose step fits into some memory."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -159,6 +160,9 @@ def what_fits(
         largest_limit = f"batch_size={batch_size}, which is all samples"
     build_on_zeros(model, input_specs(model, 1, x))
     rows = batch_size if microbatch else at_most
+    result = functools.partial(
+        MemoryFit, microbatch=microbatch, memory=memory, at_most=at_most
+    )
     with SavedModel(model, x, y, rows=rows) as saved:
 
         def measure_size(size, limit=None):
@@ -178,14 +182,7 @@ def what_fits(
             limit = (
                 "what the process holds" if process_is_larger else "the step"
             )
-            return MemoryFit(
-                None,
-                microbatch,
-                memory,
-                step=single_step,
-                at_most=at_most,
-                limit=limit,
-            )
+            return result(None, step=single_step, limit=limit)
         limit = "the memory of the step"
         if saved.free is not None and saved.free < available:
             available = saved.free
@@ -195,9 +192,7 @@ def what_fits(
         )
         if size == at_most:
             limit = largest_limit
-    return MemoryFit(
-        size, microbatch, memory, step=step, at_most=at_most, limit=limit
-    )
+    return result(size, step=step, limit=limit)
 
 
 def _largest(measure_size, single_step, available, *, at_most):

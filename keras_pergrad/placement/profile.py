@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import statistics
 import time
 
 import tensorflow as tf
@@ -61,29 +62,29 @@ class DeepReport:
         ]
 
 
-def replay(model, data, spec=None, *, steps=5):
+def replay(model, data, spec):
     """Run a copy of a step on a batch of arrays; raises `NotCopyable`."""
     concrete, values = trace_step(model.train_step, data, spec)
     metadata = tf.compat.v1.RunMetadata()
     with GraphCopy(concrete) as placed:
         placed.run(values)  # places and optimises
-        step_ms = median_ms(placed, values, steps)
+        step_ms = _median_ms(placed, values)
         placed.run(values, trace=metadata)
     # The graph as TensorFlow placed it, on the CPU from end to end.
     with GraphCopy(concrete, device="/CPU:0") as on_cpu:
         on_cpu.run(values)
-        cpu_ms = median_ms(on_cpu, values, steps)
+        cpu_ms = _median_ms(on_cpu, values)
     return analyse(metadata, step_ms, cpu_ms)
 
 
-def median_ms(copied, values, steps):
-    """Return the median wall time of a few runs, in milliseconds."""
+def _median_ms(copied, values):
+    """Return the median wall time of five runs, in milliseconds."""
     times = []
-    for _ in range(steps):
+    for _ in range(5):
         start = time.perf_counter()
         copied.run(values)
         times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2] * 1e3
+    return statistics.median(times) * 1e3
 
 
 def analyse(metadata, step_ms, cpu_ms):

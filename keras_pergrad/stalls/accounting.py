@@ -105,16 +105,15 @@ class StallReport:
     @property
     def first_batch_fraction(self) -> float | None:
         """Share of the epoch, without tracing, before its first batch."""
+        if self.first_batch_s is None:
+            return None
         # The time after the first batch follows from the stall and its share;
         # without a stall it is that of the steps.
-        if self.first_batch_s is None or not self.data_stall_fraction:
-            steady = (self.steps or 0) * (self.step_ms or 0.0) / 1e3
-        else:
+        steady = (self.steps or 0) * (self.step_ms or 0.0) / 1e3
+        if self.data_stall_fraction:
             steady = (self.data_stall_s or 0.0) / self.data_stall_fraction
-        total = (self.first_batch_s or 0.0) + steady
-        if self.first_batch_s is None or not total:
-            return None
-        return self.first_batch_s / total
+        total = self.first_batch_s + steady
+        return self.first_batch_s / total if total else None
 
     @property
     def fraction_without_longest(self) -> float:

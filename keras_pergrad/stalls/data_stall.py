@@ -270,7 +270,8 @@ class DataStall(NamedArguments, keras.callbacks.Callback):
         _split_stall(report, facts.rows)
         self.reports.append(report)
         if logs is not None:
-            logs.update(_log_values(report))
+            values = {name: getattr(report, name) for name in LOGS}
+            logs.update({k: v for k, v in values.items() if v is not None})
         self.verdict, self._has_spoken = facts.verdict.text, False
         texts = []
         if self.verbose == 2 and self.stages:
@@ -324,12 +325,6 @@ def _split_stall(report, rows):
         load, transform = shares
         report.stall_load_fraction = report.data_stall_fraction * load
         report.stall_transform_fraction = report.data_stall_fraction * transform
-
-
-def _log_values(report):
-    """Return those values of a `StallReport` that go to the logs."""
-    values = {name: getattr(report, name) for name in LOGS}
-    return {k: v for k, v in values.items() if v is not None}
 
 
 def _no_callbacks():

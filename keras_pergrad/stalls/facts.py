@@ -87,10 +87,7 @@ class Facts:
         """Return the `RunningStage` that a written stage became, or None."""
         place, running = self.stages.index(stage), self.running or ()
         pairs = zip(running, match_stages(self.stages, running))
-        return next(
-            (running_stage for running_stage, parts in pairs if place in parts),
-            None,
-        )
+        return next((stage for stage, parts in pairs if place in parts), None)
 
     def share_of(self, stage):
         """Share of the pipeline's work done in one written stage, or 0."""

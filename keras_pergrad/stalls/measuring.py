@@ -30,7 +30,7 @@ from keras_pergrad.stalls.stopwatch import Stopwatch
 
 # Keras annotates `verbose` as a string only.
 QUIET: dict = {"verbose": 0}
-STATE_ATTRIBUTE, STEPS_ATTRIBUTE = "gradient_state", "steps_per_execution"
+STATE_ATTRIBUTE = "gradient_state"
 _STATE_HOLDERS = "gradient_mode", "aggregation_state"
 THREADS, PROCESSES = "threads", "processes"
 
@@ -163,15 +163,15 @@ def temporary_step(model, batches):
             undo.enter_context(
                 patched_attribute(model, STATE_ATTRIBUTE, fresh_state)
             )
-        undo.enter_context(patched_attribute(model, STEPS_ATTRIBUTE, steps))
+        undo.enter_context(
+            patched_attribute(model, "steps_per_execution", steps)
+        )
         # A function that was traced before holds the model's own state.
-        is_unchanged = fresh_state is None and steps == steps_before
-        train_function_context = train_function.fresh_train_function(
-            model, anew=not is_unchanged
+        anew = fresh_state is not None or steps != steps_before
+        function = undo.enter_context(
+            train_function.fresh_train_function(model, anew=anew)
         )
-        yield IteratorCall(
-            undo.enter_context(train_function_context), model, steps
-        )
+        yield IteratorCall(function, model, steps)
 
 
 def _fresh_state(model):

@@ -8,6 +8,7 @@ tensorflow/core/framework/model.proto.
 """
 
 import dataclasses
+import statistics
 
 import tensorflow as tf
 
@@ -138,8 +139,7 @@ def _nested_seconds(model, node, keys):
             )
             elements += model.nodes[key].num_elements
     calls = [p.value for p in node.parameters if p.name == PARALLELISM]
-    # (The second 1.0 is for `max`, which refuses a single number.)
-    return seconds / elements / max(*calls, 1.0, 1.0) if elements else 0.0
+    return seconds / elements / max([*calls, 1.0]) if elements else 0.0
 
 
 class PipelineSamples:
@@ -180,9 +180,7 @@ class PipelineSamples:
     def _merge_samples(stage, samples):
         matches = [s for s in samples if s.name == stage.name]
         nested_times = [s.nested_s for s in matches if s.nested_s]
-        mean_nested = (
-            sum(nested_times) / len(nested_times) if nested_times else 0.0
-        )
+        mean_nested = statistics.fmean(nested_times or [0.0])
         return dataclasses.replace(
             stage,
             buffered=max(s.buffered for s in matches),

@@ -121,7 +121,11 @@ class Stopwatch:
         )
         # A larger log has another key, and so the function is traced again.
         if fresh or self._specs[slot].log_key != self._log.key:
-            self._specs[slot] = timed_spec(iterator, self._log)
+            self._specs[slot] = TimedIteratorSpec(
+                tf.type_spec_from_value(iterator),
+                self._log.key,
+                copy_device(iterator),
+            )
         timed_iterator = TimedIterator(iterator, self._specs[slot])
         if is_slow or self._functions.get(slot) is not function:
             self._functions[slot] = function
@@ -184,10 +188,7 @@ def _no_iterator():
 
 
 class TimedIterator(StandIn):
-    """Stands in for an iterator and logs its fetches.
-
-    Its `spec` comes from `timed_spec`.
-    """
+    """Stands in for an iterator and logs its fetches."""
 
     def get_next(self):
         return self._fetch(self.iterator.get_next, lambda batch: True)
@@ -256,13 +257,6 @@ def _row_with_step_end(log):
             ended = tf.timestamp()
         log.write_step_end(row, ended)
     return row
-
-
-def timed_spec(iterator, log):
-    """Return the type of `iterator` when it is timed into `log`."""
-    return TimedIteratorSpec(
-        tf.type_spec_from_value(iterator), log.key, copy_device(iterator)
-    )
 
 
 class TimedIteratorSpec(StandInSpec):

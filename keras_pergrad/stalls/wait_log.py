@@ -122,17 +122,15 @@ class WaitLog:
                 # `next_row` counts before it reads, so rows begin at 1.
                 places = np.arange(written - new_count, written) + 1
                 places %= self.capacity
-                rows[:, :COLUMNS] = _read_and_clear(
-                    self.fetches, self._no_rows
-                )[places]
-                if self._has_step_ends:
-                    rows[:, -2] = _read_and_clear(
-                        self.step_ends, self._no_times
-                    )[places]
-                if self._has_copies:
-                    rows[:, -1] = _read_and_clear(self.copies, self._no_times)[
-                        places
-                    ]
+                values = _read_and_clear(self.fetches, self._no_rows)
+                rows[:, :COLUMNS] = values[places]
+                for column, resource, is_written in (
+                    (-2, self.step_ends, self._has_step_ends),
+                    (-1, self.copies, self._has_copies),
+                ):
+                    if is_written:
+                        times = _read_and_clear(resource, self._no_times)
+                        rows[:, column] = times[places]
         self._rows_read = written
         rows = np.concatenate([rows, np.reshape(eager_rows, (-1, COLUMNS + 2))])
         # No arrival: the pipeline ended or raised inside that fetch, or a
