@@ -285,25 +285,18 @@ def test_a_batch_in_place_of_its_size_and_bad_arguments():
 
 def test_says_what_is_split():
     model = net(units=2, shape=(3,))
-    update = "an update after every batch."
-    for mode, said in (
-        ("vectorized", None),
+    assert kpg.explain(compiled(model, "vectorized"), 16).split is None
+    for how, said in (
+        ({"steps": 4}, "stays whole; an update after 4 batches."),
         (
-            kpg.Accumulated(steps=4),
-            "A batch of 16 stays whole; an update after 4 batches.",
+            {"microbatch_size": 8},
+            "is split into microbatches of 8; an update after every batch.",
         ),
-        (
-            kpg.Accumulated(microbatch_size=8),
-            f"A batch of 16 is split into microbatches of 8; {update}",
-        ),
-        (
-            kpg.Accumulated(microbatch_size=16),
-            f"A batch of 16 stays whole; {update}",
-        ),
+        ({"microbatch_size": 16}, "stays whole; an update after every batch."),
     ):
-        found = kpg.explain(compiled(model, mode), batch_size=16)
-        assert found.split == said
-        assert said is None or said in " ".join(str(found).split())
+        found = kpg.explain(compiled(model, kpg.Accumulated(**how)), 16)
+        assert found.split == f"A batch of 16 {said}"
+        assert found.split in " ".join(str(found).split())
 
 
 class Rounded(layers.Layer):

@@ -265,19 +265,16 @@ def test_a_model_that_the_mode_refuses(counter):
 def test_bad_input_is_refused_by_name():
     model = _net()
     wrong = "8", "GB", "8 apples", "-8GB", 0, -1, True, None, 8.5, "0MB"
-    for memory in wrong:
-        with pytest.raises(ValueError, match=r"`memory` expected a positive"):
-            kpg.diagnose.what_fits(model, memory=memory)
-    with pytest.raises(ValueError, match=r"`at_most` expected a positive"):
-        kpg.diagnose.what_fits(model, memory="1GB", at_most=0)
-    with pytest.raises(ValueError, match=r"`batch_size` expected a positive"):
-        kpg.diagnose.what_fits(model, memory="1GB", batch_size=0)
-    with pytest.raises(ValueError, match="gradient mode"):
-        kpg.diagnose.what_fits(
-            model, memory="1GB", gradient_mode="no such mode"
-        )
+    for settings, said in (
+        *(({"memory": memory}, "`memory` expected a pos") for memory in wrong),
+        ({"at_most": 0}, "`at_most` expected a positive"),
+        ({"batch_size": 0}, "`batch_size` expected a positive"),
+        ({"gradient_mode": "no such mode"}, "gradient mode"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            _fits(model, **settings)
     with pytest.raises(TypeError, match=r"must be a keras\.Model"):
-        kpg.diagnose.what_fits(keras.layers.Dense(1), memory="1GB")
+        _fits(keras.layers.Dense(1))
 
 
 def test_amounts_of_memory():

@@ -47,10 +47,8 @@ def recorded(task, fault):
         )
         for step, *figures in kept["readings"]
     ]
-    for place, figures in kept["by_variable"].items():
-        readings[int(place)].by_variable.update(
-            {k: np.array(v, "float32") for k, v in figures.items()}
-        )
+    norms = kept["by_variable"]["-1"]["norm"]
+    readings[-1].by_variable["norm"] = np.array(norms, "float32")
     fit = {name: _tuples(value) for name, value in kept["fit"].items()}
     return readings, FitRecord(**fit)
 
@@ -63,9 +61,7 @@ def as_json(readings, fit):
         "samples": last.samples,
         "variables": last.variable_names,
         "readings": figures,
-        "by_variable": {
-            "-1": {"norm": last.by_variable["norm"].tolist()},
-        },
+        "by_variable": {"-1": {"norm": last.by_variable["norm"].tolist()}},
         "fit": dataclasses.asdict(fit),
     }
 

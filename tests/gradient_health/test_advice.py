@@ -199,26 +199,22 @@ class OwnStep(kpg.PerGradModel):
 
 
 opt = keras.optimizers
+SCALED = opt.LossScaleOptimizer
+NOISY_MEAN = kpg.ClippedMean(1.0, noise_multiplier=1.0)
+#: What most of these do: they differ in the first two.
+MEAN, OTHER, NOISE = (True, False, 1), (False, False, 1), (False, True, 1)
 #: Mode, optimizer → follows the mean, adds noise, calls an update.
 UPDATES = {
-    "keras.Model": (None, "sgd", (True, False, 1)),
-    "batch": ("batch", "adamw", (True, False, 1)),
-    "mean": ("vectorized", "adam", (True, False, 1)),
-    "momentum": (None, opt.SGD(0.1, momentum=0.9), (True, False, 1)),
-    "loss scale": (
-        None,
-        opt.LossScaleOptimizer(opt.SGD(0.1)),
-        (True, False, 1),
-    ),
-    "small clip": (clipped(0.01), "adam", (False, False, 1)),
-    "large clip": (clipped(1e6), "sgd", (False, False, 1)),
-    "noise": (
-        kpg.Vectorized(kpg.ClippedMean(1.0, noise_multiplier=1.0)),
-        "adam",
-        (False, True, 1),
-    ),
-    "private": (private_mode, "adam", (False, True, 1)),
-    "Gramian": (kpg.Vectorized("upgrad"), "sgd", (False, False, 1)),
+    "keras.Model": (None, "sgd", MEAN),
+    "batch": ("batch", "adamw", MEAN),
+    "mean": ("vectorized", "adam", MEAN),
+    "momentum": (None, opt.SGD(0.1, momentum=0.9), MEAN),
+    "loss scale": (None, SCALED(opt.SGD(0.1)), MEAN),
+    "small clip": (clipped(0.01), "adam", OTHER),
+    "large clip": (clipped(1e6), "sgd", OTHER),
+    "noise": (kpg.Vectorized(NOISY_MEAN), "adam", NOISE),
+    "private": (private_mode, "adam", NOISE),
+    "Gramian": (kpg.Vectorized("upgrad"), "sgd", OTHER),
     "accumulated": (
         kpg.Accumulated(steps=4, inner="batch"),
         "sgd",
@@ -234,19 +230,15 @@ UPDATES = {
         opt.Adam(0.1, gradient_accumulation_steps=3),
         (True, False, 3),
     ),
-    "by sample": (
-        kpg.PerSample(updates="sample"),
-        "sgd",
-        (False, False, 1),
-    ),
-    "clipnorm": (None, opt.SGD(0.1, clipnorm=1.0), (False, False, 1)),
-    "clipvalue": (None, opt.Adam(clipvalue=1.0), (False, False, 1)),
+    "by sample": (kpg.PerSample(updates="sample"), "sgd", OTHER),
+    "clipnorm": (None, opt.SGD(0.1, clipnorm=1.0), OTHER),
+    "clipvalue": (None, opt.Adam(clipvalue=1.0), OTHER),
     "global clipnorm inside": (
         None,
-        opt.LossScaleOptimizer(opt.SGD(0.1, global_clipnorm=1.0)),
-        (False, False, 1),
+        SCALED(opt.SGD(0.1, global_clipnorm=1.0)),
+        OTHER,
     ),
-    "own step": ("own", "sgd", (False, False, 1)),
+    "own step": ("own", "sgd", OTHER),
 }
 
 
@@ -285,17 +277,8 @@ def test_a_rate_is_judged_at_the_largest_of_a_schedule():
     (one,) = told(late)
     assert f"rate (at most {peak:.2g})" in one.text
     # A call that only accumulates moves nothing.
-    still = [
-        dataclasses.replace(
-            r,
-            figures={
-                **r.figures,
-                "gradient_alpha": -1.0,
-                "gradient_update_ratio": 0.0,
-            },
-        )
-        for r in readings
-    ]
+    nothing = {"gradient_alpha": -1.0, "gradient_update_ratio": 0.0}
+    still = [reading.with_figures(nothing) for reading in readings]
     assert told((peak,) * count, still) == []
 
 
@@ -312,24 +295,15 @@ def test_a_rate_that_clipping_needs_is_no_fault():
     x, noise = normal(1500, 11), normal(1500, seed=2)
     y = (x @ normal(11, seed=1) + 2 * noise > 1.5).astype("float32")
     keras.utils.set_random_seed(0)
-    model = net(
-        layers.Dense(32, "relu"),
-        layers.Dense(1, "sigmoid"),
-        shape=(11,),
-        units=None,
-    )
-    optimizer = keras.optimizers.Adam(0.02)
-    model = compiled(
-        model, clipped(0.5), "binary_crossentropy", optimizer=optimizer
+    parts = layers.Dense(32, "relu"), layers.Dense(1, "sigmoid")
+    model = net(*parts, shape=(11,), units=None)
+    loss, optimizer = "binary_crossentropy", keras.optimizers.Adam(0.02)
+    model = compiled(model, clipped(0.5), loss, optimizer=optimizer)
+    watch = kpg.callbacks.GradientVariance(
+        (x[1200:], y[1200:]), instruments=("update_ratio", "distance")
     )
     advice, readings, fit = trainings.fit_watched(
-        model,
-        x[:1200],
-        y[:1200],
-        watch=kpg.callbacks.GradientVariance(
-            (x[1200:], y[1200:]), instruments=("update_ratio", "distance")
-        ),
-        batch_size=64,
+        model, x[:1200], y[:1200], watch=watch, batch_size=64
     )
     assert advice == []
     # The same readings of a training by the mean gradient are a fault.

@@ -29,6 +29,10 @@ def _data(n=8):
     return x, [x[:, :2], -x[:, :2]]
 
 
+def _cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
 @pytest.mark.quick
 def test_cosines_are_those_of_a_tape_for_each_loss():
     x, y = _data()
@@ -36,13 +40,9 @@ def test_cosines_are_those_of_a_tape_for_each_loss():
     model.layers[2].rate = 0.0
     state = model.get_weights()
     rows = []
-    for k, (loss, weight) in enumerate(
-        [
-            (keras.losses.MeanSquaredError(), 1),
-            (keras.losses.MeanAbsoluteError(), 2),
-        ]
-    ):
-        shared = [v for v in model.trainable_variables if v.path[0] not in "ab"]
+    shared = [v for v in model.trainable_variables if v.path[0] not in "ab"]
+    losses = keras.losses.MeanSquaredError(), keras.losses.MeanAbsoluteError()
+    for k, (loss, weight) in enumerate(zip(losses, (1, 2))):
         with tf.GradientTape() as tape:
             value = weight * loss(y[k], model(x, training=True)[k])
         gradients = tape.gradient(value, shared)
@@ -50,13 +50,10 @@ def test_cosines_are_those_of_a_tape_for_each_loss():
     model.set_weights(state)
     batch = tf.constant(x), [tf.constant(t) for t in y], None
     found = TaskMeter(model, batch).measure(3)
-    flat = [np.concatenate(r) for r in rows]
-    expected = flat[0] @ flat[1] / np.prod([np.linalg.norm(r) for r in flat])
+    expected = _cosine(*map(np.concatenate, rows))
     assert found.cosines()["a", "b"] == pytest.approx(expected, rel=1e-4)
-    kernel_and_bias = [np.concatenate(r[:2]) for r in rows]
-    expected = np.dot(*kernel_and_bias) / np.prod(
-        [np.linalg.norm(r) for r in kernel_and_bias]
-    )
+    # Of the first layer: its kernel and its bias.
+    expected = _cosine(*(np.concatenate(r[:2]) for r in rows))
     layers_found = found.by_layer()
     assert set(layers_found) == {"one", "norm"}
     assert layers_found["one"]["a", "b"] == pytest.approx(expected, rel=1e-4)

@@ -23,8 +23,8 @@ def watched(case, **options):
     """Fit one update; return the callback."""
     model, *data = case
     x, y, sample_weight = data = (*data, None)[:3]
-    options = {"instruments": "all", "repeats": 1, **options}
-    watch = GradientVariance(probe=data, **options)
+    options = {"probe": data, "instruments": "all", "repeats": 1, **options}
+    watch = GradientVariance(**options)
     settings = {"batch_size": len(x), "callbacks": [watch]}
     trained(model, x, y, sample_weight=sample_weight, **settings)
     return watch
@@ -222,11 +222,7 @@ def test_a_sample_that_is_not_finite():
     model, x, y = health_models.mlp()
     probe = x.copy(), y
     probe[0][2] = np.nan
-    watch = GradientVariance(
-        probe, instruments="all", repeats=1, histograms=True
-    )
-    model.fit(x, y, verbose=0, callbacks=[watch])
-    reading = watch.readings[0]
+    reading = reading_of((model, x, y), probe=probe, histograms=True)
     for name in ("norm_test", "cabs", "early_stopping", "alpha"):
         assert np.isnan(reading.figures[f"gradient_{name}"])
     assert reading.figures["gradient_exploding_layers"] >= 1

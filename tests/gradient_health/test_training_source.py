@@ -7,7 +7,13 @@ import pytest
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
 from tests.gradient_health import health_models, health_oracle
-from tests.models.making import assert_equal, compiled, net, weights
+from tests.models.making import (
+    assert_equal,
+    compiled,
+    net,
+    unchanged,
+    weights,
+)
 from tests.trackers.fits import Kept
 
 layers = keras.layers
@@ -75,11 +81,8 @@ def test_equal_single_samples_of_that_batch(float64, name):
 )
 def test_each_step_of_a_fit_with_a_ragged_end(float64, options):
     rel = 1e-9 if "jit_compile" in options else 1e-10
-    model, note, watch = (
-        make(**options),
-        health_models.NotedWeights(),
-        watch_of(every=2),
-    )
+    note, watch = health_models.NotedWeights(), watch_of(every=2)
+    model = make(**options)
     history = fit(model, note, watch, epochs=2)
     assert watch.steps == [0, 2, 4]
     assert [r.samples for r in watch.readings] == [8, 6, 8]
@@ -225,6 +228,10 @@ def own_step():
     return compiled(model, "vectorized", jit_compile=False)
 
 
+def plain():
+    return compiled(keras.Sequential([layers.Dense(2)]))
+
+
 def wrapped():
     model = make()
     model.make_train_function()
@@ -241,10 +248,7 @@ def wrapped():
         (lambda: make(kpg.Accumulated(2, 4)), "Received: Accumulated"),
         (lambda: make(steps_per_execution=2), "steps_per_execution=2"),
         (lambda: make(Forgets()), "has not let.*can_be_read = False"),
-        (
-            lambda: compiled(keras.Sequential([layers.Dense(2)])),
-            "from_model.*a Sequential",
-        ),
+        (plain, "from_model.*a Sequential"),
         (own_step, "class Own with a train_step"),
         (wrapped, "Expected Keras's own"),
     ],
@@ -252,10 +256,8 @@ def wrapped():
 def test_models_are_refused_before_training(maker, message):
     model = maker()
     model.build((None, 4))
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=message):
+    with unchanged(model), pytest.raises(ValueError, match=message):
         fit(model, watch_of())
-    assert_equal(model.get_weights(), before)
     fit(model)  # as before
 
 

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 import keras_pergrad as kpg
 from keras_pergrad.gradient_health import adviser
 from keras_pergrad.gradient_health.advice import advise
+from tests.models.making import net
 
 layers = keras.layers
 #: Samples that are trained on; the probe is of others.
@@ -61,23 +62,26 @@ def sequences():
 
 def mlp(bias):
     """Return a dense classifier."""
-    inputs = keras.Input((64,))
-    h = layers.Dense(64, activation="relu", name="outer")(inputs)
-    h = layers.Dense(32, "relu", bias_initializer=bias, name="inner")(h)
-    h = layers.Dense(10, activation="softmax", name="head")(h)
-    return keras.Model(inputs, h)
+    return net(
+        layers.Dense(64, activation="relu", name="outer"),
+        layers.Dense(32, "relu", bias_initializer=bias, name="inner"),
+        layers.Dense(10, activation="softmax", name="head"),
+        shape=(64,),
+        units=None,
+    )
 
 
 def cnn(bias):
     """Return a convolutional classifier."""
-    inputs = keras.Input((8, 8, 1))
-    h = layers.Conv2D(8, 3, activation="relu", name="outer")(inputs)
-    h = layers.Conv2D(
-        16, 3, activation="relu", bias_initializer=bias, name="inner"
-    )(h)
-    h = layers.Flatten()(h)
-    h = layers.Dense(10, activation="softmax", name="head")(h)
-    return keras.Model(inputs, h)
+    inner = {"bias_initializer": bias, "name": "inner"}
+    return net(
+        layers.Conv2D(8, 3, activation="relu", name="outer"),
+        layers.Conv2D(16, 3, activation="relu", **inner),
+        layers.Flatten(),
+        layers.Dense(10, activation="softmax", name="head"),
+        shape=(8, 8, 1),
+        units=None,
+    )
 
 
 def transformer(bias):

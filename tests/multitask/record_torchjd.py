@@ -42,27 +42,23 @@ def main():
     from torchjd import aggregation as rivals
 
     weightings = {
-        "UPGrad": lambda m: rivals.UPGradWeighting(),
-        "MGDA": lambda m: rivals.MGDAWeighting(),
-        "MGDA, long": lambda m: rivals.MGDAWeighting(1e-6, 1000),
-        "CAGrad": lambda m: rivals.CAGradWeighting(c=0.5),
-        "CAGrad, wide": lambda m: rivals.CAGradWeighting(c=1.5),
-        "IMTLG": lambda m: rivals.IMTLGWeighting(),
-        "AlignedMTL": lambda m: rivals.AlignedMTLWeighting(),
-        "AlignedMTL, median": lambda m: rivals.AlignedMTLWeighting(
-            scale_mode="median"
-        ),
-        "AlignedMTL, rmse": lambda m: rivals.AlignedMTLWeighting(
-            scale_mode="rmse"
-        ),
-        "PCGrad": lambda m: rivals.PCGradWeighting(),
+        "UPGrad": rivals.UPGradWeighting(),
+        "MGDA": rivals.MGDAWeighting(),
+        "MGDA, long": rivals.MGDAWeighting(1e-6, 1000),
+        "CAGrad": rivals.CAGradWeighting(c=0.5),
+        "CAGrad, wide": rivals.CAGradWeighting(c=1.5),
+        "IMTLG": rivals.IMTLGWeighting(),
+        "AlignedMTL": rivals.AlignedMTLWeighting(),
+        "AlignedMTL, median": rivals.AlignedMTLWeighting(scale_mode="median"),
+        "AlignedMTL, rmse": rivals.AlignedMTLWeighting(scale_mode="rmse"),
+        "PCGrad": rivals.PCGradWeighting(),
     }
     recorded = {"torchjd": "0.18.0", "weights": {}, "orders": {}}
     for name, (rows, _) in MATRICES.items():
         matrix = torch.tensor(rows, dtype=torch.float64)
         m = len(rows)
         gramian = matrix @ matrix.T
-        found = {k: w(m) for k, w in weightings.items()}
+        found = dict(weightings)
         if m > 3:
             found["Krum"] = rivals.KrumWeighting(n_byzantine=1)
             found["Krum, 3"] = rivals.KrumWeighting(1, n_selected=3)

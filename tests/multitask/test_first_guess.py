@@ -5,16 +5,12 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.multitask import programs
-
-
-def _normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
-
+from tests.multitask.matrices import normal
 
 ROWS = {
-    "apart": _normal(0, 20, 60),
-    "one direction": 3.0 + _normal(1, 20, 60),
-    "dependent": _normal(2, 20, 7),
+    "apart": normal(0, 20, 60),
+    "one direction": 3.0 + normal(1, 20, 60),
+    "dependent": normal(2, 20, 7),
 }
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.multitask import oracle
+from tests.multitask.matrices import traced
 
 of = kpg.aggregations
 AGGREGATIONS = [
@@ -41,14 +42,7 @@ def _rows(lengths):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=repr)
 def test_float32_gives_the_weights_of_float64(aggregation):
-    narrow, wide = (
-        tf.function(
-            aggregation.gramian_weights,
-            input_signature=[tf.TensorSpec([None, None], dtype)],
-            autograph=False,
-        )
-        for dtype in ("float32", "float64")
-    )
+    narrow, wide = traced(aggregation, "float32"), traced(aggregation)
     for name, lengths in LENGTHS.items():
         if type(aggregation) is of.Krum and name not in ("short", "long"):
             continue  # Two at one distance: rounding chooses.
@@ -74,7 +68,6 @@ def test_one_unit_for_all_changes_nothing(aggregation):
 #: Without them the others have these weights, but for PCGrad, whose orders
 #: are drawn anew, and for those that a row of zeros is a vote or the best of.
 WITHOUT_ZEROS = (of.UPGrad, of.CAGrad, of.AlignedMTL)
-TRACED = tf.TensorSpec([None, None], tf.float64)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +77,7 @@ TRACED = tf.TensorSpec([None, None], tf.float64)
 )
 def test_rows_of_zeros_and_vanishing_ones_end_nothing(aggregation):
     """Of m rows any number; the weights of the others are as without them."""
-    function = tf.function(
-        aggregation.gramian_weights, input_signature=[TRACED], autograph=False
-    )
+    function = traced(aggregation)
     for m, zeros, length in itertools.product(
         (3, 5), (1, 2, 4, 5), (0.0, 1e-30, 1e-15)
     ):

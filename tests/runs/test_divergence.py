@@ -17,11 +17,12 @@ def runs():
     return [path + made_up.around(0.0, 1e-5, STEPS, seed=k) for k in (1, 2, 3)]
 
 
-def _diverge(log_dir, runs, steps=None, *, tolerance=1e-3):
-    for k, gradients in enumerate(runs):
-        made_up.write(log_dir, "abcdef"[k], gradients, steps=steps, seed=0)
-    aligned = align(log_dir, 512)
-    return find_divergence(aligned, np.arange(len(runs)), tolerance)
+def _diverge(log_dir, runs, steps=None, *, max_steps=512, common=None):
+    for name, gradients in zip("abcdef", runs):
+        made_up.write(log_dir, name, gradients, steps=steps, seed=0)
+    indices = np.arange(len(runs))
+    aligned = align(log_dir, max_steps)
+    return find_divergence(aligned, indices, 1e-3, common=common)
 
 
 @pytest.mark.parametrize("faulty", [0, 1, 2])
@@ -85,10 +86,7 @@ def test_between_thinned_steps_and_blocks(tmp_path, runs, monkeypatch):
     """What is shown is thinned; what diverges is found at every step."""
     monkeypatch.setattr("keras_pergrad.runs.divergence._NUMBERS_AT_ONCE", 500)
     runs[2][11, FIRST] *= 1.2
-    for name, gradients in zip("abc", runs):
-        made_up.write(tmp_path, name, gradients, seed=0)
-    aligned = align(tmp_path, 3)
-    found = find_divergence(aligned, [0, 1, 2], 1e-3, common="seed 0")
+    found = _diverge(tmp_path, runs, max_steps=3, common="seed 0")
     assert (found.step, found.outlier, found.common) == (11, "c", "seed 0")
 
 

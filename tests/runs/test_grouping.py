@@ -81,13 +81,12 @@ def test_labels_by_tag_and_field():
 
 
 def test_runs_are_named_by_what_tells_them_apart():
-    def names(*infos):
-        return short_names(infos)
-
-    assert names({"seed": 1}, {"seed": 2}) == ["seed 1", "seed 2"]
-    repeats = names({"seed": 1}, {"seed": 1}, {"seed": None})
-    assert repeats == ["seed 1", "seed 1 (2)", "no seed"]
-    assert names({"seed": 1}, {"seed": 1}) == ["seed 1", "seed 1 (2)"]
+    for seeds, names in (
+        ((1, 2), ["seed 1", "seed 2"]),
+        ((1, 1, None), ["seed 1", "seed 1 (2)", "no seed"]),
+        ((1, 1), ["seed 1", "seed 1 (2)"]),
+    ):
+        assert short_names([{"seed": seed} for seed in seeds]) == names
     tags = [{"seed": 1, "tags": {"op": op, "of": "a"}} for op in ("old", "new")]
     assert short_names(tags) == ["old", "new"]
     devices = [{"seed": 1, "device": d} for d in ("CPU", "GPU")]

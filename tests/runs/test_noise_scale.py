@@ -10,13 +10,15 @@ from tests.runs import made_up
 STEPS = 6
 
 
-def _record(log_dir, name, squared_norms, traces, *, seed=0, **info):
-    """Record a run by ‖ḡ‖² and tr Σ of its readings."""
-    gradients = np.zeros((len(squared_norms), made_up.SIZE))
-    gradients[:, 0] = np.sqrt(squared_norms)
-    made_up.write(
-        log_dir, name, gradients, seed=seed, variance=list(traces), **info
-    )
+def _compare(log_dir, runs, seeds=range(9), *, tags=None):
+    """Compare runs, recorded by ‖ḡ‖² and tr Σ of their readings."""
+    for k, (squared_norms, traces) in enumerate(runs):
+        gradients = np.zeros((len(squared_norms), made_up.SIZE))
+        gradients[:, 0] = np.sqrt(squared_norms)
+        about = {"seed": seeds[k], "tags": {"t": tags[k]} if tags else {}}
+        variance = list(traces)
+        made_up.write(log_dir, f"{k}", gradients, variance=variance, **about)
+    return kpg.diagnose.compare_runs(log_dir, by="t" if tags else None)
 
 
 def _drawn(seed, count=STEPS, least=4.0):
@@ -34,10 +36,7 @@ def _sums(runs):
 def test_it_is_the_ratio_of_the_means_over_seeds(tmp_path):
     """The repeats of a seed count as one, as computed by hand."""
     drawn = [_drawn(k) for k in range(4)]
-    for k, (squares, traces) in enumerate(drawn):
-        seed = max(k - 1, 0)  # the first is there twice
-        _record(tmp_path, f"{k}", squares, traces, seed=seed)
-    (found,) = kpg.diagnose.compare_runs(tmp_path).noise_scales
+    (found,) = _compare(tmp_path, drawn, (0, 0, 1, 2)).noise_scales
     traces, squares = _sums(drawn)
     traces = np.array([(traces[0] + traces[1]) / 2, *traces[2:]])
     squares = np.array([(squares[0] + squares[1]) / 2, *squares[2:]])
@@ -56,19 +55,15 @@ def test_it_is_the_ratio_of_the_means_over_seeds(tmp_path):
 
 
 def test_each_group_and_each_half_has_its_own(tmp_path):
-    drawn = {}
+    drawn = []
     for tag, size in (("a", 0.5), ("b", 1.0)):
         for seed in range(3):
             squares, traces = _drawn([seed, ord(tag)])
             traces[STEPS // 2 :] *= 2
-            drawn[tag, seed] = squares, size * traces
-            name = f"{tag} {seed}"
-            _record(
-                tmp_path, name, *drawn[tag, seed], seed=seed, tags={"t": tag}
-            )
-    comparison = kpg.diagnose.compare_runs(tmp_path, by="t")
+            drawn.append((squares, size * traces))
+    comparison = _compare(tmp_path, drawn, (0, 1, 2) * 2, tags="aaabbb")
     for found in comparison.noise_scales:
-        runs = [run for (tag, _), run in drawn.items() if tag == found.group]
+        runs = drawn[:3] if found.group == "a" else drawn[3:]
         for value, steps in (
             (found.value, slice(None)),
             (found.first_half, slice(0, 3)),
@@ -87,9 +82,8 @@ def test_each_group_and_each_half_has_its_own(tmp_path):
 def test_one_seed_is_judged_by_blocks_of_readings(tmp_path):
     """Repeats say nothing of the spread."""
     squares, traces = _drawn(0, count=25)
-    for name in "ab":
-        _record(tmp_path, name, squares, traces)
-    (found,) = kpg.diagnose.compare_runs(tmp_path).noise_scales
+    twice = [(squares, traces)] * 2
+    (found,) = _compare(tmp_path, twice, (0, 0)).noise_scales
     true = squares - traces / made_up.SAMPLES
     blocks = [
         [block.sum() for block in np.array_split(values, 10)]
@@ -102,18 +96,15 @@ def test_one_seed_is_judged_by_blocks_of_readings(tmp_path):
 
 
 def test_one_reading_has_no_interval(tmp_path):
-    for name in "ab":
-        _record(tmp_path, name, *_drawn(0, count=1))
-    (found,) = kpg.diagnose.compare_runs(tmp_path).noise_scales
+    twice = [_drawn(0, count=1)] * 2
+    (found,) = _compare(tmp_path, twice, (0, 0)).noise_scales
     assert found.value > 0
     assert np.isnan([found.low, found.high, found.second_half]).all()
 
 
 def test_a_gradient_that_is_noise_has_none_and_the_text_says_why(tmp_path):
-    for seed in range(4):
-        squares, traces = _drawn(seed)
-        _record(tmp_path, f"{seed}", squares / 100, traces, seed=seed)
-    comparison = kpg.diagnose.compare_runs(tmp_path)
+    noise = [(_drawn(k, least=4.0)[0] / 100, _drawn(k)[1]) for k in range(4)]
+    comparison = _compare(tmp_path, noise)
     (found,) = comparison.noise_scales
     assert np.isnan(found.value)
     text = " ".join(str(comparison).split())
@@ -123,23 +114,19 @@ def test_a_gradient_that_is_noise_has_none_and_the_text_says_why(tmp_path):
 
 
 def test_an_interval_without_an_end_is_explained(tmp_path):
-    for seed, least in enumerate((0.5, 9.0)):
-        squares, traces = _drawn(seed, least=least)
-        _record(tmp_path, f"{seed}", squares, traces, seed=seed)
-    comparison = kpg.diagnose.compare_runs(tmp_path)
+    runs = [_drawn(0, least=0.5), _drawn(1, least=9.0)]
+    comparison = _compare(tmp_path, runs)
     (found,) = comparison.noise_scales
     assert 0 < found.low < found.value < found.high == np.inf
     assert "interval has no upper end" in str(comparison)
 
 
 def test_readings_that_are_not_finite_are_left_out(tmp_path):
-    for seed in range(2):
-        squares, traces = _drawn(seed)
+    runs = [_drawn(0), _drawn(1)]
+    for squares, traces in runs:
         squares[0], traces[-1] = np.nan, np.inf
-        _record(tmp_path, f"{seed}", squares, traces, seed=seed)
-    (found,) = kpg.diagnose.compare_runs(tmp_path).noise_scales
-    runs = [tuple(v[1:-1] for v in _drawn(seed)) for seed in range(2)]
-    traces, squares = _sums(runs)
+    (found,) = _compare(tmp_path, runs).noise_scales
+    traces, squares = _sums([(s[1:-1], t[1:-1]) for s, t in runs])
     assert found.value == pytest.approx(traces.sum() / squares.sum(), rel=1e-9)
     assert found.readings == 2 * (STEPS - 2)
 

@@ -64,9 +64,6 @@ def test_the_page_has_all_figures_names_and_terms(html_page):
         "Step by step",
         "Where runs diverge",
         "95 %",
-    ):
-        assert words in text
-    for words in (
         f"{NASTY}={NASTY}1",
         f"{NASTY}0 – {NASTY}1",
         f"{NASTY}first/kernel",

@@ -58,11 +58,6 @@ class Shake(keras.callbacks.Callback):
             weight.assign_add(1e-5 * random.normal(size=weight.shape))
 
 
-def _data():
-    x = normal(STEPS * 16, 8, seed=5)
-    return x, np.tanh(x @ normal(8, 3, seed=6))
-
-
 def _train(log_dir, seed, name, *, break_it=None, shake=False):
     keras.utils.set_random_seed(seed)
     first = keras.layers.Dense(12, activation="tanh", name="first")
@@ -70,7 +65,8 @@ def _train(log_dir, seed, name, *, break_it=None, shake=False):
     model = compiled(
         net(first, middle, shape=(8,)), rate=0.05, jit_compile=False
     )
-    x, y = _data()
+    x = normal(STEPS * 16, 8, seed=5)
+    y = np.tanh(x @ normal(8, 3, seed=6))
     record = kpg.callbacks.GradientVariance(
         probe=(x[:16], y[:16]),
         every=1,

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models.making import compiled, net
+
 #: Of what Keras warns on its own: unknown lengths and kinds of data.
 QUIET = [
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
@@ -103,14 +105,13 @@ class TimedStepModel(keras.Model):
 
     def _begin(self, data):
         x, y = data
-        if tf.executing_eagerly():
-            self.stall_clock.step_begins.append(time.time())
-            return data
 
         def note(x):
             self.stall_clock.step_begins.append(time.time())
             return x
 
+        if tf.executing_eagerly():
+            return note(x), y
         noted = tf.numpy_function(note, [x], tf.float32)
         return tf.ensure_shape(noted, x.shape), y
 
@@ -128,6 +129,12 @@ def timed(step=0.0, clock=None, optimizer="sgd", *, built=False, **settings):
     if built:
         model(BATCH[0])
     return model
+
+
+def small(*parts, cls=keras.Model, **settings):
+    """A compiled model for the same batches, without a clock."""
+    model = net(*parts, shape=(3,), units=1, cls=cls)
+    return compiled(model, **{"jit_compile": False, **settings})
 
 
 def batches(n):

@@ -153,13 +153,7 @@ def test_fetches_outside_of_the_calls_do_not_count():
     epoch = Epoch("train_function")
     epoch.add(
         np.array([call(1.0, 2.0), call(4.0, 5.0)], CALL),
-        rows(
-            (0.5, 0.9),
-            (1.0, 1.5),
-            (3.0, 3.9),
-            (4.0, 4.25),
-            (6.0, 7.0),
-        ),
+        rows((0.5, 0.9), (1.0, 1.5), (3.0, 3.9), (4.0, 4.25), (6.0, 7.0)),
     )
     epoch.add(np.array([call(8.0, 9.0)], CALL), rows((8.0, 8.5)))
     report, timeline = epoch.measure()

@@ -31,6 +31,7 @@ from tests.stalls.stall_truth import (
     no_hidden_prefetch,
     of_generator,
     sleeper,
+    small,
     timed,
 )
 
@@ -60,11 +61,6 @@ KINDS = {
 }
 # Batches that Keras loads to learn the shapes, before training begins.
 PEEKED = {"PyDataset": 2, "PyDataset threads": 2}
-
-
-def small(cls=keras.Model, **settings):
-    model = net(shape=(3,), units=1, cls=cls)
-    return compiled(model, **{"jit_compile": False, **settings})
 
 
 def measured(
@@ -184,7 +180,7 @@ def test_no_step_is_counted_as_stall(kind, load, steps_per_execution):
 def test_every_gradient_mode_is_timed(mode):
     clock, stall = Clock(), DataStall(warn_above=1)
     data = mapped(sleeper(clock, [0.01] * N))
-    model = small(kpg.PerGradModel, mode=mode)
+    model = small(cls=kpg.PerGradModel, mode=mode)
     trained(model, data, callbacks=[stall])
     assert stall.reports[0].steps == N
     assert stall.reports[0].data_stall_s >= slept_in(clock)
@@ -253,7 +249,7 @@ def test_the_step_is_not_traced_again():
             traces.append(1)
             return super().train_step(data)
 
-    model = trained(small(Counting), batches(3))
+    model = trained(small(cls=Counting), batches(3))
     before = len(traces)
     for _ in range(2):
         trained(model, batches(3), callbacks=[DataStall(warn_above=1)])

@@ -33,14 +33,11 @@ from tests.stalls.stall_truth import (
     Clock,
     TimedStepModel,
     batches,
+    small,
     timed,
 )
 
 pytestmark = QUIET
-
-
-def small(*parts):
-    return compiled(net(*parts, shape=(3,), units=1), jit_compile=False)
 
 
 def test_a_dataset_and_its_changes_are_measured():

@@ -10,15 +10,10 @@ import keras_pergrad as kpg
 from keras_pergrad.callbacks import DataStall
 from keras_pergrad.keras_internals.fit.train_function import TRAIN
 from keras_pergrad.stalls.stopwatch import SLOW_FIRST_CALLS, Stopwatch
-from tests.models.making import compiled, net, normal, trained
-from tests.stalls.stall_truth import QUIET, batches
+from tests.models.making import normal, trained
+from tests.stalls.stall_truth import QUIET, batches, small
 
 pytestmark = QUIET
-
-
-def small(cls=keras.Model, **settings):
-    model = net(shape=(3,), units=1, cls=cls)
-    return compiled(model, jit_compile=False, **settings)
 
 
 @pytest.mark.quick
@@ -77,9 +72,9 @@ def test_a_late_trace_is_no_step():
     stall = DataStall(warn_above=1, per_batch=True)
     # The last batch is smaller: its step is traced once more.
     data = tf.data.Dataset.from_tensor_slices((normal(163, 3), normal(163, 1)))
-    trained(small(FetchesItself), data.batch(4), callbacks=[stall])
+    trained(small(cls=FetchesItself), data.batch(4), callbacks=[stall])
     assert (stall.reports[0].steps, len(stall._timeline)) == (41, 39)
-    model = small(kpg.PerGradModel, mode="vectorized")
+    model = small(cls=kpg.PerGradModel, mode="vectorized")
     with model.read_steps(Reader()):
         trained(model, batches(40), callbacks=[stall])
     assert (stall.reports[0].steps, len(stall._timeline)) == (40, 38)
