@@ -153,13 +153,11 @@ def _built_like(new, layer):
     return new
 
 
-def norms(layer):
-    """Return the batch normalisation in a layer, in order."""
-    return [
-        inner
-        for inner in layers_of(layer)
-        if isinstance(inner, keras.layers.BatchNormalization)
-    ]
+def trained_norms(model):
+    """Return the layers that use the batch's statistics in training."""
+    kind = keras.layers.BatchNormalization
+    layers = layers_of(model)
+    return [x for x in layers if isinstance(x, kind) and x.trainable]
 
 
 def refuse_saving(model, exchanged_layers):

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras_pergrad.batch_norm.exchange import (
     check_exchange,
     exchanged,
-    norms,
     refuse_saving,
+    trained_norms,
 )
 from keras_pergrad.common.arguments import (
     named_arguments,
@@ -107,12 +107,12 @@ def replace_batch_norm(
     >>> model.compile("sgd", "mse", gradient_mode="vectorized")
     """
     _check_arguments(model, by, groups)
-    for layer in _trained_norms(model):
+    for layer in trained_norms(model):
         check_exchange(layer, by)
     inputs = _inputs(model)
     can_run = _runs(model, inputs)
     new = model if in_place else _copy_model(model)
-    layers = _trained_norms(new)
+    layers = trained_norms(new)
     with exchanged(layers, by, groups):
         if can_run and by != "frozen":
             _check_call(new, inputs)
@@ -136,11 +136,6 @@ def _check_arguments(model, by, groups):
             f"model {model.name!r} is not built, so that its channels are not "
             "known. Call it on a batch first, or begin it with a keras.Input."
         )
-
-
-def _trained_norms(model):
-    """Return the layers that use the batch's statistics in training."""
-    return [layer for layer in norms(model) if layer.trainable]
 
 
 def _runs(model, inputs):

@@ -298,7 +298,7 @@ class _Check:
         self.state.restore()
         self._aggregations = [None]
         for aggregation in map(_weighing_aggregation, modes.values()):
-            is_known = aggregation is None or aggregation in self._aggregations
+            is_known = aggregation in self._aggregations
             if not is_known and not aggregation.adds_noise:
                 self._aggregations.append(aggregation)
         self.reference = reference.find(

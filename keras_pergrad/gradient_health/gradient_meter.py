@@ -230,39 +230,25 @@ class GradientMeter:
         """Return the gradient, and what is wanted of the samples."""
         # One program computes both, so TensorFlow runs the backward pass once.
         batch_tape = tf.GradientTape()
-        loss, target, factors, losses = self._trace_samples(
+        loss, target, _, observe = self._trace_samples(
             trace, (x, y, sample_weight), batch_tape
         )
         # The samples' tape keeps the gradients of regularisers separate.
         gradients = self._without_penalties(
             batch_tape.gradient(target, self._values)
         )
-        observed = self._observe(
-            loss,
-            factors,
-            gradients,
-            losses=losses,
-            request=request,
-            direction=direction,
-        )
+        observed = observe(gradients, request=request, direction=direction)
         return loss, gradients, observed
 
     def _samples_alone(self, trace, x, y, sample_weight, request, direction):
-        loss, _, factors, losses = self._trace_samples(
+        _, _, factors, observe = self._trace_samples(
             trace, (x, y, sample_weight), contextlib.nullcontext()
         )
         sums = self._dense([f and f.weighted_sum(None) for f in factors])
-        return self._observe(
-            loss,
-            factors,
-            sums,
-            losses=losses,
-            request=request,
-            direction=direction,
-        )
+        return observe(sums, request=request, direction=direction)
 
     def _trace_samples(self, trace, batch, outer_context):
-        """Return the loss, also scaled, the factors and samples' losses."""
+        """Return the loss, also scaled, the factors, and `_observe` of them."""
 
         def refuse(layer, error):
             trace.refusal = error
@@ -287,7 +273,8 @@ class GradientMeter:
         # If it calls a layer in its own way, or vectorises it, the norms are
         # measured separately: repetitions must use the layer's ordinary call.
         trace.is_joint = all(call.rule.forward is None for call in tape.calls)
-        return loss, target, factors, losses
+        observe = functools.partial(self._observe, loss, factors, losses=losses)
+        return loss, target, factors, observe
 
     def _scaled(self, loss):
         scale = loss_scale(self.model.optimizer)

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.fit import train_function
+from keras_pergrad.keras_internals.fit.train_function import TRAIN
 from keras_pergrad.keras_internals.models.parts import patched_attribute
 from keras_pergrad.keras_internals.replicas.hooks import bounded_samples
 from keras_pergrad.keras_internals.state.model import (
@@ -81,16 +82,11 @@ def _measure_once(data, batches, *, step, stopwatch):
     measurements = [Measurement(StallReport())]
 
     def consume(iterator):
-        epoch = stopwatch.begin_epoch(train_function.TRAIN)
+        epoch = stopwatch.begin_epoch(TRAIN)
         samples = PipelineSamples()
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for call in range(math.ceil((batches + 1) / step.batches)):
-                stopwatch.call(
-                    train_function.TRAIN,
-                    step.function,
-                    iterator,
-                    model=step.model,
-                )
+                stopwatch.call(TRAIN, step.function, iterator, model=step.model)
                 if call + 1 == samples.due:
                     samples.take(iterator)
         memory = _resident_bytes()
