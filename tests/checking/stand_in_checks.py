@@ -33,14 +33,8 @@ def _checked(plugin, cases, settings):
         keras.backend.clear_session()  # names count from the start
         model, x, y = models.make(name)
         plugin.damage(op, nodes, by)
-        result = check_gradients(
-            model,
-            x,
-            y,
-            gradient_modes=["batch", "vectorized"],
-            settings=settings,
-            repeats=1,
-        )
+        how = {"gradient_modes": ["batch", "vectorized"], "repeats": 1}
+        result = check_gradients(model, x, y, settings=settings, **how)
         found[f"{name} {op}".strip()] = {
             "rows": [
                 [row.mode, row.device, row.setting, row.verdict]

@@ -61,14 +61,10 @@ def numbers(model):
 
 
 def test_every_way_agrees_and_nothing_is_touched():
-    model = zoo.functional(kpg.PerGradModel)
     clipped = kpg.Vectorized(aggregation=kpg.ClippedMean(0.1))
-    model.compile(
-        "adam",
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        gradient_mode=clipped,
-    )
+    how = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    model = zoo.functional(kpg.PerGradModel)
+    compiled(model, clipped, optimizer="adam", **how)
     data = zoo.data(8)
     model.train_on_batch(*data)
     before = numbers(model)

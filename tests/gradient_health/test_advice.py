@@ -18,6 +18,7 @@ from tests.gradient_health.recorded import recorded
 from tests.marks import few
 from tests.models.making import assert_equal, compiled, integers, net, normal
 from tests.models.making import weights as weights_of
+from tests.privacy import tiny
 
 layers = keras.layers
 
@@ -181,14 +182,7 @@ def clipped(norm):
 
 
 def private_mode():
-    return kpg.PrivateTraining(
-        noise_multiplier=1.0,
-        delta=1e-3,
-        samples=40,
-        batch_size=10,
-        epochs=1,
-        user_ids="unique",
-    ).gradient_mode
+    return tiny.private().gradient_mode
 
 
 class OwnStep(kpg.PerGradModel):

@@ -69,15 +69,11 @@ def test_it_agrees_with_the_oracle(maker):
 
 def test_each_variables_snr_and_noise_scale():
     def read(squared_means, traces):
-        return read_basic(
-            Observation(
-                samples=4,
-                loss=0.0,
-                gradient=[],
-                squared_means=np.array(squared_means),
-                traces=None if traces is None else np.array(traces),
-            )
-        )
+        known = {"squared_means": np.array(squared_means)}
+        if traces is not None:
+            known["traces"] = np.array(traces)
+        seen = Observation(samples=4, loss=0.0, gradient=[], **known)
+        return read_basic(seen)
 
     squares, traces = [3.0, 1.0, 4.0, 0.0], [4.0, 8.0, 0.0, 0.0]
     _, found = read(squares, traces)

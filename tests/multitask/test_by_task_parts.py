@@ -60,11 +60,8 @@ def test_an_overflow_in_one_microbatch_makes_no_update(steps, overflows):
     y = {"a": y.astype("float32"), "b": -y.astype("float32")}
     y["b"][4] = 1e9 if overflows else 1.0
     parts = kpg.Accumulated(steps=steps, microbatch_size=2, inner="by_task")
-    moved = []
-    for mode, size, eager in (
-        (kpg.ByTask(), 6, False),
-        (parts, 6 // steps, True),
-    ):
+    moved, cases = [], [(kpg.ByTask(), 6, False), (parts, 6 // steps, True)]
+    for mode, size, eager in cases:
         keras.utils.set_random_seed(0)
         inputs = keras.Input((5,))
         trunk = keras.layers.Dense(4, "tanh")(inputs)

@@ -40,11 +40,10 @@ def _model(network, aggregation, **arguments):
 
 def _rows(model, x, y):
     """Return the samples' gradients of all variables, (n, P)."""
+    gradients = samples.per_sample_gradients(model, x, y)
     columns = [
         np.zeros((len(y), *v.shape)) if c is None else c
-        for c, v in zip(
-            samples.per_sample_gradients(model, x, y), model.trainable_variables
-        )
+        for c, v in zip(gradients, model.trainable_variables)
     ]
     return np.concatenate([c.reshape(len(y), -1) for c in columns], 1)
 

@@ -154,12 +154,8 @@ def test_the_interval_covers_the_truth(seeds, noise_scale, samples):
     freedom = size * (samples - 1)
     traces = trace * random.chisquare(freedom, shape) / freedom
     squares = (means**2).sum(-1) - traces / samples
-    low, high = np.transpose(
-        [
-            jackknife_interval(*pair)
-            for pair in zip(traces.sum(2), squares.sum(2))
-        ]
-    )
+    pairs = zip(traces.sum(2), squares.sum(2))
+    low, high = np.transpose([jackknife_interval(*pair) for pair in pairs])
     covered = ((low <= noise_scale) & (noise_scale <= high)).mean()
     assert 0.92 < covered < 0.975
     ratio = traces.mean() / squares.mean()

@@ -67,13 +67,8 @@ def _train(log_dir, seed, name, *, break_it=None, shake=False):
     )
     x = normal(STEPS * 16, 8, seed=5)
     y = np.tanh(x @ normal(8, 3, seed=6))
-    record = kpg.callbacks.GradientVariance(
-        probe=(x[:16], y[:16]),
-        every=1,
-        repeats=1,
-        log_dir=log_dir,
-        run_name=name,
-    )
+    how = {"every": 1, "repeats": 1, "log_dir": log_dir, "run_name": name}
+    record = kpg.callbacks.GradientVariance((x[:16], y[:16]), **how)
     watchers = [Shake()] * shake + [record]
     if break_it:
         watchers.insert(0, Break(middle, *break_it))

@@ -54,6 +54,10 @@ def _batched(data):
     return data.batch(4).map(as_batch).prefetch(2)
 
 
+def _as_batches(data):
+    return data.map(as_batch)
+
+
 def _of_a_map(advice, function, change=None, *, step=0.003):
     """A map of single numbers, and a change of what it gives."""
     source = tf.data.Dataset.range(4 * BATCHES)
@@ -72,12 +76,8 @@ def slow_decode_in_python():
     names = {"dataset": source, "python_function": compute}
     # As the comment in the code says: the function in the map is exchanged.
     names["decode"] = lambda i: in_python(names["in_process"])(i)
-    return Fault(
-        _batched(source.map(in_python(compute))),
-        "python map",
-        names,
-        finish=_batched,
-    )
+    data = _batched(source.map(in_python(compute)))
+    return Fault(data, "python map", names, finish=_batched)
 
 
 def too_large_a_shuffle_buffer():
@@ -99,12 +99,8 @@ def interleave_missing():
         return inside.map(in_python(sleeping(0.003)))
 
     shards = tf.data.Dataset.range(4)
-    return Fault(
-        _batched(shards.flat_map(read)),
-        "interleave",
-        {"files": shards, "read": read},
-        finish=_batched,
-    )
+    data, names = shards.flat_map(read), {"files": shards, "read": read}
+    return Fault(_batched(data), "interleave", names, finish=_batched)
 
 
 def cache_after_random_augmentation():
@@ -120,14 +116,9 @@ def batch_after_a_cheap_map():
         return 2 * i
 
     source = tf.data.Dataset.range(2048 * BATCHES)
-    data = source.map(twice).batch(2048).map(as_batch)
-    return Fault(
-        data,
-        "batch first",
-        {"dataset": source, "twice": twice},
-        finish=lambda data: data.map(as_batch),
-        step=0,
-    )
+    data = _as_batches(source.map(twice).batch(2048))
+    names = {"dataset": source, "twice": twice}
+    return Fault(data, "batch first", names, finish=_as_batches, step=0)
 
 
 def _loading(function):
@@ -172,17 +163,13 @@ def a_generator_with_integer_labels():
 def parallel_calls_that_sleep():
     source = tf.data.Dataset.range(16 * BATCHES)
     decode = in_python(sleeping(0.004))
-    calls = tf.data.AUTOTUNE
 
     def finish(data):
         return data.batch(16).map(lambda x: as_batch(x[:4])).prefetch(2)
 
-    return Fault(
-        finish(source.map(decode, num_parallel_calls=calls)),
-        "parallel map",
-        {"dataset": source, "decode": decode},
-        finish=finish,
-    )
+    data = finish(source.map(decode, num_parallel_calls=tf.data.AUTOTUNE))
+    names = {"dataset": source, "decode": decode}
+    return Fault(data, "parallel map", names, finish=finish)
 
 
 def the_same_work_every_epoch():
@@ -192,13 +179,8 @@ def the_same_work_every_epoch():
 
 def a_shuffle_of_batches():
     source = slow_data.python_map(slow_data.slow, slow_data.numbers())
-    return Fault(
-        slow_data.shuffled_batches(),
-        "shuffle buffer",
-        {"dataset": source},
-        finish=lambda data: data.map(as_batch),
-        step=0,
-    )
+    data, names = slow_data.shuffled_batches(), {"dataset": source}
+    return Fault(data, "shuffle buffer", names, finish=_as_batches, step=0)
 
 
 def a_few_threads_that_compute():

@@ -31,6 +31,7 @@ pytestmark = [*QUIET, pytest.mark.usefixtures("two_cores")]
 EVERY = (*planted_faults.FAULTS, *planted_faults.OTHERS)
 #: Rules that are tested below, or in test_grain.py.
 ELSEWHERE = ("prefetch to device", "python generator", "num_workers")
+STALL = {"wait_ms": 20.0, "step_ms": 10.0}
 
 
 def fit(data, step=0.003, epochs=1, **settings):
@@ -106,11 +107,7 @@ def test_every_rule_has_a_fault():
 def test_a_message_is_printed_once_and_names_the_slowest_stage(
     capsys, monkeypatch
 ):
-    recorded_stalls.say(
-        monkeypatch,
-        {"wait_ms": 20.0, "step_ms": 10.0},
-        work={"MapAndBatch": 1.0},
-    )
+    recorded_stalls.say(monkeypatch, STALL, work={"MapAndBatch": 1.0})
     stall = fit(slow_data.serial_map(), 0, epochs=2)
     names = [advice.name for advice in stall.advice]
     assert names == ["parallel map", "python map"]  # nobody knows if it waits
@@ -334,11 +331,7 @@ DRAWN_FROM = {
 
 @pytest.mark.parametrize("source", DRAWN_FROM)
 def test_stages_of_the_package_itself_are_not_advised_on(source, monkeypatch):
-    recorded_stalls.say(
-        monkeypatch,
-        {"wait_ms": 20.0, "step_ms": 10.0},
-        work={"FlatMap": 1.0},
-    )
+    recorded_stalls.say(monkeypatch, STALL, work={"FlatMap": 1.0})
     data, settings = DRAWN_FROM[source]
     training, stall = tiny.private(**settings), DataStall()
     net, batches = tiny.model(training), training.batches(*data())

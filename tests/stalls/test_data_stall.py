@@ -18,7 +18,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import DataStall
 from keras_pergrad.stalls.wait_log import WaitLog
-from tests.models.making import assert_equal, compiled, net, normal, trained
+from tests.models.making import assert_equal, normal, trained
 from tests.stalls import recorded_stalls
 from tests.stalls.stall_truth import (
     BATCH,
@@ -218,20 +218,16 @@ def test_steps_are_counted(data, settings, steps):
 
 
 @pytest.mark.parametrize(
-    ("run_eagerly", "steps_per_execution"), [(False, 1), (False, 3), (True, 1)]
+    "settings", [{}, {"steps_per_execution": 3}, EAGER], ids=str
 )
-def test_training_is_bit_identical(run_eagerly, steps_per_execution):
+def test_training_is_bit_identical(settings):
     x = normal(18, 3)
 
     def result(*callbacks):
         keras.utils.set_random_seed(1)
-        dropout = keras.layers.Dropout(0.5)
-        model = compiled(
-            net(keras.layers.Dense(8, "relu"), dropout, shape=(3,), units=1),
-            optimizer="adam",
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-        )
+        parts = keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5)
+        how = {"optimizer": "adam", "jit_compile": "auto", **settings}
+        model = small(*parts, **how)
         data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
         data = data.shuffle(40).map(lambda x, y: (x * 2, y)).batch(4)
         return trained(model, data, epochs=2, callbacks=callbacks)

@@ -11,12 +11,9 @@ COPY_MS = 15
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return session.run_once(
-        tmp_path_factory,
-        "tests.stalls.stand_in_checks:copies",
-        SLOW_COPY_US=1000 * COPY_MS,
-        SLOW_US=2000,
-    )
+    check = "tests.stalls.stand_in_checks:copies"
+    slow = {"SLOW_COPY_US": 1000 * COPY_MS, "SLOW_US": 2000}
+    return session.run_once(tmp_path_factory, check, **slow)
 
 
 def test_the_copy_is_told_apart_from_the_step(found):

@@ -247,12 +247,9 @@ def test_the_knee_is_the_fewest_workers_near_the_best():
     ]
     for workers, knee in ((found, found[2]), (found[-1:], None), ([], None)):
         report = StallReport(steps=3, data_stall_s=0.0, step_ms=100.0)
+        rates = {"alone": report, "model": None, "together": report}
         profile = kpg.diagnose.PipelineProfile(
-            alone=report,
-            model=None,
-            together=report,
-            changes={},
-            workers=workers,
+            **rates, changes={}, workers=workers
         )
         assert profile.knee is knee
         failed = "8 processes (OSError)     failed"

@@ -148,13 +148,7 @@ def test_how_many_times_the_pipeline_suffices(rate, figures, words):
 def stalled(steps, seconds, **figures):
     """A report of steps of 10 ms that waited so long in all."""
     share = seconds / (seconds + 0.01 * (steps - 1))
-    return StallReport(
-        steps=steps,
-        data_stall_s=seconds,
-        data_stall_fraction=share,
-        step_ms=10.0,
-        **figures,
-    )
+    return StallReport(steps, seconds, share, step_ms=10.0, **figures)
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,9 @@ def test_an_interrupted_fit_closes_all(kind, tmp_path):
     kept = Kept()
     board = kpg.trackers.TensorBoard(tmp_path / "events")
     model = make(MODELS[kind])
+    how = {"log_dir": tmp_path / "runs", "run_name": "a"}
     with pytest.raises(KeyboardInterrupt):
-        fitted(
-            [board, kept],
-            [Interrupted()],
-            model=model,
-            log_dir=tmp_path / "runs",
-            run_name="a",
-        )
+        fitted([board, kept], [Interrupted()], model=model, **how)
     # Of a plain model, once Keras's list of callbacks is freed.
     gc.collect()
     assert kept.calls[-2:] == ["interrupt", "end"]
