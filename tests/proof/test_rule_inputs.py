@@ -72,6 +72,11 @@ REFUSED = _ops(
 )
 #: Ops that take a single number.
 SCALAR = {"Fill"}
+#: Ops → how many of their outputs are written without training: TensorFlow
+#: leaves the rest, which only a gradient in training takes, as memory was.
+WRITTEN = dict.fromkeys(
+    _ops("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"), 3
+)
 #: The size of an axis → how it may have the samples: (n, rows, lead).
 _LAYOUTS = {
     6: [(6, 1, 1), (3, 2, 1), (3, 1, 2)],
@@ -179,7 +184,7 @@ class Trial:
             ]
         except (ValueError, tf.errors.OpError) as error:
             return [f"{types} gives {results}, but it fails: {error}"], False
-        for k, result in enumerate(results):
+        for k, result in enumerate(results[: WRITTEN.get(self.op_type)]):
             arrays = [run[k] for run in (before, *after)]
             is_list = self.outputs[k].dtype == tf.variant
             if is_list and isinstance(result, At) and arrays[0].ndim == 3:
