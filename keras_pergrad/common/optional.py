@@ -24,6 +24,7 @@ def import_extra(name, what, extra):
     """
     library = name.partition(".")[0]
     try:
+        importlib.import_module(library)
         return importlib.import_module(name)
     except ImportError as error:
         wanted = library if extra is None else f"'keras-pergrad[{extra}]'"

@@ -82,14 +82,16 @@ def in_shape(tensor, shape):
     return tf.reshape(tensor, integers(*shape))
 
 
-def sizes_of(tensor) -> list:
-    """Return its sizes, as numbers or, where unknown, scalar tensors."""
-    if tensor.shape.is_fully_defined():
-        return tensor.shape.as_list()
-    dynamic_sizes = tf.unstack(tf.shape(tensor))
+def sizes_of(tensor, axes=None) -> list:
+    """Return the sizes of axes: numbers where known, else scalar tensors."""
+    static_shape = tensor.shape.as_list()
+    axes = range(len(static_shape)) if axes is None else axes
+    is_dynamic = any(static_shape[k] is None for k in axes)
+    # One op gives them all.
+    runtime_sizes = tf.unstack(tf.shape(tensor)) if is_dynamic else static_shape
     return [
-        dynamic if size is None else size
-        for size, dynamic in zip(tensor.shape, dynamic_sizes)
+        runtime_sizes[k] if static_shape[k] is None else static_shape[k]
+        for k in axes
     ]
 
 

@@ -76,7 +76,7 @@ class Side:
             signs = tf.gather(tf.cast(signs, values.dtype), ids)
             values *= signs[..., None]
             ids = tf.gather(buckets, ids)
-        bucket_ids = ids_by_sample(ids, n, self.size, dtype=tf.int32)
+        bucket_ids = ids_by_sample(ids, self.size, tf.int32)
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, columns]), bucket_ids, n * self.size
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.written_out import integers
+from keras_pergrad.factors.written_out import integers, sizes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,19 +89,6 @@ class Layout:
         shape = [1] * tensor.shape.rank
         shape[self.axis] = -1
         return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
-
-
-def sizes_of(tensor, axes=None):
-    """Get the sizes of a tensor's axes: numbers where known, else scalars."""
-    static_shape = tensor.shape.as_list()
-    axes = range(len(static_shape)) if axes is None else axes
-    is_dynamic = any(static_shape[k] is None for k in axes)
-    # One op gives them all.
-    runtime_sizes = tf.unstack(tf.shape(tensor)) if is_dynamic else static_shape
-    return [
-        runtime_sizes[k] if static_shape[k] is None else static_shape[k]
-        for k in axes
-    ]
 
 
 def move_axis(tensor, source, target):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors import Patches, Windows
 from keras_pergrad.factors.windows import at_least_zero
-from keras_pergrad.proof.layout import sizes_of
+from keras_pergrad.factors.written_out import sizes_of
 from keras_pergrad.uses.op_rules import op_rule
 
 _PLAIN = ("Conv2D", "Conv3D")

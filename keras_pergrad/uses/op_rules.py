@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.factors import Full, Rows, Sum
+from keras_pergrad.factors.written_out import sizes_of
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.layout import sizes_of
 from keras_pergrad.uses.one_by_one import one_by_one
 
 _RULES = {}

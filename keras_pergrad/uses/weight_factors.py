@@ -6,9 +6,8 @@ import tensorflow as tf
 
 from keras_pergrad.factors import Adapted, Held, SampleGradients
 from keras_pergrad.factors.sampled import Shared
-from keras_pergrad.factors.written_out import squares_by_sample
+from keras_pergrad.factors.written_out import sizes_of, squares_by_sample
 from keras_pergrad.keras_internals.graphs.gradients import op_gradients
-from keras_pergrad.proof.layout import sizes_of
 
 
 class PulledBack(SampleGradients):

@@ -10,8 +10,7 @@ import functools
 import tensorflow as tf
 
 from keras_pergrad.factors import Adapted, Full, Outer, Rows, Sum, join
-from keras_pergrad.factors.written_out import HALF
-from keras_pergrad.proof.layout import sizes_of
+from keras_pergrad.factors.written_out import HALF, sizes_of
 from keras_pergrad.uses.op_rules import rule_registrar
 from keras_pergrad.uses.weight_factors import (
     Backward,

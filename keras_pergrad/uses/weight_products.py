@@ -11,7 +11,7 @@ import string
 import tensorflow as tf
 
 from keras_pergrad.factors import Full, Outer, Rows
-from keras_pergrad.proof.layout import sizes_of
+from keras_pergrad.factors.written_out import sizes_of
 from keras_pergrad.uses.contraction_rules import (
     CONTRACTIONS,
     arrange_axes,

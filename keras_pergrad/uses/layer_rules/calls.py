@@ -13,10 +13,10 @@ import math
 import keras
 import tensorflow as tf
 
+from keras_pergrad.factors.written_out import sizes_of
 from keras_pergrad.keras_internals.models.parts import patched_attribute
 from keras_pergrad.keras_internals.tensorflow.cudnn import loops_instead
 from keras_pergrad.proof import messages
-from keras_pergrad.proof.layout import sizes_of
 from keras_pergrad.uses.op_rules import unscaled
 
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.factors import Columns, Full, Outer, Patches, Sum, Windows
-from keras_pergrad.proof.layout import sizes_of
+from keras_pergrad.factors.written_out import sizes_of
 
 _ELEMENTWISE = """
 relu relu6 leaky_relu elu selu celu softplus softsign silu gelu tanh sigmoid
