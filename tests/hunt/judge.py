@@ -367,6 +367,10 @@ class _Judge:
     def moved(self, found, trained, changes):
         """The steps that were made, and those that should be, in gradients."""
         ours, wanted = [], []
+        # A sum of samples that is taken away as a whole leaves the last digits
+        # of the largest terms, in small gradients, too.
+        rounding = 2**-44 if self.case.dtype == "float64" else 2**-21
+        rounding *= max(np.max(np.abs(c), initial=0.0) for c in changes)
         for k, change in zip(trained, changes):
             start, after = self.start[k], self.after[k]
             # The weights do not show a difference below their last digit.
@@ -374,8 +378,6 @@ class _Judge:
             start = start.astype("float64")
             step = (start - found[k]) / LEARNING_RATE
             right = (start - after) / LEARNING_RATE + change
-            # Nor is a sum of samples known that is taken away as a whole.
-            rounding = 2**-21 * np.max(np.abs(change), initial=0.0)
             unseen = abs(step - right) <= digit / LEARNING_RATE + rounding
             ours.append(np.where(unseen, right, step))
             wanted.append(right)
