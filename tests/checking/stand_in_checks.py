@@ -33,8 +33,14 @@ def _checked(plugin, cases, settings):
         keras.backend.clear_session()  # names count from the start
         model, x, y = models.make(name)
         plugin.damage(op, nodes, by)
-        how = {"gradient_modes": ["batch", "vectorized"], "repeats": 1}
-        result = check_gradients(model, x, y, settings=settings, **how)
+        result = check_gradients(
+            model,
+            x,
+            y,
+            gradient_modes=["batch", "vectorized"],
+            settings=settings,
+            repeats=1,
+        )
         found[f"{name} {op}".strip()] = {
             "rows": [
                 [row.mode, row.device, row.setting, row.verdict]

@@ -62,9 +62,14 @@ def numbers(model):
 
 def test_every_way_agrees_and_nothing_is_touched():
     clipped = kpg.Vectorized(aggregation=kpg.ClippedMean(0.1))
-    how = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
     model = zoo.functional(kpg.PerGradModel)
-    compiled(model, clipped, optimizer="adam", **how)
+    compiled(
+        model,
+        clipped,
+        loss="sparse_categorical_crossentropy",
+        optimizer="adam",
+        metrics=["accuracy"],
+    )
     data = zoo.data(8)
     model.train_on_batch(*data)
     before = numbers(model)

@@ -74,6 +74,11 @@ def seeds_and_repeats(log_dir, nondeterminism=0.0, steps=6):
         path = around(mean, 8.0, steps, seed=seed)
         for repeat in range(3 if seed == 0 else 1):
             rounding = around(0.0, nondeterminism, steps, seed=[seed, repeat])
-            name, tags = f"seed {seed} repeat {repeat}", {"repeat": repeat}
-            about = {"variance": 640.0, "seed": seed, "tags": tags}
-            write(log_dir, name, path + rounding, **about)
+            write(
+                log_dir,
+                f"seed {seed} repeat {repeat}",
+                path + rounding,
+                variance=640.0,
+                seed=seed,
+                tags={"repeat": repeat},
+            )

@@ -15,9 +15,14 @@ def _compare(log_dir, runs, seeds=range(9), *, tags=None):
     for k, (squared_norms, traces) in enumerate(runs):
         gradients = np.zeros((len(squared_norms), made_up.SIZE))
         gradients[:, 0] = np.sqrt(squared_norms)
-        about = {"seed": seeds[k], "tags": {"t": tags[k]} if tags else {}}
-        variance = list(traces)
-        made_up.write(log_dir, f"{k}", gradients, variance=variance, **about)
+        made_up.write(
+            log_dir,
+            f"{k}",
+            gradients,
+            variance=list(traces),
+            seed=seeds[k],
+            tags={"t": tags[k]} if tags else {},
+        )
     return kpg.diagnose.compare_runs(log_dir, by="t" if tags else None)
 
 

@@ -67,8 +67,13 @@ def _train(log_dir, seed, name, *, break_it=None, shake=False):
     )
     x = normal(STEPS * 16, 8, seed=5)
     y = np.tanh(x @ normal(8, 3, seed=6))
-    how = {"every": 1, "repeats": 1, "log_dir": log_dir, "run_name": name}
-    record = kpg.callbacks.GradientVariance((x[:16], y[:16]), **how)
+    record = kpg.callbacks.GradientVariance(
+        probe=(x[:16], y[:16]),
+        every=1,
+        repeats=1,
+        log_dir=log_dir,
+        run_name=name,
+    )
     watchers = [Shake()] * shake + [record]
     if break_it:
         watchers.insert(0, Break(middle, *break_it))

@@ -30,9 +30,15 @@ def page_of(tmp_path, *readings):
         )
         for one in readings
     }
-    about = {"seed": INFO.seed, "batch_size": INFO.batch_size}
-    about |= {"tags": {"<b>&": "cpu"}, "variables": variables}
-    run = write(tmp_path, steps, reads=steps.get, **about)
+    run = write(
+        tmp_path,
+        steps,
+        reads=steps.get,
+        variables=variables,
+        seed=INFO.seed,
+        batch_size=INFO.batch_size,
+        tags={"<b>&": "cpu"},
+    )
     path = kpg.runs.page(run)
     assert path == str(run / "index.html")
     return pathlib.Path(path).read_text(encoding="utf-8")
