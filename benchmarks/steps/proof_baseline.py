@@ -30,9 +30,9 @@ times differs. `compact` writes a short form, a line a kind, with hashes in
 place of long texts. `compare` takes that, too: it then says where there is a
 difference and not which.
 
-proof_baseline.txt is the short form of the newest pair: all rules and mixing
-cases, most layers, and an eighth of the real, further and drawn models. All
-kinds take roughly half an hour of processor time:
+proof_baseline.txt is the short form of all kinds on the newest pair. Its times
+are of a busy machine: only files that are written by turns tell which tree is
+faster. It takes roughly half an hour of processor time:
 
     python -m benchmarks.steps.proof_baseline write FILE
     python -m benchmarks.steps.proof_baseline compact FILE \
