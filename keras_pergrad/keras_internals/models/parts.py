@@ -10,6 +10,7 @@ Private names in use: `keras.src.models.functional.Functional`,
 `_keras_logits`; `keras.src.backend.compute_output_spec`.
 """
 
+import collections
 import contextlib
 import threading
 from typing import Any
@@ -57,8 +58,8 @@ def patched_attributes(patches):
         yield
 
 
-#: (id of a target, name) → (the shared value, what restores, its users).
-_SHARED_PATCHES = {}
+#: (id of a target, name) → (the shared value, what restores), and its users.
+_SHARED_PATCHES, _SHARED_USERS = {}, collections.Counter()
 _SHARED_LOCK = threading.Lock()
 
 
@@ -74,16 +75,16 @@ def shared_patch(target, name, make):
         if key not in _SHARED_PATCHES:
             value, stack = make(getattr(target, name)), contextlib.ExitStack()
             stack.enter_context(patched_attribute(target, name, value))
-            _SHARED_PATCHES[key] = value, stack, []
-        value, stack, users = _SHARED_PATCHES[key]
-        users.append(threading.get_ident())
+            _SHARED_PATCHES[key] = value, stack
+        value, stack = _SHARED_PATCHES[key]
+        _SHARED_USERS[key] += 1
     try:
         yield value
     finally:
         with _SHARED_LOCK:
-            users.pop()
-            if not users:
-                del _SHARED_PATCHES[key]
+            _SHARED_USERS[key] -= 1
+            if not _SHARED_USERS[key]:
+                del _SHARED_PATCHES[key], _SHARED_USERS[key]
                 stack.close()
 
 
