@@ -265,8 +265,9 @@ def test_a_model_that_the_mode_refuses(counter):
 def test_bad_input_is_refused_by_name():
     model = _net()
     wrong = "8", "GB", "8 apples", "-8GB", 0, -1, True, None, 8.5, "0MB"
+    no_memory = "`memory` expected a positive"
     for settings, said in (
-        *(({"memory": memory}, "`memory` expected a pos") for memory in wrong),
+        *(({"memory": memory}, no_memory) for memory in wrong),
         ({"at_most": 0}, "`at_most` expected a positive"),
         ({"batch_size": 0}, "`batch_size` expected a positive"),
         ({"gradient_mode": "no such mode"}, "gradient mode"),

@@ -126,6 +126,13 @@ def test_samples_that_are_not_finite_are_left_out(float64, name):
     assert history["nonfinite_samples"] == [1]
 
 
+def test_gradients_of_zero_change_nothing(float64):
+    for name in (*AGGREGATIONS, "krum"):
+        aggregation = OBJECTS.get(name) or kpg.Vectorized(name).aggregation
+        weights = aggregation.gramian_weights(tf.zeros((6, 6), tf.float64))
+        assert np.isfinite(weights).all(), name
+
+
 def test_agreeing_samples_are_the_mean(float64):
     rows = np.abs(np.random.default_rng(0).normal(size=(5, 7)))
     gramian = tf.constant(rows @ rows.T)

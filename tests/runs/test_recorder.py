@@ -130,6 +130,12 @@ def test_names_that_every_system_takes_are_served(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_a_directory_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="`log_dir` expected a directory"):
+        Recorder.start(tmp_path / "file", info())
+
+
 def test_resuming_goes_on_where_the_run_stopped(tmp_path):
     """And starts one that is not there; variables may have other names."""
     renamed = [{**v, "path": f"x_{v['path']}"} for v in VARIABLES]
