@@ -1,5 +1,6 @@
 """The projections of all training samples, in memory or on disk."""
 
+import concurrent.futures
 import functools
 
 import numpy as np
@@ -11,6 +12,7 @@ from keras_pergrad.influence.gradient_store import GradientStore
 #: So many numbers are cast to float32 and multiplied at once: they fit in the
 #: cache of a core, and TensorFlow does not spread them over threads.
 _PIECE_SIZE = 2**17
+_THREADS = 2
 
 
 class RowsInMemory:
@@ -44,13 +46,19 @@ class RowsOnDisk(GradientStore):
     def times(self, others):
         """Return the products with other rows, (m, n), in float32."""
         others = tf.constant(others, tf.float32)
-        multiply = _product_function(self.size, self.rows_per_block)
-        blocks = []
-        for _, rows, scales in self.stored_blocks():
+        product = _product_function(self.size, self.rows_per_block)
+
+        def multiply(block):
+            _, rows, scales = block
             # A tensor of the same memory: convert_to_tensor would copy.
             tensor = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
-            blocks.append(multiply(others, tensor).numpy() * scales)
-        return np.concatenate(blocks, 1)
+            return product(others, tensor).numpy() * scales
+
+        # While one thread waits for the disk, another one multiplies.
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            return np.concatenate(
+                list(pool.map(multiply, self.stored_blocks())), 1
+            )
 
     def gram(self):
         """Return the sum of the rows' outer products, kept in the store."""
