@@ -8,10 +8,11 @@ from keras_pergrad.keras_internals.losses.compiled import no_running_means
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.losses.regularizers import without_gradients
 from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
-from keras_pergrad.keras_internals.state.model import twice_differentiable
+from keras_pergrad.keras_internals.state.model import (
+    assigning_ops,
+    twice_differentiable,
+)
 from keras_pergrad.modes.one_step import loss_scale
-
-_ASSIGN_OPS = ("Assign", "ResourceScatter")
 
 
 def loss_in_inference(model, batch):
@@ -68,16 +69,15 @@ class ValidationGradient:
         # Without Keras's running means of the losses of several outputs.
         with without_gradients(self.variables), no_running_means(compiled):
             loss = loss_in_inference(self.model, self.batch)
-        for op in graph.get_operations()[op_count:]:
-            if op.type.startswith(_ASSIGN_OPS):
-                raise ValueError(
-                    "Sample values call the model on the validation data in "
-                    "each step, which must leave it as it is. Expected a "
-                    "model without a state that a call with training=False "
-                    f"changes. Received: the op {op.name!r} of type "
-                    f"{op.type}. Such as stateful=True in a recurrent layer: "
-                    "leave it out."
-                )
+        for op in assigning_ops(graph.get_operations()[op_count:]):
+            raise ValueError(
+                "Sample values call the model on the validation data in each "
+                "step, which must leave it as it is. Expected a model without "
+                "a state that a call with training=False changes. Received: "
+                f"the op {op.name!r} of type {op.type}, which assigns a "
+                "variable. Such as stateful=True in a recurrent layer: leave "
+                "it out."
+            )
         scale = loss_scale(self.model.optimizer)
         return loss if scale is None else loss * tf.cast(scale, loss.dtype)
 

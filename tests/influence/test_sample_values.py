@@ -521,6 +521,58 @@ def _stateful():
     return compiled(kpg.PerGradModel(inputs, outputs), "vectorized")
 
 
+class Counter(layers.Layer):
+    """Counts its calls, in a part of a variable."""
+
+    def build(self, shape):
+        del shape
+        self.counts = self.add_weight((2,), "zeros", trainable=False)
+
+    def call(self, x):
+        self.count(self.counts.value)
+        return x
+
+    def count(self, variable):
+        variable[1:].assign(variable[1:] + 1.0)
+
+
+class FunctionCounter(Counter):
+    """Counts in a function."""
+
+    @tf.function
+    def count(self, variable):
+        variable.assign_add([1.0, 1.0])
+
+
+class BranchCounter(Counter):
+    """Counts in a branch."""
+
+    def count(self, variable):
+        tf.cond(
+            variable[0] < 9.0,
+            lambda: variable.assign_add([1.0, 1.0]),
+            variable.value,
+        )
+
+
+class Draws(Counter):
+    """Draws, which advances the state of a generator."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def count(self, variable):
+        del variable
+        self.generator.normal([2])
+
+
+def _with(layer):
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(3)(layer(inputs))
+    return compiled(kpg.PerGradModel(inputs, outputs), "vectorized")
+
+
 @kpg.aggregations.register_aggregation("halved_for_values")
 class Halved(kpg.aggregations.Aggregation):
     def weights(self, norms):
@@ -549,6 +601,10 @@ MODELS = {
         "gradient_accumulation_steps=2",
     ),
     "stateful": (_stateful, r"must leave it as it is|state"),
+    "slice": (lambda: _with(Counter()), "ResourceStridedSliceAssign"),
+    "function": (lambda: _with(FunctionCounter()), "PartitionedCall"),
+    "branch": (lambda: _with(BranchCounter()), "type If"),
+    "draws": (lambda: _with(Draws()), "RngReadAndSkip"),
     "plain": (
         lambda: _model(mode=None, cls=keras.Model),
         "expected a PerGradModel",

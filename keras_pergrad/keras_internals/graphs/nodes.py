@@ -7,8 +7,8 @@ Private names in use: `Graph._get_function`, `FuncGraph.captures`,
 `FuncGraph.outer_graph`;
 `tensorflow.python.framework.function_def_to_graph.function_def_to_graph_def`,
 `tensorflow.python.framework.op_def_registry.get`,
-`tensorflow.python.ops.handle_data_util.copy_handle_data`, the op attribute
-`_class`.
+`tensorflow.python.ops.handle_data_util.copy_handle_data`,
+`get_resource_handle_data`, the op attribute `_class`.
 """
 
 import tensorflow as tf
@@ -201,6 +201,14 @@ def tensor_name(reference):
 def op_definition(op_type):
     """Return the `OpDef` of a type of op, or None."""
     return op_def_registry.get(op_type)
+
+
+def is_variable(tensor):
+    """Whether a graph's tensor is the handle of a variable, of no table."""
+    return (
+        tensor.dtype == tf.resource
+        and handle_data_util.get_resource_handle_data(tensor).is_set
+    )
 
 
 def placeholder(dtype, shape, like=None):

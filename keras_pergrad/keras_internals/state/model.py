@@ -19,7 +19,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from keras_pergrad.keras_internals.graphs.nodes import called_function
+from keras_pergrad.keras_internals.graphs.nodes import (
+    called_function,
+    is_variable,
+)
 from keras_pergrad.keras_internals.models.layers import shared_seed_state
 from keras_pergrad.keras_internals.models.parts import (
     compiled_loss,
@@ -249,41 +252,46 @@ def assigned_inputs(graph):
     origin = {id(tensor): tensor for tensor in graph.inputs}
     assigned = []
     for op in graph.get_operations():
-        resources = [
-            (index, origin.get(id(tensor)))
+        resources = {
+            index: origin.get(id(tensor))
             for index, tensor in enumerate(op.inputs)
             if tensor.dtype == tf.resource
-        ]
-        if not resources or op.type in UNCHANGING:
-            continue
-        if op.type == "Identity":
-            origin[id(op.outputs[0])] = resources[0][1]
-            continue
-        indices = _assigned_indices(op)
-        assigned += [
-            tensor
-            for index, tensor in resources
-            if tensor is not None and (indices is None or index in indices)
-        ]
+        }
+        if op.type == "Identity" and resources:
+            origin[id(op.outputs[0])] = resources[0]
+        found = [resources[index] for index in _assigned_indices(op)]
+        assigned += [tensor for tensor in found if tensor is not None]
         if op.type in ("While", "StatelessWhile"):  # passes its inputs on
-            for index, tensor in resources:
+            for index, tensor in resources.items():
                 origin[id(op.outputs[index])] = tensor
     return assigned
 
 
+def assigning_ops(operations):
+    """List those that assign a variable, maybe in a function that they call."""
+    return [
+        op
+        for op in operations
+        if any(is_variable(op.inputs[k]) for k in _assigned_indices(op))
+    ]
+
+
 def _assigned_indices(op):
-    """Return which inputs of an op its functions assign; None: it has none."""
+    """Return which handles, by their places, an op or its functions assign."""
+    indices = {k for k, t in enumerate(op.inputs) if t.dtype == tf.resource}
+    if not indices or op.type in UNCHANGING or op.type == "Identity":
+        return []
     graphs = bodies(op)
     if not graphs:
-        return None
-    indices = set()
+        return sorted(indices)
+    assigned = set()
     for graph in graphs:
         # The inputs of a function are the op's last: conditions and cases take
         # the choice first.
         first = len(op.inputs) - len(graph.inputs)
         indices_by_id = {id(t): first + k for k, t in enumerate(graph.inputs)}
-        indices |= {indices_by_id[id(t)] for t in assigned_inputs(graph)}
-    return indices
+        assigned |= {indices_by_id[id(t)] for t in assigned_inputs(graph)}
+    return sorted(assigned)
 
 
 def bodies(op):
