@@ -23,8 +23,9 @@ from keras_pergrad.runs.figures import BASIC, FIGURES, INSTRUMENTS, TRAINING
 from keras_pergrad.runs.reading import Histogram, Reading
 
 #: The function of each instrument, from an `Observation` to its
-#: `InstrumentResult`. That of "noise_scale" every reading has.
+#: `InstrumentResult`; None: every reading has it.
 READ = {
+    "noise_scale": None,
     "norm_test": size_tests.norm_test,
     "inner_product_test": size_tests.inner_product_test,
     "orthogonality_test": size_tests.orthogonality_test,
@@ -284,7 +285,7 @@ class Instruments:
         numbers, by_variable = read_basic(observation)
         layers, lacking = {}, observation.lacks()
         for name in self._names:
-            read = READ.get(name)
+            read = READ[name]
             if read is None or needs_of(name) & lacking:
                 continue
             result = read(observation)

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.gradient_health import evidence, premises
-from keras_pergrad.gradient_health.advice import advise
+from keras_pergrad.gradient_health.advice import RULES, advise
 from keras_pergrad.gradient_health.fit_record import FitRecord, FitRecorder
 from keras_pergrad.runs import Reading
+from keras_pergrad.runs.figures import FIGURES
 from tests.gradient_health import trainings
 from tests.gradient_health.recorded import recorded
 from tests.marks import few
@@ -29,6 +30,12 @@ def names(advice):
 
 def accused(advice):
     return {one.name for one in advice if one.is_fault}
+
+
+def test_rules_ask_figures_and_premises_that_exist():
+    for rule in RULES:
+        assert FIGURES.keys() >= set(rule.needs)
+        assert all(hasattr(FitRecord(), name) for name in rule.premises)
 
 
 # Recorded trainings.

@@ -11,12 +11,24 @@ from keras_pergrad.gradient_health import (
     size_tests,
     weight_ratios,
 )
-from keras_pergrad.gradient_health.instruments import histogram
+from keras_pergrad.gradient_health.instruments import READ, histogram
 from keras_pergrad.gradient_health.observation import Observation
+from keras_pergrad.runs.figures import FIGURES, INSTRUMENTS
 from tests.gradient_health import health_models, health_oracle
 from tests.models.making import compiled, net, trained
 
 layers = keras.layers
+
+
+#: Figures of instruments that other tests ask.
+ASKED_ELSEWHERE = {
+    "gradient_noise_scale",
+    "gradient_vanishing_layers",
+    "gradient_exploding_layers",
+}
+#: What an instrument may need, as `Figure` says.
+NEEDS = {"samples", "dots", "weights", "units", "along"}
+NEEDS |= {"begin", "before", "now"}
 
 
 def watched(case, **options):
@@ -32,6 +44,12 @@ def watched(case, **options):
 
 def reading_of(case, **options):
     return watched(case, **options).readings[0]
+
+
+def test_each_instrument_has_a_function_and_needs_what_there_is():
+    assert set(READ) == set(INSTRUMENTS)
+    for figure in FIGURES.values():
+        assert figure.needs <= NEEDS
 
 
 @pytest.mark.parametrize(
@@ -50,6 +68,8 @@ def test_equal_single_samples(float64, name, options):
     expected = health_oracle.figures(
         model, before, (*batch, None)[:3], rate=0.1
     )
+    names = {f.name for f in FIGURES.values() if f.instrument}
+    assert expected.keys() == names - ASKED_ELSEWHERE
     reading = watch.readings[0]
     known, each = reading.figures, reading.by_variable
     for key, value in expected.items():
