@@ -41,7 +41,7 @@ FOLDERS = ("proof", "uses")
 #: Further modules with facts about ops that a step has.
 OTHERS = ("graphs.gradients", "graphs.nodes", "state.model")
 #: Traits that are no unions of others.
-_SINGLE = [1 << k for k in range(40)]
+_SINGLE = [1 << k for k in range(64)]
 _HEAD = ["op", "rule", "looks at", "sizes", "facts", "op rule", "path rule"]
 #: Tables that have columns of their own.
 _OWN_COLUMNS = {
@@ -177,6 +177,7 @@ def rows():
         for op in ops:
             add(module, op, "(in code)")
     known = {*cells, *RULES, *op_rules._RULES, *weight_paths._RULES}
+    known.update(op_facts._TRAITS)
     found = [[*_HEAD, *columns]]
     for op in sorted(known):
         own = cells.get(op, {})

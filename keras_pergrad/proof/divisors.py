@@ -19,6 +19,8 @@ from keras_pergrad.proof.op_facts import (
     DIVIDES,
     JOINS,
     LINEAR,
+    ON_LISTS,
+    READS_LISTS,
     REPEATS,
     SCALES,
     SELECTS,
@@ -178,7 +180,7 @@ def gradient_types(op, results, is_own):
 
     `is_own`: whether the op is of a custom gradient. Only there sums count.
     """
-    if op.type.startswith(("TensorList", "Optional")):
+    if has(op, ON_LISTS | READS_LISTS):
         # What it gives may be of the forward pass.
         return results
     if is_own:

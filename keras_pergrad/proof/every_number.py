@@ -15,6 +15,8 @@ from keras_pergrad.proof.elementwise_rules import elementwise, unary
 from keras_pergrad.proof.intervals import limits
 from keras_pergrad.proof.op_facts import (
     FACTS,
+    ON_LISTS,
+    READS_LISTS,
     REGULAR,
     SHAPED_BY_INPUTS,
     TAKES_PARTS,
@@ -81,9 +83,8 @@ class EveryNumber:
     def check(self, op):
         """Refuse an op on samples that takes an irregular size or shape."""
         # A place in a list, or a hint at its shape, moves no entries.
-        takes_size = not op.type.startswith(
-            "TensorList"
-        ) and self._takes_irregular_size(op)
+        is_of_lists = has(op, ON_LISTS | READS_LISTS)
+        takes_size = not is_of_lists and self._takes_irregular_size(op)
         if takes_size or self._has_irregular_shape(op.inputs):
             raise Untyped(_IRREGULAR_SIZE)
 

@@ -10,12 +10,13 @@ The source of an op is the input whose entries it moves, see `source_of`.
 """
 
 import dataclasses
+import itertools
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graphs.nodes import op_definition
 
-_BITS = iter(1 << k for k in range(40))
+_BITS = (1 << k for k in itertools.count())
 
 #: Those of its source, each once, in another order or shape.
 ARRANGES = next(_BITS)
@@ -29,7 +30,9 @@ MOVES = ARRANGES | TAKES_PARTS | REPEATS
 JOINS = next(_BITS)
 #: Linear in its source, if all other inputs are constants.
 LINEAR = next(_BITS)
-#: Each of its source as it is or negated, or sums or means of some.
+#: Each of its source as it is or negated, maybe in another dtype.
+CONVERTS = next(_BITS)
+#: Such entries, or sums or means of some.
 ADDS_UP = next(_BITS)
 #: Linear in all inputs together.
 SUMS = next(_BITS)
@@ -44,6 +47,8 @@ IS_CONSTANT, MAY_BE_CONSTANT = (next(_BITS) for _ in range(2))
 GIVES_SIZES, MEASURES = (next(_BITS) for _ in range(2))
 #: Of sizes it gives sizes, or products of some.
 SIZE_PRODUCTS = next(_BITS)
+#: Of sizes it gives sums of some.
+SIZE_SUMS = next(_BITS)
 #: Does the same for every number of samples.
 REGULAR = next(_BITS)
 #: Has its shape from those of the inputs.
@@ -51,6 +56,8 @@ SHAPED_BY_INPUTS = next(_BITS)
 #: Takes sizes or places, as inputs that have one of `_SIZE_NAMES`. What follows
 #: the number of samples there gives a tensor its shape, not its values.
 TAKES_SIZES = next(_BITS)
+#: Has the shape that it is told; no entry follows from how many there are.
+FILLS_SHAPE = next(_BITS)
 #: Its shape is better known once it, or the list that it takes, is typed.
 SHAPED_BY_TYPE = next(_BITS)
 #: Is evaluated where its inputs are numbers that shapes determine.
@@ -59,6 +66,8 @@ PADS = next(_BITS)
 
 #: Reads what is behind its first input, or changes it by the others.
 READS, ASSIGNS = (next(_BITS) for _ in range(2))
+#: Changes each entry of it by that of its input, and no part.
+ASSIGNS_WHOLE = next(_BITS)
 #: Passes on each handle that it is given.
 FORWARDS = next(_BITS)
 #: Draws other numbers each time; advances the state behind a handle with it.
@@ -76,8 +85,8 @@ KNOWN_STATE = ASSIGNS | READS | DRAWS | TELLS | FROM_INPUTS
 #: Calls a function, one of several, or one again and again.
 CALLS_FUNCTION, IS_CONDITION, IS_LOOP = (next(_BITS) for _ in range(3))
 CALLS = CALLS_FUNCTION | IS_CONDITION | IS_LOOP
-#: Makes, changes or measures lists of tensors.
-ON_LISTS = next(_BITS)
+#: Makes, changes or measures lists of tensors; gives what is in them.
+ON_LISTS, READS_LISTS = (next(_BITS) for _ in range(2))
 #: Python computes it, from anything, also without inputs.
 IN_PYTHON = next(_BITS)
 #: What it gives has the type `Free`, or one that was set before.
@@ -88,7 +97,7 @@ _PARTS = TAKES_PARTS | LINEAR
 _TABLE = {
     "Const NoOp Placeholder": IS_GIVEN,
     "Rank Shape ShapeN Size": GIVES_SIZES | MEASURES,
-    "TensorListElementShape": GIVES_SIZES,
+    "TensorListElementShape": GIVES_SIZES | READS_LISTS,
     # Entries in another order or shape, parts of them, or more of them.
     "Identity": _WHOLE | EVALUATED | SIZE_PRODUCTS | FORWARDS,
     "IdentityN": REGULAR | FORWARDS,
@@ -97,7 +106,7 @@ _TABLE = {
     "StopGradient": _WHOLE | EVALUATED,
     "EnsureShape": _WHOLE | EVALUATED | SHAPED_BY_TYPE,
     "ExpandDims Squeeze": _WHOLE | EVALUATED | SIZE_PRODUCTS | SHAPED_BY_INPUTS,
-    "Reshape": _WHOLE | EVALUATED | SIZE_PRODUCTS | TAKES_SIZES,
+    "Reshape": _WHOLE | EVALUATED | SIZE_PRODUCTS | TAKES_SIZES | FILLS_SHAPE,
     "Reverse ReverseV2": _WHOLE | EVALUATED | SHAPED_BY_INPUTS,
     "Transpose": _WHOLE | EVALUATED | TAKES_SIZES,
     "Roll": ARRANGES | LINEAR | EVALUATED,
@@ -113,8 +122,13 @@ _TABLE = {
     | REGULAR
     | SHAPED_BY_INPUTS,
     "XlaDynamicSlice": _PARTS,
-    "BroadcastTo Tile": REPEATS | LINEAR | REGULAR | EVALUATED | TAKES_SIZES,
-    "Fill": REPEATS | REGULAR | EVALUATED | TAKES_SIZES,
+    "BroadcastTo Tile": REPEATS
+    | LINEAR
+    | REGULAR
+    | EVALUATED
+    | TAKES_SIZES
+    | FILLS_SHAPE,
+    "Fill": REPEATS | REGULAR | EVALUATED | TAKES_SIZES | FILLS_SHAPE,
     "Concat": JOINS,
     "ConcatV2 Pack": JOINS
     | REGULAR
@@ -124,12 +138,12 @@ _TABLE = {
     # Arithmetic.
     "AccumulateNV2": SUMS,
     "Add AddN AddV2 Sub": SUMS | REGULAR | EVALUATED,
-    "Cast": LINEAR | ADDS_UP | EVALUATED | SIZE_PRODUCTS,
+    "Cast": LINEAR | CONVERTS | ADDS_UP | EVALUATED | SIZE_PRODUCTS,
     "Conj Imag PlaceholderWithDefault": LINEAR,
     "Real": LINEAR | ADDS_UP,
     "Cumsum": LINEAR | REGULAR | EVALUATED | SHAPED_BY_INPUTS,
     "Mean": LINEAR | ADDS_UP | TAKES_SIZES,
-    "Neg": LINEAR | ADDS_UP | REGULAR | EVALUATED,
+    "Neg": LINEAR | CONVERTS | ADDS_UP | REGULAR | EVALUATED,
     "Pad": LINEAR | REGULAR | EVALUATED | TAKES_SIZES | PADS,
     "PadV2": REGULAR | EVALUATED | TAKES_SIZES | PADS,
     "Sum": LINEAR | ADDS_UP | REGULAR | EVALUATED | TAKES_SIZES,
@@ -142,7 +156,8 @@ _TABLE = {
     "OnesLike ZerosLike": IS_CONSTANT | REGULAR | EVALUATED,
     "DynamicStitch Range Square": REGULAR | EVALUATED,
     "BroadcastArgs BroadcastGradientArgs": REGULAR | EVALUATED | TAKES_SIZES,
-    "ConcatOffset InvertPermutation": REGULAR | EVALUATED | SHAPED_BY_INPUTS,
+    "ConcatOffset": REGULAR | EVALUATED | SIZE_SUMS | SHAPED_BY_INPUTS,
+    "InvertPermutation": REGULAR | EVALUATED | SHAPED_BY_INPUTS,
     "Prod": REGULAR | EVALUATED | SIZE_PRODUCTS | SHAPED_BY_INPUTS,
     "All Any ArgMax ArgMin Max Min": EVALUATED | SHAPED_BY_INPUTS,
     "OneHot ScatterNd": EVALUATED | TAKES_SIZES,
@@ -154,13 +169,16 @@ _TABLE = {
     "AvgPool3DGrad AvgPoolGrad Conv2DBackpropFilter Conv2DBackpropInput "
     "Conv3DBackpropFilterV2 Conv3DBackpropInputV2 "
     "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput "
-    "MatrixDiagV3 ResizeNearestNeighborGrad StatelessRandomBinomial "
-    "StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomNormal "
-    "StatelessRandomNormalV2 StatelessRandomPoisson StatelessRandomUniform "
-    "StatelessRandomUniformFullIntV2 StatelessRandomUniformInt "
-    "StatelessRandomUniformIntV2 StatelessRandomUniformV2 "
-    "StatelessTruncatedNormal StatelessTruncatedNormalV2 StridedSliceGrad "
+    "MatrixDiagV3 ResizeNearestNeighborGrad StridedSliceGrad "
     "UnsortedSegmentSum": TAKES_SIZES,
+    "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 "
+    "StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomPoisson "
+    "StatelessRandomUniform StatelessRandomUniformFullIntV2 "
+    "StatelessRandomUniformInt StatelessRandomUniformIntV2 "
+    "StatelessRandomUniformV2 StatelessTruncatedNormal "
+    "StatelessTruncatedNormalV2": TAKES_SIZES | FILLS_SHAPE,
+    "StatelessMultinomial StatelessParameterizedTruncatedNormal "
+    "StatelessRandomUniformFullInt": FILLS_SHAPE,
     "DenseBincount": SHAPED_BY_TYPE,
     # Calls, lists and Python.
     "PartitionedCall StatefulPartitionedCall": CALLS_FUNCTION,
@@ -170,14 +188,18 @@ _TABLE = {
     | TAKES_SIZES,
     "OptionalFromValue TensorListPushBack TensorListResize "
     "TensorListSetItem": ON_LISTS,
-    "OptionalGetValue TensorListGather": SHAPED_BY_TYPE,
-    "TensorListConcatV2": SHAPED_BY_TYPE | TAKES_SIZES,
-    "TensorListGetItem TensorListStack": SHAPED_BY_TYPE | TAKES_SIZES | REGULAR,
+    "OptionalGetValue TensorListGather": READS_LISTS | SHAPED_BY_TYPE,
+    "TensorListConcatV2": READS_LISTS | SHAPED_BY_TYPE | TAKES_SIZES,
+    "TensorListGetItem TensorListStack": READS_LISTS
+    | SHAPED_BY_TYPE
+    | TAKES_SIZES
+    | REGULAR,
     "TensorListLength": ON_LISTS | GIVES_SIZES,
     "TensorListPopBack": ON_LISTS | SHAPED_BY_TYPE | TAKES_SIZES | REGULAR,
     "EagerPyFunc PyFunc PyFuncStateless": IN_PYTHON | SHAPED_BY_TYPE,
     # State.
-    "AssignAddVariableOp AssignSubVariableOp AssignVariableOp "
+    "AssignAddVariableOp AssignSubVariableOp AssignVariableOp": ASSIGNS
+    | ASSIGNS_WHOLE,
     "LookupTableImportV2 LookupTableInsertV2 LookupTableRemoveV2 "
     "ResourceScatterAdd ResourceScatterDiv ResourceScatterMax "
     "ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd "
@@ -188,23 +210,27 @@ _TABLE = {
     "ResourceGatherNd": READS,
     "LookupTableFindV2": READS | SHAPED_BY_TYPE,
     "VariableShape": READS | GIVES_SIZES,
-    "RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulUniform": DRAWS
+    "RngReadAndSkip RngSkip": DRAWS | ADVANCES | TAKES_SIZES,
+    "StatefulStandardNormalV2 StatefulUniform": DRAWS
     | ADVANCES
-    | TAKES_SIZES,
+    | TAKES_SIZES
+    | FILLS_SHAPE,
     "StatefulRandomBinomial StatefulTruncatedNormal StatefulUniformFullInt "
-    "StatefulUniformInt": DRAWS | ADVANCES,
+    "StatefulUniformInt": DRAWS | ADVANCES | FILLS_SHAPE,
     "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal": DRAWS
-    | TAKES_SIZES,
+    | TAKES_SIZES
+    | FILLS_SHAPE,
+    "Multinomial RandomGamma RandomPoisson RandomPoissonV2": DRAWS
+    | FILLS_SHAPE,
     "AllCandidateSampler FixedUnigramCandidateSampler "
-    "LearnedUnigramCandidateSampler LogUniformCandidateSampler Multinomial "
-    "NonDeterministicInts ParameterizedTruncatedNormal RandomCrop RandomGamma "
-    "RandomPoisson RandomPoissonV2 RandomShuffle SampleDistortedBoundingBox "
-    "SampleDistortedBoundingBoxV2 ThreadUnsafeUnigramCandidateSampler "
-    "UniformCandidateSampler": DRAWS,
+    "LearnedUnigramCandidateSampler LogUniformCandidateSampler "
+    "NonDeterministicInts ParameterizedTruncatedNormal RandomCrop "
+    "RandomShuffle SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 "
+    "ThreadUnsafeUnigramCandidateSampler UniformCandidateSampler": DRAWS,
     "Assert DisableCopyOnRead FlushSummaryWriter PrintV2 WriteAudioSummary "
     "WriteGraphSummary WriteHistogramSummary WriteImageSummary "
     "WriteRawProtoSummary WriteScalarSummary WriteSummary": TELLS,
-    "Empty": FROM_INPUTS | TAKES_SIZES,
+    "Empty": FROM_INPUTS | TAKES_SIZES | FILLS_SHAPE,
     "CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
     "CudnnRNNV2 CudnnRNNV3 DeepCopy DeviceIndex GuaranteeConst "
     "StatelessRandomGetAlg Timestamp VarIsInitializedOp": FROM_INPUTS,

@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_pergrad.proof.op_facts import (
     ADDS_UP,
     ARRANGES,
+    CONVERTS,
     DIVIDES,
     SCALES,
     SUMS,
@@ -73,7 +74,7 @@ class Reductions:
         if isinstance(tensor_type, Free):
             if self._counts_samples(tensor):
                 return -1
-            if op.type in ("Identity", "Cast", "Neg"):
+            if has(op, ARRANGES | CONVERTS):
                 powers = [self._power(op.inputs[0])]
         elif _joins_terms(op):
             power_of = self._power_of_term if is_total else self._power

@@ -1,5 +1,6 @@
 """Type rules of ops that take a part of each axis, or put one into zeros."""
 
+from keras_pergrad.proof.op_facts import GIVES_SIZES, IS_GIVEN, SIZE_SUMS, has
 from keras_pergrad.proof.shape_rules import has_no_axis
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
@@ -10,9 +11,6 @@ from keras_pergrad.proof.tensor_types import (
     join_types,
     type_rule,
 )
-
-#: Ops that give vectors of sizes, or of sums of sizes.
-_OF_SIZES = {"ConcatOffset", "Const", "Shape", "ShapeN"}
 
 
 @type_rule("Slice", "XlaDynamicSlice", inputs=0)
@@ -50,7 +48,7 @@ def _flag_bounds(op, input_type, bounds):
         if bound.op.type == "Pack":
             bound = bound.op.inputs[k]
         elif (
-            bound.op.type in _OF_SIZES
+            has(bound.op, GIVES_SIZES | SIZE_SUMS | IS_GIVEN)
             and numbers is not None
             and numbers[k] % op.n
         ):

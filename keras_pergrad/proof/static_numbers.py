@@ -10,10 +10,11 @@ import tensorflow as tf
 from keras_pergrad.proof.op_facts import (
     EVALUATED,
     FACTS,
+    FILLS_SHAPE,
     JOINS,
     MOVES,
-    REPEATS,
     SIZE_PRODUCTS,
+    SIZE_SUMS,
     TAKES_PARTS,
     has,
     source_of,
@@ -229,12 +230,6 @@ def _argument_names(op_type):
     return list(inspect.signature(getattr(tf.raw_ops, op_type)).parameters)
 
 
-_DRAW_PREFIXES = (
-    "Random",
-    "Stateless",
-    "StatefulUniform",
-    "StatefulStandardNormal",
-)
 #: What a rule raises that does not know an op of this shape.
 RULE_FAILURES = (
     ValueError,
@@ -273,7 +268,7 @@ class Sizes:
         if self._any_number and _follows_sample_count(op, self._n, rule):
             flags |= BY_SIZE
         elif flags & BY_SIZE and self._rearranges_sizes(op, types):
-            if op.type != "ConcatOffset":  # It gives sums of sizes.
+            if not has(op, SIZE_SUMS):
                 self.note(op.outputs)
             return self.left(op, flags)
         return [flags] * len(op.outputs)
@@ -283,7 +278,7 @@ class Sizes:
         if not self._any_number:
             return [flags & ~BY_SIZE] * len(op.outputs)
         numbers = [self._numbers.of(tensor) for tensor in op.outputs]
-        if op.type == "ConcatOffset" and all(n is not None for n in numbers):
+        if has(op, SIZE_SUMS) and all(n is not None for n in numbers):
             # The sizes of the parts, but for the last.
             follows_samples = any(
                 map(self._follows_samples, np.diff(numbers, axis=0))
@@ -320,8 +315,7 @@ class Sizes:
             if size_inputs:
                 return False
             size_inputs = [(op.inputs[source], types[source])]
-        gives_sizes = has(op, SIZE_PRODUCTS) or op.type == "ConcatOffset"
-        return gives_sizes and all(
+        return has(op, SIZE_PRODUCTS | SIZE_SUMS) and all(
             self._values[t].is_size for t, _ in size_inputs
         )
 
@@ -351,9 +345,7 @@ def _follows_sample_count(op, n, rule):
     input_axes = max((count_sample_axes(t, n) for t in op.inputs), default=0)
     output_axes = max((count_sample_axes(t, n) for t in op.outputs), default=0)
     if not input_axes:
-        repeats = has(op, REPEATS) or op.type in ("Empty", "Reshape")
-        repeats = repeats or op.type.startswith(_DRAW_PREFIXES)
-        return output_axes > 0 and not repeats
+        return output_axes > 0 and not has(op, FILLS_SHAPE)
     if has(op, MOVES | JOINS):
         return False
     if input_axes > output_axes:

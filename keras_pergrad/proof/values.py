@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_pergrad.proof.op_facts import (
     ADVANCES,
+    ASSIGNS_WHOLE,
     FORWARDS,
     KNOWN_STATE,
     TELLS,
@@ -23,9 +24,6 @@ from keras_pergrad.proof.tensor_types import (
     rule_of,
 )
 
-#: These give a variable its new value, or add to it; all others change a part.
-_REPLACES = "AssignVariableOp"
-_ADDS = {"AssignAddVariableOp", "AssignSubVariableOp"}
 #: In place of a number that nobody has asked for.
 NOT_ASKED = object()
 #: In place of the value of the tensors of a list that has none.
@@ -202,8 +200,9 @@ class State:
         key, assigned_type = op.input_values[0].key, FREE
         for value_type in types[1:]:
             assigned_type = join_or_mixed(op, assigned_type, value_type)
-        if op.type != _REPLACES:
-            if op.type not in _ADDS and not isinstance(assigned_type, Free):
+        if op.type != "AssignVariableOp":  # which replaces the value
+            is_part = not has(op, ASSIGNS_WHOLE)
+            if is_part and not isinstance(assigned_type, Free):
                 assigned_type = Mixed(
                     op.type,
                     op.name,

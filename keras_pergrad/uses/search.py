@@ -27,6 +27,7 @@ from keras_pergrad.proof.op_facts import (
     ARRANGES,
     ASSIGNS,
     CALLS_FUNCTION,
+    CONVERTS,
     FACTS,
     MEASURES,
     READS,
@@ -281,7 +282,7 @@ class CandidateUses:
             # Without samples it is no use, and its gradient is not needed. A
             # weight behind it is as large as before, and its own gradient is
             # found behind it.
-            arranges = traits & ARRANGES or op.type in ("Cast", "Neg")
+            arranges = traits & (ARRANGES | CONVERTS)
             is_rearranging = arranges and not by_value and not repeated
             candidate = Candidate(
                 op,
