@@ -153,8 +153,11 @@ class GradientMode(Configured):
         options = self._options_of(model)
         if self.updates_by_sample:
             return microbatches.update_by_sample(self, model, batch)
-        is_outside_xla = not tf.executing_eagerly() and not in_xla()
-        if self.compiles_parts(model) and is_outside_xla:
+        if (
+            self.compiles_parts(model)
+            and not tf.executing_eagerly()
+            and not in_xla()
+        ):
             parting = microbatches.pad_parts(parting, self)
         if parting is not None:
             return microbatches.step_of_parts(

@@ -7,6 +7,7 @@ Private names in use: `keras.src.losses.loss.unscale_loss_for_distribution`,
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import threading
 from typing import Any
@@ -167,23 +168,26 @@ def recording_losses(model, recorded, owners=None):
         yield
 
 
+@dataclasses.dataclass(eq=False)
 class _LossRecorder:
     """The `add_loss` of a layer while its losses are recorded."""
 
-    def __init__(self, layer, original):
-        self._layer, self._original = layer, original
-        #: Thread → the lists for its losses and for their owners.
-        self.targets = collections.defaultdict(list)
+    layer: Any
+    original: Any
+    #: Thread → the lists for its losses and for their owners.
+    targets: Any = dataclasses.field(
+        default_factory=functools.partial(collections.defaultdict, list)
+    )
 
     def __call__(self, loss):
         losses = tf.nest.flatten(loss)
         for recorded, owners in self.targets[threading.get_ident()]:
             recorded.extend(losses)
             if owners is not None:
-                owners.extend([self._layer] * len(losses))
+                owners.extend([self.layer] * len(losses))
         # Keras 3.8 counts a list as often as it is long in a StatelessScope.
         for single in losses:
-            self._original(single)
+            self.original(single)
 
 
 _LABELS = (

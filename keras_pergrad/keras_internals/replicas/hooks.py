@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.models.parts import (
+    RECURRENT,
     build_symbolically,
     layers_of,
     patched_attribute,
@@ -46,7 +47,10 @@ class FitHooks:
     def __call__(self, *args, **kwargs):
         model: Any = self
         following: Any = super()
-        with loops_where_masked(layers_of(model)):
+        layers = [x for x in layers_of(model) if isinstance(x, RECURRENT)]
+        if not layers:
+            return following.__call__(*args, **kwargs)
+        with loops_where_masked(layers):
             return following.__call__(*args, **kwargs)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
