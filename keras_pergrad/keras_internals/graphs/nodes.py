@@ -8,7 +8,8 @@ Private names in use: `Graph._get_function`, `FuncGraph.captures`,
 `tensorflow.python.framework.function_def_to_graph.function_def_to_graph_def`,
 `tensorflow.python.framework.op_def_registry.get`,
 `tensorflow.python.ops.handle_data_util.copy_handle_data`,
-`get_resource_handle_data`, the op attribute `_class`.
+`tensorflow.python.ops.handle_data_util.get_resource_handle_data`, the op
+attribute `_class`.
 """
 
 import tensorflow as tf
