@@ -27,8 +27,16 @@ ASKED_ELSEWHERE = {
     "gradient_exploding_layers",
 }
 #: What an instrument may need, as `Figure` says.
-NEEDS = {"samples", "dots", "weights", "units", "along"}
-NEEDS |= {"begin", "before", "now"}
+NEEDS = {
+    "samples",
+    "dots",
+    "weights",
+    "units",
+    "along",
+    "begin",
+    "before",
+    "now",
+}
 
 
 def watched(case, **options):

@@ -257,7 +257,9 @@ def assigned_inputs(graph):
             for index, tensor in enumerate(op.inputs)
             if tensor.dtype == tf.resource
         }
-        if op.type == "Identity" and resources:
+        if not resources:
+            continue
+        if op.type == "Identity":
             origin[id(op.outputs[0])] = resources[0]
         found = [resources[index] for index in _assigned_indices(op)]
         assigned += [tensor for tensor in found if tensor is not None]
