@@ -7,7 +7,7 @@ import pytest
 import keras_pergrad as kpg
 from keras_pergrad.batch_norm.exchange import groups_for
 from tests import oracle
-from tests.models.making import assert_equal, compiled, integers, normal
+from tests.models.making import assert_equal, compiled, integers, net, normal
 from tests.real_models import loss, unfrozen
 
 L = keras.layers
@@ -80,10 +80,10 @@ def perturb(model):
     return model
 
 
-def inner(model):
-    """The layers within that compute."""
+def names(model):
+    """Names and paths of the layers within that compute."""
     kept = model._flatten_layers()
-    return [layer for layer in kept if not isinstance(layer, L.InputLayer)]
+    return [(n.name, n.path) for n in kept if not isinstance(n, L.InputLayer)]
 
 
 def norms(model):
@@ -100,9 +100,7 @@ def check(model, by, kept=()):
     new = kpg.replace_batch_norm(model, by)
     assert isinstance(new, type(model))
     assert new is not model
-    assert [(n.name, n.path) for n in inner(new)] == [
-        (n.name, n.path) for n in inner(model)
-    ]
+    assert names(new) == names(model)
     for path, layer in norms(model).items():
         assert type(layer) is BatchNorm
         twin = norms(new)[path]
@@ -110,24 +108,21 @@ def check(model, by, kept=()):
         assert twin.trainable == (by != "frozen" and path not in kept)
         assert twin.epsilon == layer.epsilon
         assert twin.dtype_policy == layer.dtype_policy
-    values = {w.path: w for w in new.weights}
-    gone = set()
-    for weight in model.weights:
-        if weight.path not in values:
-            gone.add(weight.path.rsplit("/", 1)[1])
-            continue
-        assert values[weight.path] is not weight
-        np.testing.assert_array_equal(values[weight.path], weight)
-    assert gone == (
+    weights = {w.path: w for w in model.weights}
+    gone = {w.path for w in model.weights} - {w.path for w in new.weights}
+    assert {weights[path].name for path in gone} == (
         set() if by == "frozen" else {"moving_mean", "moving_variance"}
     )
-    assert len(values) == len(new.weights)
+    for weight in new.weights:
+        twin = weights.pop(weight.path)
+        assert weight is not twin
+        np.testing.assert_array_equal(weight, twin)
     assert_equal(before, model.get_weights())
     return new
 
 
-def clipped(net):
-    return compiled(net, kpg.Vectorized(kpg.ClippedMean(1.0)), loss())
+def clipped(model):
+    return compiled(model, kpg.Vectorized(kpg.ClippedMean(1.0)), loss())
 
 
 @WAYS
@@ -155,9 +150,7 @@ def images():
 
 @WAYS
 def test_sequential_of_images(by):
-    net = images()
-    net.compile("adam", loss())
-    new = check(perturb(net), by)
+    new = check(perturb(compiled(images(), loss=loss())), by)
     assert not new.compiled
     x = normal(3, 5, 5, 2, seed=2)
     if by == "group":
@@ -210,26 +203,23 @@ class Graph(keras.Model):
         super().__init__(inputs, outputs, name=name)
 
 
-def net():
+def subclassed():
     model = Net()
     model(np.ones((2, 3), "float32"))
     return model
 
 
 def with_a_block():
-    inputs = keras.Input((3,))
-    return keras.Model(inputs, L.Dense(2)(Block(4, name="block")(inputs)))
+    return net(Block(4, name="block"), shape=(3,), units=2)
 
 
 def with_a_model_inside():
-    inputs = keras.Input((4, 4, 3))
-    return keras.Model(inputs, L.Dense(2)(Graph()(inputs)))
+    return net(Graph(), shape=(4, 4, 3), units=2)
 
 
 def with_images_inside():
-    inputs = keras.Input((5, 5, 2))
-    outputs = BatchNorm(name="outer")(images()(BatchNorm()(inputs)))
-    return keras.Model(inputs, outputs)
+    parts = BatchNorm(), images(), BatchNorm(name="outer")
+    return net(*parts, shape=(5, 5, 2), units=None)
 
 
 @WAYS
@@ -258,7 +248,7 @@ def test_made_per_sample_and_saved(tmp_path):
 
 @WAYS
 @pytest.mark.parametrize(
-    "make", [net, with_a_block, Graph, with_a_model_inside]
+    "make", [subclassed, with_a_block, Graph, with_a_model_inside]
 )
 def test_layers_of_own_code_are_saved_by_their_weights(make, by, tmp_path):
     """From a config they would have batch normalisation again."""
@@ -270,7 +260,7 @@ def test_layers_of_own_code_are_saved_by_their_weights(make, by, tmp_path):
     new.save_weights(path)
     again = kpg.replace_batch_norm(make(), by, in_place=True)
     again.load_weights(path)
-    x = normal(2, *((3,) if make is net else new.input_shape[1:]))
+    x = normal(2, *((3,) if make is subclassed else new.input_shape[1:]))
     np.testing.assert_allclose(again(x), new(x), rtol=1e-6)
 
 
@@ -281,40 +271,30 @@ class NoConfig(keras.regularizers.Regularizer):
         return keras.ops.sum(x**2)
 
 
-def uncopied(*more):
-    return sequential(
-        L.Dense(4, kernel_regularizer=NoConfig()),
-        BatchNorm(name="norm"),
-        Opaque(keras.ops.relu),
-        *more,
-    )
-
-
 @WAYS
 def test_in_place_where_no_copy_is_possible(by):
+    dense, norm = L.Dense(4, kernel_regularizer=NoConfig()), BatchNorm()
+    parts = dense, norm, Opaque(keras.ops.relu), L.Dense(3)
+    model = compiled(perturb(sequential(*parts)))
+    kernel, gamma = dense.kernel, np.array(norm.gamma)
     with pytest.raises(
         ValueError, match=r"(?s)cannot be copied.*in_place=True"
     ):
-        kpg.replace_batch_norm(uncopied(), by)
-    model = perturb(uncopied(L.Dense(3)))
-    model.compile("sgd", "mse")
-    kernel, gamma = model.layers[0].kernel, np.array(model.layers[1].gamma)
+        kpg.replace_batch_norm(model, by)
     assert kpg.replace_batch_norm(model, by, in_place=True) is model
-    norm = model.get_layer("norm")
-    assert type(norm) is CLASSES[by]
+    assert type(model.layers[1]) is CLASSES[by]
     assert model.layers[0].kernel is kernel
-    np.testing.assert_array_equal(norm.gamma, gamma)
+    np.testing.assert_array_equal(model.layers[1].gamma, gamma)
     assert not model.compiled
     clipped(model).fit(np.ones((2, 4)), np.array([0, 1]), verbose=0)
 
 
 def test_in_place_takes_all_back_if_one_does_not_run():
     model = sequential(BatchNorm(name="norm"), Masked(), shape=(3, 4))
-    before = [(type(n), n.get_weights()) for n in norms(model).values()]
     expected = model(np.ones((2, 3, 4)))
     with pytest.raises(ValueError, match="does not run once"):
         kpg.replace_batch_norm(model, in_place=True)
-    assert [type(n) for n in norms(model).values()] == [k for k, _ in before]
+    assert {type(layer) for layer in norms(model).values()} == {BatchNorm}
     np.testing.assert_array_equal(model(np.ones((2, 3, 4))), expected)
 
 
@@ -337,11 +317,8 @@ def test_lora_policies_and_classes_stay():
 def test_small_nets_of_keras_applications_train(name):
     model, x, y = unfrozen(name)
     for by in ("group", "frozen"):
-        new = check(model, by)
-        net = kpg.PerGradModel.from_model(new)
-        net.compile("sgd", loss(), gradient_mode="vectorized")
-        history = net.fit(x, y, verbose=0).history
-        assert np.isfinite(history["loss"]).all()
+        new = compiled(check(model, by), "vectorized", loss())
+        assert np.isfinite(new.fit(x, y, verbose=0).history["loss"]).all()
 
 
 @pytest.mark.parametrize(
@@ -451,7 +428,7 @@ REFUSED = {
         lambda: replace(hiding(), in_place=True)
     ),
     r"'net' cannot be copied: .*own code\nExpected.*in_place=True": (
-        lambda: replace(net())
+        lambda: replace(subclassed())
     ),
     r"'own' \(Own\) overrides": lambda: replace(sequential(Own())),
     "'batch_normalization'.* axis 0": lambda: replace(

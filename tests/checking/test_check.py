@@ -34,13 +34,6 @@ def wrong_on_eight(x):
     return tf.identity(x), gradient
 
 
-class Narrow(layers.Layer):
-    """An op with a constant of its own format."""
-
-    def call(self, inputs):
-        return inputs * tf.constant(2.0, tf.float32)
-
-
 def made(*parts, shape=(4,), n=8):
     model = compiled(net(*parts, shape=shape))
     return model, normal(n, *shape), normal(n, 3, seed=1)
@@ -159,7 +152,8 @@ def test_a_zero_by_cancellation_is_rounding():
 
 
 def test_an_op_without_float64_is_judged_in_float32():
-    found = checked(layers.Dense(4), Narrow())
+    narrow = layers.Lambda(lambda t: t * tf.constant(2.0, tf.float32))
+    found = checked(layers.Dense(4), narrow)
     assert found.ok
     assert found.reference.endswith("in float32")
     assert "does not run in float64" in str(found)
@@ -240,28 +234,20 @@ def test_a_mode_of_ones_own_says_that_it_changes_gradients():
     found = checked(modes=["batch", Half(), Declared()])
     assert [row.verdict for row in found.rows][1:] == ["wrong", "refused"]
     assert found.rows[0].verdict in ("exact", "rounding")
-    assert [note.partition(" is meant")[0] for note in found.notes] == [
-        "if Half"
-    ]
+    (note,) = found.notes
+    assert note.startswith("if Half is meant")
     assert "meant to give other" in found.rows[2].reason
 
 
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (
-            lambda: layers.Lambda(lambda t: t + tf.random.normal(tf.shape(t))),
-            r"without keras\.random",
-        ),
-        (
-            lambda: layers.SpectralNormalization(layers.Dense(3)),
-            "writes to the trainable variable",
-        ),
-    ],
-)
-def test_what_cannot_be_judged_is_refused(layer, message):
-    with pytest.raises(ValueError, match=message):
-        checked(layer())
+def test_what_cannot_be_judged_is_refused():
+    draws = layers.Lambda(lambda t: t + tf.random.normal(tf.shape(t)))
+    writes = layers.SpectralNormalization(layers.Dense(3))
+    for layer, message in (
+        (draws, r"without keras\.random"),
+        (writes, "writes to the trainable variable"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            checked(layer)
 
 
 def test_a_table_that_cannot_be_copied_is_used_where_it_is():

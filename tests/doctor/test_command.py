@@ -7,7 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
 import venv
 
@@ -60,7 +59,7 @@ def install(packages, name, version, *, code=None):
     )
     if code is not None:
         (packages / name).mkdir()
-        (packages / name / "__init__.py").write_text(textwrap.dedent(code))
+        (packages / name / "__init__.py").write_text(code)
 
 
 def test_an_environment_in_which_all_is_right():
@@ -133,12 +132,10 @@ def test_every_device_trains_with_the_same_loss(broken, folder):
 
 
 @pytest.mark.slow
-def test_of_a_crash_the_last_words_are_given(folder):
-    again = folder / "libmetal_stub_again.so"
-    if not again.exists():
-        again.symlink_to(build.PLUGIN)
-    code, said = doctor_with(folder)
-    again.unlink()
+def test_of_a_crash_the_last_words_are_given(folder, tmp_path):
+    for name in ("libmetal_stub.so", "libmetal_stub_again.so"):
+        (tmp_path / name).symlink_to(folder / build.PLUGIN)
+    code, said = doctor_with(tmp_path)
     assert code == 1
     message = errors(said)["TensorFlow"]["message"]
     assert "platform is already registered" in message

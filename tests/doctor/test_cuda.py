@@ -26,11 +26,6 @@ def judged(*capability, **facts):
     return list(cuda.judge(facts))
 
 
-def said(*capability, **facts):
-    """Return {subject: finding} likewise."""
-    return {f.subject: f for f in judged(*capability, **facts)}
-
-
 @pytest.mark.parametrize(
     ("capability", "level", "text"),
     [
@@ -43,15 +38,13 @@ def said(*capability, **facts):
     ],
 )
 def test_kernels_for_cards(capability, level, text):
-    finding = said(*capability)["GPU"]
+    finding, versions = judged(*capability)
+    assert (finding.subject, versions.subject) == ("GPU", "CUDA")
+    assert versions.message == "12.5.1, cuDNN 9.10.2"
     assert finding.level == level
     assert text in finding.message
     assert ".".join(map(str, capability)) in finding.message
     assert bool(finding.fix) == (level != "ok")
-
-
-def test_the_versions_of_cuda_and_cudnn():
-    assert said(8, 0)["CUDA"].message == "12.5.1, cuDNN 9.10.2"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +64,7 @@ def test_a_card_that_tensorflow_cannot_use(facts, level, text, *, fix):
 
 
 def test_a_machine_without_an_nvidia_driver_hears_nothing():
-    assert said(driver=False) == {}
+    assert judged(driver=False) == []
 
 
 def test_a_wheel_that_does_not_say_what_it_was_built_with():

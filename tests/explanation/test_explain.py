@@ -236,11 +236,9 @@ def test_lists_a_loss_without_reduction():
 
 
 def test_unknown_lengths_and_examples_of_the_input():
-    parts = (
-        layers.Embedding(100, 4, name="table"),
-        layers.GlobalAveragePooling1D(),
-    )
-    model = net(*parts, shape=(None,), dtype="int32", units=2)
+    table = layers.Embedding(100, 4, name="table")
+    mean = layers.GlobalAveragePooling1D()
+    model = net(table, mean, shape=(None,), dtype="int32", units=2)
     (open_length,) = _by_name(kpg.explain(model, 3))["table"].variables
     assert open_length.held_bytes is None
     assert "?" in str(kpg.explain(model, 3))

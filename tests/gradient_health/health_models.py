@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+import keras_pergrad as kpg
 from tests.models.making import compiled, integers, net, normal
 
 layers = keras.layers
@@ -12,15 +13,25 @@ N = 5
 class NotedWeights(keras.callbacks.Callback):
     """Notes the weights after each update, the first ones in front."""
 
-    def __init__(self):
-        super().__init__()
-        self.noted = []
-
     def on_train_begin(self, logs=None):
-        self.noted.append(self.model.get_weights())
+        self.noted = [self.model.get_weights()]
 
     def on_train_batch_end(self, batch, logs=None):
         self.noted.append(self.model.get_weights())
+
+
+class OwnLoss(keras.Model):
+    """Computes its own loss, from what it predicts alone."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *rest, **more):
+        return keras.ops.mean(y_pred**2)
+
+
+class OwnStep(kpg.PerGradModel):
+    """Has a step of its own, whose updates nobody knows."""
+
+    def train_step(self, data):
+        return super().train_step(data)
 
 
 def _numbers(*shape, seed=0):

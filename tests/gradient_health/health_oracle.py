@@ -11,49 +11,47 @@ def figures(model, before, batch, *, rate):
     """Return the figures at a model's weights, `before` an update."""
     now = model.get_weights()
     end = _samples(model, *batch)
-    model.set_weights(before)
-    trainable = [np.array(v) for v in model.trainable_variables]
+    first = trained_weights(model, before)
     start = _samples(model, *batch)
-    model.set_weights(now)
-    moved = [
-        np.array(v) - w for v, w in zip(model.trainable_variables, trainable)
-    ]
+    moved = trained_weights(model, now) - first
+    length = np.linalg.norm(moved)
     g, n = end["gradients"], len(end["gradients"])
     mean = g.mean(0)
     size = np.linalg.norm(mean)
     off = g - mean
     along = (g @ mean)[:, None] * mean / size**2
+
+    def bound(deviations):
+        return np.sqrt(np.square(deviations).sum() / n / (n - 1)) / size
+
     # Weights that no sample moves by more than rounding are left out.
     squares = (g**2).sum(0)
     some = squares > squares.max() * (16 * np.finfo("float64").eps) ** 2
     noise = np.maximum(off.var(0), 1e-6 * (g**2).mean(0))[some]
     ratio = np.mean(mean[some] ** 2 / noise)
-    length = np.sqrt(sum((d**2).sum() for d in moved))
-    first = np.sqrt(sum((w**2).sum() for w in trainable))
-    direction = np.concatenate([d.ravel() for d in moved]) / length
     return {
-        "gradient_norm_test": np.sqrt((off**2).sum() / n / (n - 1)) / size,
-        "gradient_inner_product_test": np.sqrt(
-            np.square(g @ mean - size**2).sum() / n / (n - 1)
-        )
-        / size**2,
-        "gradient_orthogonality_test": np.sqrt(
-            np.square(g - along).sum() / n / (n - 1)
-        )
-        / size,
+        "gradient_norm_test": bound(off),
+        "gradient_inner_product_test": bound(off @ mean / size),
+        "gradient_orthogonality_test": bound(g - along),
         "gradient_cabs": rate * (off**2).sum() / n / end["loss"],
         "gradient_snr_by_weight": ratio,
         "gradient_early_stopping": 1 - (n - 1) * ratio,
-        "gradient_update_ratio": length / first,
+        "gradient_update_ratio": length / np.linalg.norm(first),
         "gradient_distance": length,
-        "gradient_alpha": alpha(length, direction, start, end=end),
+        "gradient_alpha": alpha(moved, start, end),
         "gradient_dead_units": dead_fraction(model, g),
     }
 
 
-def alpha(length, direction, start, *, end):
+def trained_weights(model, weights):
+    """Set all weights; return the trained ones in a row."""
+    model.set_weights(weights)
+    return np.concatenate([np.ravel(v) for v in model.trainable_variables])
+
+
+def alpha(moved, start, end):
     """Cockpit's fit by its normal equations, in units of the update."""
-    slopes = [e["gradients"] @ direction * length for e in (start, end)]
+    slopes = [e["gradients"] @ moved for e in (start, end)]
     values = [e["loss"] for e in (start, end)] + [s.mean() for s in slopes]
     noise = [e["losses"].var(ddof=1) for e in (start, end)]
     noise += [s.var(ddof=1) for s in slopes]
@@ -65,23 +63,19 @@ def alpha(length, direction, start, *, end):
 
 def dead_fraction(model, gradients):
     """The fraction of columns of Dense and Conv layers without gradients."""
-    counts, start = {}, 0
-    kinds = (keras.layers.Dense, keras.layers.Conv2D)
-    owners = {
-        id(v): layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, kinds)
-        for v in layer.trainable_variables
+    stops = np.cumsum([np.prod(v.shape) for v in model.trainable_variables])
+    parts = np.split(gradients, stops[:-1], axis=1)
+    still = {
+        v.path: (part.reshape(-1, v.shape[-1]) == 0).all(0)
+        for v, part in zip(model.trainable_variables, parts)
     }
-    for v in model.trainable_variables:
-        stop = start + int(np.prod(v.shape))
-        if id(v) in owners:
-            rows = gradients[:, start:stop].reshape(-1, v.shape[-1])
-            still = (rows == 0).all(0)
-            name = owners[id(v)].name
-            counts[name] = counts.get(name, True) & still
-        start = stop
-    return np.mean(np.concatenate(list(counts.values())))
+    dead = [
+        np.all([still[v.path] for v in layer.trainable_variables], axis=0)
+        for layer in model._flatten_layers()
+        if isinstance(layer, (keras.layers.Dense, keras.layers.Conv2D))
+        and layer.trainable_variables
+    ]
+    return np.mean(np.concatenate(dead))
 
 
 def _samples(model, x, y, sample_weight):

@@ -18,30 +18,21 @@ Y = X[:, :2] * 2 + 1
 PROBE = X[:6], Y[:6]
 
 
-def make(cls=keras.Model, rate=0.3, **compiling):
+def make():
     keras.utils.set_random_seed(3)
-    parts = layers.Dense(5, activation="relu"), layers.Dropout(rate)
-    compiling = {"optimizer": "adam", "jit_compile": False, **compiling}
-    return compiled(net(*parts, shape=(4,), units=2, cls=cls), **compiling)
+    parts = layers.Dense(5, activation="relu"), layers.Dropout(0.3)
+    model = net(*parts, shape=(4,), units=2)
+    return compiled(model, optimizer="adam", jit_compile=False)
 
 
 def fit(model, *callbacks, **options):
-    options = {"batch_size": 8, "verbose": 0, "shuffle": False, **options}
-    return model.fit(X, Y, callbacks=list(callbacks), **options).history
+    options = {"batch_size": 8, "callbacks": callbacks, **options}
+    return trained(model, X, Y, **options).history.history
 
 
 def every(**options):
     options = {"probe": PROBE, "instruments": "all", "repeats": 1, **options}
     return GradientVariance(**options)
-
-
-def test_the_logs_and_the_progress_bar_have_the_figures(capsys):
-    watch = every()
-    history = fit(make(), watch, epochs=2, verbose=1)
-    for name, value in watch.readings[-1].figures.items():
-        assert history[name][-1] == pytest.approx(value, nan_ok=True)
-    shown = set(re.findall(r"(\w+): ", capsys.readouterr().out))
-    assert shown == {"loss", *watch.readings[-1].figures}
 
 
 def test_an_update_is_one_call_of_the_train_function():
@@ -96,10 +87,14 @@ def test_two_fits_begin_anew_and_a_resumed_one_goes_on():
     assert watch.readings[-1].step == int(model.optimizer.iterations)
 
 
-def test_what_is_recorded_is_what_was_read(tmp_path):
-    """Advice is given, too; without instruments there is none."""
+def test_what_is_recorded_is_what_was_read(tmp_path, capsys):
+    """Logs and bar have it, too. Without instruments there is no advice."""
     watch = every(log_dir=tmp_path, histograms=True)
-    fit(make(), watch, epochs=2)
+    history = fit(make(), watch, epochs=2, verbose=1)
+    for name, value in watch.readings[-1].figures.items():
+        assert history[name][-1] == pytest.approx(value, nan_ok=True)
+    shown = set(re.findall(r"(\w+): ", capsys.readouterr().out))
+    assert shown == {"loss", *watch.readings[-1].figures}
     run = kpg.runs.read_run(watch.run_directory)
     # By their words: an undefined value is not equal to itself.
     assert repr(run.readings) == repr(watch.readings)

@@ -18,16 +18,12 @@ layers = keras.layers
 LOSS = "sparse_categorical_crossentropy"
 
 
-def tensors(*parts):
-    batch = (*parts, None, None)[:3]
-    return tf.nest.map_structure(
-        lambda p: None if p is None else tf.convert_to_tensor(p), batch
-    )
-
-
 def meter_of(model, *batch):
     """Return the meter of a batch, of a model that is compiled if need be."""
-    batch = tensors(*batch)
+    batch = tf.nest.map_structure(
+        lambda p: None if p is None else tf.convert_to_tensor(p),
+        (*batch, None, None)[:3],
+    )
     if not model.compiled:
         compiled(model, jit_compile=False)
     build_symbolically(model, batch)
@@ -36,24 +32,23 @@ def meter_of(model, *batch):
 
 @pytest.mark.parametrize("maker", ["functional", "sequential"])
 def test_it_agrees_with_the_oracle(maker):
-    x, y, weights = zoo.data()
+    batch = zoo.data()
     model = zoo.MAKERS[maker](keras.Model)
     for layer in model.layers:
         if isinstance(layer, layers.Dropout):
             layer.rate = 0.0
     compiled(model, loss=LOSS)
-    batch = tensors(x, y, weights)
-    meter = meter_of(model, x, y, weights)
+    meter = meter_of(model, *batch)
     found = meter.measure()
     assert meter.plan.undefined is None
     figures, by_variable = read_basic(found)
     norms = [np.linalg.norm(g) for g in found.gradient]
     np.testing.assert_allclose(by_variable["norm"], norms, rtol=1e-5)
-    each = kpg.gradient_statistics(model, x, y, weights, per_variable=True)
+    each = kpg.gradient_statistics(model, *batch, per_variable=True)
     np.testing.assert_allclose(norms, [g.norm for g in each], 1e-4)
     traces = [g.variance for g in each]
     np.testing.assert_allclose(found.traces, traces, rtol=1e-3)
-    whole = kpg.gradient_statistics(model, x, y, weights)
+    whole = kpg.gradient_statistics(model, *batch)
     for name in ("variance", "norm"):
         expected = pytest.approx(getattr(whole, name), rel=1e-4)
         assert figures[f"gradient_{name}"] == expected
@@ -142,7 +137,6 @@ class Noisy(layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.calls = tf.Variable(0.0, trainable=False)
         self.weight = self.add_weight(shape=(3,), initializer="ones")
 
     def call(self, x):

@@ -24,8 +24,8 @@ def _model(loss=("mse", "mae")):
     return model
 
 
-def _data(n=8):
-    x = normal(n, 6)
+def _data():
+    x = normal(8, 6)
     return x, [x[:, :2], -x[:, :2]]
 
 

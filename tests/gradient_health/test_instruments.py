@@ -3,16 +3,10 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_pergrad.callbacks import GradientVariance
-from keras_pergrad.gradient_health import (
-    last_update,
-    size_tests,
-    weight_ratios,
-)
+from keras_pergrad.gradient_health import last_update
 from keras_pergrad.gradient_health.instruments import READ, histogram
-from keras_pergrad.gradient_health.observation import Observation
 from keras_pergrad.runs.figures import FIGURES, INSTRUMENTS
 from tests.gradient_health import health_models, health_oracle
 from tests.models.making import compiled, net, trained
@@ -26,17 +20,9 @@ ASKED_ELSEWHERE = {
     "gradient_vanishing_layers",
     "gradient_exploding_layers",
 }
-#: What an instrument may need, as `Figure` says.
-NEEDS = {
-    "samples",
-    "dots",
-    "weights",
-    "units",
-    "along",
-    "begin",
-    "before",
-    "now",
-}
+#: What an instrument may need, as `Figure` says: of samples, and of weights.
+OF_SAMPLES = {"samples", "dots", "weights", "units", "along"}
+OF_WEIGHTS = {"begin", "before", "now"}
 
 
 def watched(case, **options):
@@ -57,13 +43,14 @@ def reading_of(case, **options):
 def test_each_instrument_has_a_function_and_needs_what_there_is():
     assert set(READ) == set(INSTRUMENTS)
     for figure in FIGURES.values():
-        assert figure.needs <= NEEDS
+        assert figure.needs <= OF_SAMPLES | OF_WEIGHTS
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in health_models.CASES),
+        pytest.param("mlp", {}, marks=pytest.mark.quick),
+        *((name, {}) for name in health_models.CASES if name != "mlp"),
         ("mlp", {"run_eagerly": True}),
         ("mlp", {"jit_compile": True}),
     ],
@@ -120,13 +107,12 @@ def test_only_what_is_chosen_is_read():
     assert set(plain.by_variable) == {"norm", "variance", "noise_scale", "snr"}
 
 
-def linear(rate, start=0.0, curve=1.0):
-    """One weight w, on the loss (curve · w − 1)² of every sample."""
-    weight = layers.Dense(1, use_bias=False)
+def linear(rate):
+    """One weight w, at first 0, on the loss (w − 1)² of every sample."""
+    weight = layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = net(weight, shape=(1,), units=None)
-    model = compiled(model, rate=rate, jit_compile=False)
-    model.set_weights([np.array([[start]])])
-    return model, np.full((3, 1), curve), np.ones((3, 1))
+    compiled(model, rate=rate, jit_compile=False)
+    return model, np.ones((3, 1)), np.ones((3, 1))
 
 
 @pytest.mark.parametrize(
@@ -139,17 +125,11 @@ def test_alpha_is_the_place_on_a_parabola(float64, rate, expected):
     assert figures["gradient_alpha"] == pytest.approx(expected, abs=1e-9)
 
 
-def fitted_alpha(
-    losses, slopes, loss=(0.0, 0.0), *, slope=(0.0, 0.0), length=1
-):
-    """Return alpha; `loss` and `slope` are the variances."""
-    return last_update.fit_alpha(
-        length,
-        losses=losses,
-        slopes=slopes,
-        loss_variances=loss,
-        slope_variances=slope,
-    )
+def fitted_alpha(losses, slopes, **variances):
+    """Return alpha; what has no variances given is exact."""
+    exact = {"loss_variances": (0.0, 0.0), "slope_variances": (0.0, 0.0)}
+    ends = {"losses": losses, "slopes": slopes, **exact, **variances}
+    return last_update.fit_alpha(1, **ends)
 
 
 def test_alpha_where_the_parabola_bends_down_or_is_not_finite():
@@ -163,67 +143,11 @@ def test_noisy_ends_count_less():
     """With slopes that cannot be trusted the losses decide, and so on."""
     sure, unsure = (1e-6, 1e-6), (1e6, 1e6)
     losses, slopes = (1.0, 1.0), (-1.0, 0.0)
-    by_losses = fitted_alpha(losses, slopes, sure, slope=(1e-6, 1e6))
-    assert by_losses == pytest.approx(1, abs=1e-3)
-    by_slopes = fitted_alpha(losses, slopes, unsure, slope=sure)
-    assert by_slopes == pytest.approx(0, abs=1e-3)
-
-
-def test_alpha_has_no_unit():
-    """Of lengths, such as that of an update four times as long."""
-    losses, loss_noise = (1.0, 0.7), (0.1, 0.3)
-    slopes, slope_noise = np.array([-1.0, -0.2]), np.array([0.5, 0.2])
-    found = [
-        fitted_alpha(
-            losses,
-            slopes / length,
-            loss_noise,
-            slope=slope_noise / length**2,
-            length=length,
-        )
-        for length in (1.0, 4.0)
-    ]
-    assert found[0] == pytest.approx(found[1])
-    assert -1 < found[0] < 1
-
-
-def test_figures_of_three_samples_by_hand():
-    g = np.array([[1.0, 2.0], [3.0, -1.0], [2.0, 2.0]])
-    mean, squares = g.mean(0), np.square(g).sum(0)
-    off, size = g - mean, np.linalg.norm(mean)
-    ratio = (mean**2 / g.var(0)).mean()
-    seen = Observation(
-        samples=3,
-        loss=0.5,
-        gradient=[mean],
-        names=("weight",),
-        squared_means=np.array([size**2]),
-        traces=np.array([g.var(0, ddof=1).sum()]),
-        squared_norms=np.square(g).sum(1),
-        dots=g @ mean,
-        ratios=weight_ratios.snr_sums(
-            [mean], [tf.constant(squares)], 3
-        ).numpy(),
-        data_loss=0.5,
-        learning_rate=0.1,
-    )
-    along = (g @ mean)[:, None] * mean / size**2
-    for ask, square in (
-        (size_tests.norm_test, np.square(off).sum()),
-        (size_tests.inner_product_test, np.square(off @ mean / size).sum()),
-        (size_tests.orthogonality_test, np.square(g - along).sum()),
-    ):
-        (found,) = ask(seen).values
-        assert found == pytest.approx(np.sqrt(square / 3 / 2) / size)
-    for ask, right in (
-        (size_tests.cabs, 0.1 * g.var(0).sum() / 0.5),
-        (weight_ratios.signal_to_noise, ratio),
-        (weight_ratios.stopping_evidence, 1 - 2 * ratio),
-    ):
-        answer = ask(seen)
-        assert [*answer.values] == pytest.approx([right])
-        for values in answer.by_variable.values():
-            assert list(values) == pytest.approx([right])
+    by_losses = {"loss_variances": sure, "slope_variances": (1e-6, 1e6)}
+    by_slopes = {"loss_variances": unsure, "slope_variances": sure}
+    for variances, expected in ((by_losses, 1), (by_slopes, 0)):
+        found = fitted_alpha(losses, slopes, **variances)
+        assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_zero_gradients():
@@ -285,17 +209,9 @@ def test_batch_normalization_leaves_what_needs_no_samples(capsys):
     assert capsys.readouterr().out.count("BatchNormalization) makes") == 1
 
 
-class Squared(keras.Model):
-    """Computes its own loss."""
-
-    def compute_loss(
-        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
-    ):
-        return tf.reduce_mean((y - y_pred) ** 2)
-
-
 def test_alpha_needs_the_samples_losses_and_says_so():
-    model = compiled(net(shape=(4,), cls=Squared), loss=None, jit_compile=False)
+    model = net(shape=(4,), cls=health_models.OwnLoss)
+    compiled(model, loss=None, jit_compile=False)
     _, x, y = health_models.mlp()
     watch = watched((model, x, y))
     assert "gradient_alpha" not in watch.readings[0].figures

@@ -11,22 +11,19 @@ from keras_pergrad.callbacks import GradientVariance
 from keras_pergrad.runs import read_run
 from keras_pergrad.runs.description import compiled_loss
 from keras_pergrad.runs.grouping import Grouping
-from tests.models.making import net
+from tests.models.making import net, trained
 
 layers = keras.layers
 X = np.linspace(-1, 1, 40, dtype="float32").reshape(20, 2)
 Y = X[:, :1]
 
 
-def recorded(log_dir, precision=None, data=None, **options):
+def recorded(log_dir, precision=None, data=(X, Y), *, size=None, **options):
     """The `RunInfo` of one `fit`."""
-    fitting = {k: options.pop(k) for k in ("batch_size",) if k in options}
     model = net(layers.Dense(1, dtype=precision), shape=(2,), units=None)
     model.compile("sgd", **{"loss": "mse", "jit_compile": False, **options})
     watch = GradientVariance((X[:4], Y[:4]), repeats=1, log_dir=log_dir)
-    data = (X, Y) if data is None else (data,)
-    keras.utils.set_random_seed(1)
-    model.fit(*data, shuffle=False, verbose=0, callbacks=[watch], **fitting)
+    trained(model, *data, seed=1, batch_size=size, callbacks=[watch])
     return read_run(watch.run_directory).info
 
 
@@ -35,7 +32,7 @@ DIFFERENCES = {
     "precision": {"precision": "mixed_bfloat16"},
     "jit_compile": {"jit_compile": True},
     "run_eagerly": {"run_eagerly": True},
-    "batch_size": {"batch_size": 25},
+    "batch_size": {"size": 25},
     "loss": {"loss": "mae"},
 }
 
@@ -59,7 +56,7 @@ def test_one_difference_is_named(tmp_path):
 
 def test_the_batch_size_of_a_dataset_is_known_by_its_steps(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((X, Y))
-    one, other = (recorded(tmp_path, data=data.batch(n)) for n in (5, 10))
+    one, other = (recorded(tmp_path, data=[data.batch(n)]) for n in (5, 10))
     assert one["batch_size"] is other["batch_size"] is None
     assert (one["steps_per_epoch"], other["steps_per_epoch"]) == (4, 2)
     assert Grouping([one, other]).always_differ([0], [1]) == ["steps_per_epoch"]
@@ -83,8 +80,7 @@ class Own(keras.losses.Loss):
 
 def losses(loss, loss_weights=None):
     inputs = keras.Input((2,))
-    outputs = layers.Dense(1)(inputs)
-    targets: object = Y
+    outputs, targets = layers.Dense(1)(inputs), Y
     if isinstance(loss, dict):
         outputs = {name: layers.Dense(1)(inputs) for name in loss}
         targets = dict.fromkeys(loss, Y)

@@ -6,11 +6,14 @@ import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
-from tests.gradient_health import health_models, health_oracle
+from tests.gradient_health import health_models
+from tests.gradient_health.health_models import OwnStep
+from tests.gradient_health.health_oracle import figures, trained_weights
 from tests.models.making import (
     assert_equal,
     compiled,
     net,
+    trained,
     unchanged,
     weights,
 )
@@ -22,10 +25,10 @@ Y = X[:, :2] * 2 + 1
 CLIPPED = kpg.Vectorized(kpg.ClippedMean(0.3))
 
 
-def make(mode=CLIPPED, **options):
+def make(mode=CLIPPED, cls=kpg.PerGradModel, **options):
     keras.utils.set_random_seed(3)
     hidden = layers.Dense(5, activation="tanh")
-    model = net(hidden, shape=(4,), units=2, cls=kpg.PerGradModel)
+    model = net(hidden, shape=(4,), units=2, cls=cls)
     return compiled(model, mode, **{"jit_compile": False, **options})
 
 
@@ -35,21 +38,15 @@ def watch_of(**options):
 
 
 def fit(model, *callbacks, **options):
-    options = {"batch_size": 8, "verbose": 0, "shuffle": False, **options}
-    return model.fit(X, Y, callbacks=list(callbacks), **options).history
-
-
-def trained_weights(model, weights):
-    """Set all weights; return the trained ones in a row."""
-    model.set_weights(weights)
-    return np.concatenate([np.ravel(v) for v in model.trainable_variables])
+    options = {"batch_size": 8, "callbacks": callbacks, **options}
+    return trained(model, X, Y, **options).history.history
 
 
 def check(model, reading, before, after, batch, begin=None, rel=1e-10):
     """Compare a reading with single samples at the weights before."""
     weights = (begin or before, after, before)
     first, last, start = (trained_weights(model, w) for w in weights)
-    expected = health_oracle.figures(model, after, batch, rate=0.1)
+    expected = figures(model, after, batch, rate=0.1)
     moved = np.linalg.norm(last - start)
     expected["gradient_update_ratio"] = moved / np.linalg.norm(start)
     expected["gradient_distance"] = np.linalg.norm(start - first)
@@ -208,11 +205,6 @@ def test_a_single_sample_and_one_that_is_not_finite():
     assert np.isnan(watch.readings[0].figures["gradient_norm_test"])
 
 
-class Own(kpg.PerGradModel):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
 class Forgets(kpg.Vectorized):
     """Drops the readings."""
 
@@ -221,11 +213,6 @@ class Forgets(kpg.Vectorized):
     def step(self, model, x, y, sample_weight):
         step = super().step(model, x, y, sample_weight)
         return kpg.modes.Step(step.loss, step.y_pred, step.gradients)
-
-
-def own_step():
-    model = net(shape=(4,), units=2, cls=Own)
-    return compiled(model, "vectorized", jit_compile=False)
 
 
 def plain():
@@ -249,7 +236,7 @@ def wrapped():
         (lambda: make(steps_per_execution=2), "steps_per_execution=2"),
         (lambda: make(Forgets()), "has not let.*can_be_read = False"),
         (plain, "from_model.*a Sequential"),
-        (own_step, "class Own with a train_step"),
+        (lambda: make(cls=OwnStep), "class OwnStep with a train_step"),
         (wrapped, "Expected Keras's own"),
     ],
 )

@@ -18,12 +18,7 @@ layers = keras.layers
 TRAINED, PROBE = 1437, 64
 BATCH, EPOCHS = 32, 6
 INSTRUMENTS = ("update_ratio", "distance", "alpha", "early_stopping")
-FAULTS = (
-    "rate_too_high",
-    "rate_too_low",
-    "layer_dead",
-    "loss_is_a_sum",
-)
+FAULTS = ("rate_too_high", "rate_too_low", "layer_dead", "loss_is_a_sum")
 #: A new head on layers that are trained, frozen or not; labels that no input
 #: tells: no fault that a gradient shows.
 SOUND = ("sound", "base_frozen", "trained_layer_changed", "labels_unrelated")
@@ -161,12 +156,6 @@ def watched(name, fault, seed, *, epochs=EPOCHS):
 
 def fit_watched(model, x, y, *, watch, batch_size=BATCH, epochs=EPOCHS):
     """Train, and return the same as `watched`."""
-    given = []
-
-    def spy(*args):
-        given.extend(args)
-        return advise(*args)
-
-    with mock.patch.object(adviser, "advise", spy):
+    with mock.patch.object(adviser, "advise", wraps=advise) as spy:
         model.fit(x, y, batch_size, epochs, verbose=0, callbacks=[watch])
-    return watch.advice, *given
+    return watch.advice, *spy.call_args.args

@@ -24,15 +24,10 @@ def questions(name, factor, each):
         factor: its factor, which is not changed.
         each: its gradients, written out.
     """
-    found = [
+    return [
         *_of_kronecker(name, factor, each),
         *_of_rotations(name, each),
         *_of_projections(each),
-    ]
-    return found + [
-        one._replace(name=f"{one.name} of a wide kernel", patches=WIDE)
-        for one in found
-        if one.name == "projection to 6"
     ]
 
 
@@ -62,6 +57,7 @@ def _of_projections(each):
     long = ((side, "_LONG", 0),)
     kinds = [(f"to {size}", size, ()) for size in SIZES]
     kinds += [
+        ("to 6 of a wide kernel", 6, WIDE),
         ("of long sides", 6, long),
         ("of large matrices", 6, (*long, (side, "_LARGE", 0))),
     ]
@@ -145,9 +141,9 @@ def _windows(factor):
 
 def matrices_of(each, axes):
     """Return gradients as (n, axes on the left, others)."""
-    others = [k for k in range(each.ndim - 1) if k not in axes]
-    turned = each.transpose([0, *(k + 1 for k in (*axes, *others))])
-    left = int(np.prod([each.shape[k + 1] for k in axes], dtype=int))
+    count = len(axes)
+    turned = np.moveaxis(each, [k + 1 for k in axes], range(1, count + 1))
+    left = np.prod(turned.shape[1 : count + 1], dtype=int)
     return turned.reshape(len(each), left, -1)
 
 

@@ -33,12 +33,7 @@ def test_images_are_shown_with_the_rows_of_top(tmp_path):
     assert "prefers-color-scheme:dark" in text
     best = influence.top(x[:2], y[:2], 2)
     rows = re.findall(r"row (\d+) · label [^ ]+ · score \+", text)
-    shown = [
-        str(j)
-        for samples, scores in zip(*best)
-        for j, score in zip(samples, scores)
-        if score > 0
-    ]
+    shown = [str(j) for j in best.samples[best.scores > 0]]
     assert rows == shown
     assert text.count("data:image/png") >= 2 + len(shown)
     for word in ("row", "label", "prediction", "score"):

@@ -17,16 +17,6 @@ from tests.models.making import compiled, net, normal
 layers, losses = keras.layers, keras.losses
 
 
-def _gradients(model, x, value):
-    """The gradient of `value(output)` of each sample, (n, entries)."""
-    return np.array(
-        [
-            gradient_of(model, lambda one=one: value(model(one[None])[0]))
-            for one in x
-        ]
-    )
-
-
 def _log_p(output):
     return tf.reduce_max(tf.nn.log_softmax(output))
 
@@ -38,10 +28,6 @@ def _log_p_of_sigmoid(output):
 
 def _log_p_of_softmax(output):
     return tf.math.log(tf.reduce_max(output))
-
-
-def _output(output):
-    return output[0]
 
 
 #: Name → units, activation, loss, training targets, what is asked for.
@@ -64,7 +50,7 @@ MODELS = {
         np.arange(9)[:, None] % 2,
         _log_p_of_sigmoid,
     ),
-    "regression": ((1, None), "mse", normal(9, 1), _output),
+    "regression": ((1, None), "mse", normal(9, 1), tf.squeeze),
 }
 
 
@@ -84,8 +70,12 @@ def test_a_score_is_of_what_the_model_says(float64, name):
     influence = influence_of(model, x, y)
     found = influence.scores(x_test, of="prediction")
     train = rows_of(oracle.per_sample_gradients(model, x, tf.constant(y), None))
+    test = [
+        gradient_of(model, lambda one=one: value(model(one[None])[0]))
+        for one in x_test
+    ]
     # Positive: a step on j's loss raises the value.
-    expected = _gradients(model, x_test, value) @ -train.T / 9
+    expected = np.array(test) @ -train.T / 9
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -100,13 +90,8 @@ def test_a_linear_regression_is_trained_again_without_each_sample(float64):
         hessian = 2 * a.T @ a / n + 2 * ridge * np.diag([1, 1, 1, 0])
         return np.linalg.solve(hessian, 2 * a.T @ y[rows] / n)
 
-    penalty = keras.regularizers.L2(ridge)
-    model = compiled(
-        net(
-            layers.Dense(1, kernel_regularizer=penalty), shape=(3,), units=None
-        ),
-        loss="mse",
-    )
+    layer = layers.Dense(1, kernel_regularizer=keras.regularizers.L2(ridge))
+    model = compiled(net(layer, shape=(3,), units=None))
     all_rows = np.arange(n)
     whole = weights(all_rows)
     model.set_weights([whole[:3], whole[3]])

@@ -13,14 +13,9 @@ from keras_pergrad.callbacks import SampleValues
 from keras_pergrad.influence import projected_factors
 from keras_pergrad.influence.projection import projections
 from tests import oracle
-from tests.influence.making import gradient_of, rows_of
-from tests.models.making import (
-    assert_equal,
-    compiled,
-    net,
-    trained,
-    unchanged,
-)
+from tests.influence.making import assert_near, gradient_of, rows_of
+from tests.models.making import assert_equal, compiled, net, trained, unchanged
+from tests.modes.big_batch import Batches
 
 layers = keras.layers
 RATE = 0.3
@@ -211,8 +206,7 @@ def test_values_of_one_weight(float64):
 
 def test_float32_agrees_to_a_millionth():
     values, expected = _one_step(_model(_convolution))
-    scale = np.abs(expected).max()
-    np.testing.assert_allclose(values.values, expected, atol=1e-6 * scale)
+    assert_near(values.values, expected, 1e-6)
 
 
 class _Before(keras.callbacks.Callback):
@@ -345,39 +339,22 @@ def test_projections_or_the_exact_values(float64, projects, monkeypatch):
     np.testing.assert_allclose(values.values, expected, rtol=1e-10)
 
 
-def _numbered(x, y, rows):
-    return SampleValues.with_numbers(x, rows), y
-
-
-class _Data(keras.utils.PyDataset):
-    """Three batches of at most four samples, with their numbers."""
-
-    def __init__(self, x, y):
-        super().__init__()
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, k):
-        rows = np.arange(4 * k, min(4 * k + 4, len(self.x)))
-        return _numbered(self.x[rows], self.y[rows], rows)
-
-
 @pytest.mark.parametrize("kind", ["dataset", "pydataset", "eager dataset"])
 def test_data_sets_bring_their_numbers(float64, kind):
+    names = [f"sample {i}" for i in range(11)]
+    with_numbers = SampleValues.with_numbers
     found = []
     for by in ("arrays", kind):
         model = _model(run_eagerly=kind == "eager dataset")
-        names = [f"sample {i}" for i in range(11)]
         model, x, y, values = _begun(model, ids=names)
         data, more = (x, y), {"batch_size": 4}
-        if "dataset" in by:
-            data = tf.data.Dataset.from_tensor_slices((x, y)).enumerate()
-            data = data.map(lambda k, d: _numbered(*d, k)).batch(4)
-            data, more = (data,), {}
         if by == "pydataset":
-            data = (_Data(x, y),)
+            numbered = with_numbers(x, np.arange(11)), y
+            data, more = (Batches(numbered, [4, 4, 3]),), {}
+        elif by != "arrays":
+            rows = tf.data.Dataset.from_tensor_slices((x, y)).enumerate()
+            rows = rows.map(lambda k, d: (with_numbers(d[0], k), d[1]))
+            data, more = (rows.batch(4),), {}
         trained(model, *data, callbacks=[values], **more)
         found.append(values.values)
         assert values.top(1)[0][0] == names[int(np.argmax(values.values))]
@@ -568,9 +545,7 @@ class Draws(Counter):
 
 
 def _with(layer):
-    inputs = keras.Input((4,))
-    outputs = layers.Dense(3)(layer(inputs))
-    return compiled(kpg.PerGradModel(inputs, outputs), "vectorized")
+    return _model(lambda: ((4,), layer))
 
 
 @kpg.aggregations.register_aggregation("halved_for_values")
@@ -583,10 +558,6 @@ def _delayed():
     return keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
 
 
-def _aggregated(aggregation):
-    return _model(mode=kpg.Vectorized(aggregation))
-
-
 ALL = "all of them at once"
 MEAN = "'mean' or a ClippedMean"
 #: Name → the model, what the message says.
@@ -594,8 +565,8 @@ MODELS = {
     "batch": (lambda: _model(mode="batch"), ALL),
     "one by one": (lambda: _model(mode="per_sample"), ALL),
     "parts": (lambda: _model(mode=kpg.Accumulated(steps=2)), ALL),
-    "UPGrad": (lambda: _aggregated(kpg.aggregations.UPGrad()), MEAN),
-    "halved": (lambda: _aggregated(Halved()), MEAN),
+    "UPGrad": (lambda: _model(mode=kpg.Vectorized("upgrad")), MEAN),
+    "halved": (lambda: _model(mode=kpg.Vectorized(Halved())), MEAN),
     "later": (
         lambda: _model(optimizer=_delayed()),
         "gradient_accumulation_steps=2",

@@ -15,6 +15,7 @@ from tests.influence.making import (
     two_checkpoints,
 )
 from tests.models.making import assert_equal, compiled, net, weights
+from tests.modes.big_batch import Batches
 
 layers = keras.layers
 KINDS = ("none", "exact", "kfac", "ekfac", "projected")
@@ -109,20 +110,13 @@ def test_none_is_the_gram_matrix_and_weights_count(float64):
 
 @pytest.mark.parametrize("curvature", KINDS)
 def test_every_kind_of_data_gives_the_same(curvature):
-    class Data(keras.utils.PyDataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, k):
-            return x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]
-
     model, (x, y) = _model(), _data()
     how = {"curvature": curvature}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     right = _influence(model, x, y, batch_size=4, **how).scores(x, y)
     assert right.shape == (12, 12)
     assert np.isfinite(right).all()
-    for data in (dataset, Data()):
+    for data in (dataset, Batches((x, y), [4, 4, 4])):
         found = _influence(model, data, **how).scores(data)
         np.testing.assert_allclose(found, right, 1e-4, 1e-7)
 

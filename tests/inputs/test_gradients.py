@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests.inputs.tapes import assert_close, gradients, jacobians, of_ids
 from tests.marks import few
-from tests.models.making import net
+from tests.models.making import assert_equal, net
 from tests.uses.rules.exact import normal, stack
 
 layers = keras.layers
@@ -100,6 +100,11 @@ def test_a_structure_of_inputs_gives_a_structure(float64):
     found = gradients(model, x, batch_size=2)
     assert list(found) == ["a", "b"]
     assert_close(found, jacobians(model, x))
+    out = tf.nest.map_structure(np.zeros_like, found)
+    assert gradients(model, x, batch_size=2, out=out) is out
+    assert_equal([*out.values()], [*found.values()])
+    with pytest.raises(ValueError, match="structure of x"):
+        gradients(model, x, out=out["a"])
 
 
 def test_token_ids_stand_for_their_embeddings(float64):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests.inputs.tapes import gradients
-from tests.models.making import assert_equal, net
+from tests.models.making import net
 from tests.uses.rules.exact import normal, stack
 
 layers = keras.layers
@@ -32,17 +32,6 @@ def test_from_a_mapped_file_to_a_mapped_file(tmp_path):
     assert gradients(model, mapped, batch_size=3, out=out) is out
     expected = gradients(model, x)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-
-
-def test_a_structure_of_arrays():
-    a, b = keras.Input((3,)), keras.Input((2,))
-    model = keras.Model([a, b], layers.Dense(2)(layers.Concatenate()([a, b])))
-    x = [normal(4, 3), normal(4, 2)]
-    out = [_zeros(4, 3), _zeros(4, 2)]
-    assert gradients(model, x, 0, out=out) is out
-    assert_equal(out, gradients(model, x, 0))
-    with pytest.raises(ValueError, match="structure of x"):
-        gradients(model, x, 0, out=out[0])
 
 
 class _Stops:

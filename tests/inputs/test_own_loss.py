@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.inputs import gradients as chunks
-from tests.inputs.tapes import assert_close, gradients, of_ids
+from tests.inputs.tapes import assert_close, diagonals, gradients, of_ids
 from tests.models.making import assert_equal, compiled, net, weights
 from tests.uses.rules.exact import normal, stack
 
@@ -16,23 +16,14 @@ LABELS = np.array([0, 2, 1, 1, 0, 2, 1])
 
 def _alone(model, x, y, *, weight=None):
     """The gradient of the loss of each sample as a batch of its own."""
-    rows = []
-    for i in range(len(tf.nest.flatten(x)[0])):
-        one = [
-            tf.nest.map_structure(
-                lambda a, i=i: (
-                    None if a is None else tf.convert_to_tensor(a[i : i + 1])
-                ),
-                part,
-            )
-            for part in (x, y, weight)
-        ]
+    rows, data = [], (x, y) if weight is None else (x, y, weight)
+    for batch in tf.data.Dataset.from_tensor_slices(data).batch(1):
+        one, target, own_weight = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
-            tape.watch(one[0])
-            loss = model.compute_loss(
-                one[0], one[1], model(one[0], training=False), one[2], False
-            )
-        rows.append(tape.gradient(loss, one[0]))
+            tape.watch(one)
+            y_pred = model(one, training=False)
+            loss = model.compute_loss(one, target, y_pred, own_weight, False)
+        rows.append(tape.gradient(loss, one))
     return tf.nest.map_structure(lambda *r: np.concatenate(r), *rows)
 
 
@@ -160,18 +151,13 @@ def test_of_token_ids_it_is_that_of_their_embeddings(float64):
 
 
 def test_the_diagonal_of_the_hessian_of_the_loss(float64):
-    model, x = _dense(_crossentropy()), normal(3, 4)
-    ours = gradients(model, x, y=LABELS[:3], order=2)
-    for i in range(3):
-        row = tf.constant(x[i : i + 1])
-        with tf.GradientTape() as outer:
-            outer.watch(row)
-            with tf.GradientTape() as inner:
-                inner.watch(row)
-                loss = model.compute_loss(row, LABELS[i : i + 1], model(row))
-            slope = inner.gradient(loss, row)
-        full = outer.jacobian(slope, row).numpy()[0, :, 0]
-        np.testing.assert_allclose(ours[i], np.diag(full), atol=1e-10)
+    model, x, y = _dense(_crossentropy()), normal(3, 4), LABELS[:3]
+
+    def loss_of(x):
+        return _crossentropy(reduction=None)(y, model(x))[:, None]
+
+    ours = gradients(model, x, y=y, order=2)
+    assert_close(ours, diagonals(loss_of, x)[:, 0])
 
 
 def test_one_step_against_the_network_makes_it_worse():

@@ -24,16 +24,6 @@ def _classes():
     return signs * (1 + 0.3 * normal(5, 12, 30))
 
 
-def _lengths():
-    rows = normal(6, 6, 20)
-    return rows * np.logspace(-2, 2, 6)[:, None]
-
-
-def _equal():
-    rows = normal(7, 5, 9)
-    return np.concatenate([rows, rows[:2]])
-
-
 #: The second entry tells whether the weights of every program are unique.
 MATRICES = {
     "two": (normal(0, 2, 5), True),
@@ -43,9 +33,9 @@ MATRICES = {
     "wide": (normal(3, 8, 50), True),
     "many": (normal(4, 24, 40), True),
     "classes": (_classes(), True),
-    "lengths": (_lengths(), True),
+    "lengths": (normal(6, 6, 20) * np.logspace(-2, 2, 6)[:, None], True),
     "dependent": (normal(8, 9, 4), False),
-    "equal": (_equal(), False),
+    "equal": (normal(7, 5, 9)[[0, 1, 2, 3, 4, 0, 1]], False),
 }
 PREFERENCE = [0.2, 0.5, 0.3]
 """Of the matrix "three"."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from unittest import mock
 
 import keras
 import numpy as np
@@ -13,17 +14,15 @@ from keras_pergrad.callbacks import DevicePlacement
 from keras_pergrad.placement import device_placement
 from keras_pergrad.placement import report as report_module
 from tests.metal_stub import models
-from tests.models.making import assert_equal, compiled, net, normal
+from tests.models.making import assert_equal, compiled, net, trained
 
-GRADIENT_MODES = "batch", "per_sample", "vectorized", "accumulated"
 KEYS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}
 
 
 def train(made, *callbacks, **options):
     """Return the names in the logs."""
-    model, x, y = made
-    options = {"verbose": 0, "callbacks": callbacks, **options}
-    return set(model.fit(x, y, **options).history)
+    model = trained(*made, callbacks=callbacks, **options)
+    return set(model.history.history)
 
 
 def reported(made, *callbacks, deep=False, **options):
@@ -92,32 +91,23 @@ def test_ops_in_loops_are_counted_once_and_their_runs_measured(make):
 def test_the_first_batch_is_trained_on_when_it_is_measured():
     finals = []
     for deep in (False, True):
-        model, x, y = models.make("dense")
-        x, y = np.tile(x, (3, 1))[:20], np.tile(y, 3)[:20]
-        model.set_weights([normal(*w.shape) for w in model.get_weights()])
-        how = {"deep": deep, "batch_size": 8, "shuffle": False}
-        report, _ = reported((model, x, y), **how)
+        made = models.make("dense", batch=20)
+        report, _ = reported(made, deep=deep, batch_size=8)
         assert (report.deep is not None) == deep
-        finals.append(model.get_weights())
+        finals.append(made[0].get_weights())
     assert_equal(*finals)
 
 
 def test_every_fit_reports_and_places_once_more_at_most(monkeypatch):
-    calls = []
-    original = device_placement.placed_graphs
-
-    def counted(again):
-        calls.append(again)
-        return original(again)
-
-    monkeypatch.setattr(device_placement, "placed_graphs", counted)
+    placed = mock.Mock(wraps=device_placement.placed_graphs)
+    monkeypatch.setattr(device_placement, "placed_graphs", placed)
     model, x, y = models.make("dense", batch=32)
     placement, reports, functions = DevicePlacement(), [], []
     for _ in range(2):
         train((model, x, y), placement, batch_size=4, epochs=2)
         reports.append(placement.report)
         functions.append(model.train_function)
-    assert calls == [False, True]
+    assert placed.call_args_list == [mock.call(False), mock.call(True)]
     # No wrapper is left.
     assert functions[0] is functions[1]
     assert reports[0] is not reports[1]
@@ -197,17 +187,20 @@ class Custom(keras.Model):
         return {**logs, "twice": 2 * logs["loss"]}
 
 
-@pytest.mark.parametrize("step", [*GRADIENT_MODES, "custom", "distributed"])
+#: Kind of step → what makes a model of it.
+STEPS = {
+    mode: {"wrap": kpg.PerGradModel, "gradient_mode": mode}
+    for mode in ("batch", "per_sample", "vectorized", "accumulated")
+} | {"custom": {"wrap": Custom}, "distributed": {}}
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_every_kind_of_step_is_read(step):
-    settings, scope = {}, contextlib.nullcontext()
-    if step == "custom":
-        settings = {"wrap": Custom}
-    elif step == "distributed":
+    scope = contextlib.nullcontext()
+    if step == "distributed":
         scope = tf.distribute.MirroredStrategy(["CPU:0"]).scope()
-    else:
-        settings = {"wrap": kpg.PerGradModel, "gradient_mode": step}
     with scope:
-        made = models.make("dense", **settings)
+        made = models.make("dense", **STEPS[step])
     report, names = reported(made, deep=True)
     assert report.ops_on_cpu > 50
     assert names >= KEYS

@@ -33,7 +33,7 @@ from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.private_mean import PrivateMean
 from keras_pergrad.privacy.selections import REPLACE
 from tests.models import making
-from tests.privacy.tiny import private
+from tests.privacy.tiny import compile_privately, made_of, private
 
 N, SIZE, CLIP, NOISE = 12, 2, 0.5, 2.0
 #: With it the units below are in some batches, alone in one, and one is empty.
@@ -56,12 +56,8 @@ def network(*hidden):
     )
 
 
-def leaky():
-    """A layer with which outliers have large gradients in each variable."""
-    return keras.layers.Dense(4, activation="leaky_relu")
-
-
-plain = network(leaky)
+# With it outliers have large gradients in each variable.
+plain = network(lambda: keras.layers.Dense(4, activation="leaky_relu"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +123,7 @@ class Step:
     draws: list[Any] = dataclasses.field(default_factory=list)
     contributed: list[Any] = dataclasses.field(default_factory=list)
     released: list[Any] | None = None
-    state: list[Any] | None = None
+    state: list[Any] = dataclasses.field(default_factory=list)
 
 
 class Recorder:
@@ -205,15 +201,9 @@ def replay(setting):
     training, recorder = setting.training(), Recorder()
     keras.utils.set_random_seed(4)
     model = setting.make()
-    model.compile(
-        gradient_mode=training.gradient_mode,
-        **{
-            "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
-            "loss": "mse",
-            "jit_compile": False,
-            **setting.compiled,
-        },
-    )
+    momentum = keras.optimizers.SGD(0.1, momentum=0.9)
+    compiled = {"optimizer": momentum, "loss": "mse", **setting.compiled}
+    compile_privately(model, training, **compiled)
     model.optimizer.build(model.trainable_variables)
     train_step = model.train_step
 
@@ -283,19 +273,17 @@ def check(setting):
 
 def check_equal(setting, steps, recorded):
     """All but the unit's rows and what follows from them is equal."""
-    assert len(steps) == len(recorded)
     for step, other in zip(steps, recorded, strict=True):
         rows, others = (
             [row for row in s.rows if row not in setting.unit]
             for s in (step, other)
         )
         assert rows == others
-        assert len(step.draws) == len(other.draws)
-        for (draw, deviation), (same, as_large) in zip(step.draws, other.draws):
+        draws = zip(step.draws, other.draws, strict=True)
+        for (draw, deviation), (same, as_large) in draws:
             np.testing.assert_array_equal(draw, same)
             assert deviation == as_large
-        assert (step.state is None) == (other.state is None)
-        for value, same in zip(step.state or (), other.state or ()):
+        for value, same in zip(step.state, other.state, strict=True):
             unequal = "state with the unit"
             np.testing.assert_array_equal(value, same, err_msg=unequal)
 
@@ -314,13 +302,8 @@ def check_releases(training, steps):
 
 def check_noise(training, steps):
     """The draws have the deviation that they are given."""
-    drawn = np.stack(
-        [joined(draw / d for draw, d in step.draws) for step in steps]
-    )
-    if training.mechanism.strategy is not None:
-        times = training.mechanism.strategy.times
-        drawn = np.stack([times(column) for column in drawn.T])
-    drawn = drawn.ravel()
+    noise = [joined(draw / d for draw, d in step.draws) for step in steps]
+    drawn = np.ravel(made_of(training.mechanism.strategy, noise))
     assert abs(drawn.std() - 1) < 4 / np.sqrt(2 * len(drawn)), "noise"
     assert len(np.unique(drawn)) == len(drawn), "noise that was added before"
 
@@ -331,20 +314,16 @@ def check_distances(setting, training, model, *, runs):
     groups = training.clipping.groups(model.trainable_variables) or [0]
     root = np.sqrt(max(groups) + 1)
     noise = mechanism.noise(0, len(runs[PLAIN]))
-    counts = [
-        sum(row in setting.unit for row in step.rows) for step in runs[PLAIN]
-    ]
+    counts = [np.isin(step.rows, setting.unit).sum() for step in runs[PLAIN]]
     assert 0 in counts or mechanism.is_full_batch
     assert max(counts) > 0
     assert max(counts) <= mechanism.examples_per_user, "rows of a user"
     seen = {row for step in runs[PLAIN] for row in step.rows}
     assert len(seen & {*setting.unit}) <= mechanism.examples_per_user
     exchanges = relation(training) == REPLACE
-    pairs = (
-        itertools.combinations(runs, 2)
-        if exchanges
-        else [(form, BLANK) for form in runs if form != BLANK]
-    )
+    pairs = [*itertools.combinations(runs, 2)]
+    if not exchanges:
+        pairs = [pair for pair in pairs if BLANK in pair]
     largest = np.zeros(max(groups) + 1)
     for pair in pairs:
         for t, (one, other) in enumerate(zip(*(runs[form] for form in pair))):
@@ -375,7 +354,7 @@ def check_strategy(setting, training, runs):
             for run in (runs[form], runs[BLANK])
         )
         moved = (sums - others).astype(float) / CLIP
-        norm = np.linalg.norm([strategy.times(column) for column in moved.T])
+        norm = np.linalg.norm(made_of(strategy, moved))
         assert norm <= bound * (1 + setting.rounding), ("strategy", form)
 
 

@@ -25,6 +25,7 @@ import keras
 import numpy as np
 
 import keras_pergrad as kpg
+from tests.privacy import tiny
 from tests.privacy.tiny import N, X, Y, fit, flat, model, normal_draws, private
 
 RATE = 1e-4
@@ -41,11 +42,7 @@ def trained(training, without=(), epochs=1, *, parts=()):
     return net, (before - flat(net)) * 10 / RATE, history
 
 
-def shifted(x):
-    return x + keras.random.normal((1, 3))
-
-
-def clipped_sums(views=1, **arguments):
+def clipped_sums(**arguments):
     """The sum of both replicas' parts, against NumPy on what they drew."""
     training = private(noise_multiplier=1e-3, clip_norm=0.05, **arguments)
     net, found, history = trained(training)
@@ -59,11 +56,12 @@ def clipped_sums(views=1, **arguments):
             drawn.append(len(y))
             if not len(y):
                 continue
-            x, y = np.reshape(x, (-1, 3)), np.repeat(y, views, 0)
+            x = np.reshape(x, (-1, 3))
+            views = len(x) // len(y)
+            y = np.repeat(y, views, 0)
             gradients = kpg.per_sample_gradients(plain, x, y, verbose=0)
-            each = [np.asarray(g).reshape(len(x), -1) for g in gradients]
-            means = np.concatenate(each, 1).reshape(len(x) // views, views, -1)
-            means = means.mean(1)
+            each = [np.reshape(g, (drawn[-1], views, -1)) for g in gradients]
+            means = np.concatenate(each, 2).mean(1)
             factors = np.minimum(1, 0.05 / np.linalg.norm(means, axis=1))
             expected = expected + factors @ means
     return {
@@ -122,7 +120,7 @@ if __name__ == "__main__":
     results["unseeded"] = trained(private(seed=None))[1].tolist()
     if arguments["mirrored"]:
         results["correlated"] = correlated()
-        results["views"] = clipped_sums(2, augmentations=2, augment=shifted)
+        results["views"] = clipped_sums(**tiny.VIEWS)
         results["resumed"] = resumed()
         results["refusal"] = refusal()
     print(json.dumps(results))

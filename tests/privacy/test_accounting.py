@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 from dp_accounting import pld, rdp
 
-from keras_pergrad.privacy.accounting import (
-    accountant_name,
-    affordable_steps,
-    compute_epsilon,
-    neighboring_relation,
-)
+from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.calibration import calibrate_noise
 from keras_pergrad.privacy.mechanism import Mechanism, NoiseSchedule
 from keras_pergrad.privacy.selections import BLANK
 
 
-def mechanism(sampling="poisson", noise=3.0, batch_size=100, *, examples=1000):
-    return Mechanism(sampling, examples, batch_size, noise_multiplier=noise)
+def mechanism(sampling="poisson", noise=3.0, batch_size=100):
+    return Mechanism(sampling, 1000, batch_size, noise_multiplier=noise)
 
 
 def with_noise(noise):
@@ -40,7 +35,7 @@ def by_library(*events, accountant=None):
 
 
 def epsilon(*phases):
-    return compute_epsilon(phases, 1e-6)
+    return accounting.compute_epsilon(phases, 1e-6)
 
 
 @pytest.mark.quick
@@ -83,7 +78,7 @@ PHASES = {
 def test_epsilon_is_that_of_the_library(name):
     phases, events = PHASES[name]
     assert epsilon(*phases) == pytest.approx(by_library(*events), abs=1e-6)
-    assert accountant_name(tuple(phases)) == "PLD"
+    assert accounting.accountant_name(tuple(phases)) == "PLD"
 
 
 def test_fixed():
@@ -108,7 +103,7 @@ def test_phases_of_different_guarantees_are_refused():
     with pytest.raises(ValueError, match="no epsilon holds for both"):
         epsilon((mechanism(), 1), (mechanism("fixed"), 1))
     phases = (mechanism(), 1), (mechanism("shuffled"), 1)
-    assert neighboring_relation(phases) == BLANK
+    assert accounting.neighboring_relation(phases) == BLANK
 
 
 def test_users():
@@ -125,7 +120,7 @@ def test_schedules_of_many_values_are_counted_by_rdp():
     np.testing.assert_allclose(now.noise(8, 4), [3, 3, 6, 6])
     smooth = keras.optimizers.schedules.ExponentialDecay(3.0, 10, 1.1)
     now = mechanism(noise=NoiseSchedule.of(smooth))
-    assert accountant_name(((now, 34),)) == "RDP"
+    assert accounting.accountant_name(((now, 34),)) == "RDP"
     events = [(poisson(0.1, noise), 1) for noise in now.noise(0, 34)]
     expected = by_library(*events, accountant=rdp.RdpAccountant())
     assert epsilon((now, 34)) == pytest.approx(expected, abs=1e-6)
@@ -134,13 +129,10 @@ def test_schedules_of_many_values_are_counted_by_rdp():
 def test_most_steps():
     now = mechanism()
     target = epsilon((now, 23))
-    for budget, most, expected in (
-        (target, 64, 23),
-        (target, 8, 8),
-        (1e-3, 8, 0),
-    ):
+    cases = (target, 64, 23), (target, 8, 8), (1e-3, 8, 0)
+    for budget, most, expected in cases:
         given = {"delta": 1e-6, "min_steps": 0, "max_steps": most}
-        assert affordable_steps((), now, budget, **given) == expected
+        assert accounting.affordable_steps((), now, budget, **given) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,7 +143,7 @@ def test_calibrated_noise_is_just_enough(sampling):
         return mechanism(sampling, noise, 250)
 
     noise = calibrate_noise(with_noise, 4, 4.0, delta=1e-5)
-    found = compute_epsilon(((with_noise(noise), 4),), 1e-5)
+    found = accounting.compute_epsilon(((with_noise(noise), 4),), 1e-5)
     assert 0.998 * 4 < found <= 4
 
 

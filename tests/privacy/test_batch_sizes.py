@@ -11,16 +11,13 @@ SIZES = [10, 20]
 decay = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.5)
 BUDGET = {"target_epsilon": 1.0, "epochs": 2, "noise_multiplier": None}
 CORRELATED = {"noise": "correlated", "sampling": "ordered"}
+DECAYING = {"noise_multiplier": decay, "sampling": "shuffled"}
 USERS = {"user_ids": np.arange(N) // 4, "samples_per_user": 4}
 PLANS = {
     "budget": BUDGET,
     "noise": {"epochs": 2},
     "steps": {"steps": 6},
-    "schedule": {
-        "epochs": 2,
-        "noise_multiplier": decay,
-        "sampling": "shuffled",
-    },
+    "schedule": {**DECAYING, "epochs": 2},
     "fixed": {"sampling": "fixed", "epochs": 2},
     "users": {**USERS, "epochs": 2},
     "adaptive": {**BUDGET, "clipping": AdaptiveClippedMean(0.5)},

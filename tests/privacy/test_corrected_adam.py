@@ -58,10 +58,9 @@ def expected_weights(start, gradients, variances, *, gamma, decay=0.0):
     return weights
 
 
-SEED = {"seed": 2}
 CLIPPINGS = {
     "constant": (
-        kpg.ClippedMean(0.5, noise_multiplier=0.7, **SEED),
+        kpg.ClippedMean(0.5, noise_multiplier=0.7, seed=2),
         lambda t, clip: (0.7 * 0.5 / SIZE) ** 2,
     ),
     "schedules": (
@@ -70,13 +69,13 @@ CLIPPINGS = {
             noise_multiplier=Decay(0.75, 1, 0.875),
             expected_batch_size=4,
             per="variable",
-            **SEED,
+            seed=2,
         ),
         lambda t, clip: (0.75 * 0.875**t * 0.5 * 0.75**t / 4) ** 2,
     ),
     "adaptive": (
         kpg.privacy.AdaptiveClippedMean(
-            0.5, noise_multiplier=0.7, count_noise=1.0, **SEED
+            0.5, noise_multiplier=0.7, count_noise=1.0, seed=2
         ),
         lambda t, clip: clip**2 / (0.7**-2 - 2.0**-2) / SIZE**2,
     ),
@@ -85,12 +84,12 @@ CLIPPINGS = {
 
 def test_correlated_noise_has_another_variance_at_each_step():
     training = private(noise="correlated", bands=3, steps=8)
-    state = training.gradient_mode.aggregation.make_state()
+    aggregation = training.gradient_mode.aggregation
+    state = aggregation.make_state()
     state.enter_phase([tf.zeros(3)])
     found = []
     for _ in range(8):
-        mean = training.gradient_mode.aggregation
-        found.append(float(mean.noise_variance(7, state)))
+        found.append(float(aggregation.noise_variance(7, state)))
         state.count_update(True)
     expected = training.mechanism.strategy.variances(8) * (2.0 / 10) ** 2
     np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -108,11 +107,11 @@ def test_correlated_noise_has_another_variance_at_each_step():
 )
 def test_against_numpy(clipping, gamma, cls, *, float64):
     aggregation, variance = CLIPPINGS[clipping]
-    decay = 0.02 if cls is optimizers.AdamW else 0.0
-    more = {"weight_decay": decay} if decay else {}
+    decay = 0.02 if cls is optimizers.AdamW else None
+    adam = {**ADAM, "epsilon": 0.0, "weight_decay": decay}
 
     def trained(mode, **arguments):
-        optimizer = corrected(cls(**ADAM, epsilon=0.0, **more), gamma=gamma)
+        optimizer = corrected(cls(**adam), gamma=gamma)
         return net(optimizer, mode, **arguments), optimizer
 
     mode = kpg.Vectorized(aggregation)
@@ -131,7 +130,7 @@ def test_against_numpy(clipping, gamma, cls, *, float64):
             found.train_on_batch(IDS, TARGETS)
     weights = found.get_weights()
     expected = expected_weights(
-        start, gradients, variances, gamma=gamma, decay=decay
+        start, gradients, variances, gamma=gamma, decay=decay or 0
     )
     making.assert_equal(weights, expected, 1e-10, atol=1e-10)
     # And so in graphs and from microbatches; XLA draws other noise, whose
@@ -175,16 +174,13 @@ def test_without_noise_it_is_kerass_own(cls, before, float64):
 #: The gradient is noise alone, of 10,000 numbers.
 NOISY = kpg.ClippedMean(0.3, noise_multiplier=2.0, seed=1)
 by_sum = kpg.Vectorized(NOISY)
+joined = kpg.Accumulated(steps=2, inner=by_sum)
 in_private = private(noise_multiplier=2.0, microbatch_size=6)
 #: A mode or a private training, whether it is compiled, and the policy.
 NOISES = {
     "graph": (by_sum, False, "float32"),
     "compiled": (kpg.PerSample(NOISY), True, "float32"),
-    "one update for two batches": (
-        kpg.Accumulated(steps=2, inner=by_sum),
-        False,
-        "float32",
-    ),
+    "one update for two batches": (joined, False, "float32"),
     "each sample": (kpg.PerSample(NOISY, updates="sample"), False, "float32"),
     "loss scale": (by_sum, False, "mixed_float16"),
     "loss scale, compiled": (by_sum, True, "mixed_float16"),

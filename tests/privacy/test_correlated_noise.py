@@ -8,14 +8,13 @@ import pytest
 import tensorflow as tf
 from dp_accounting import pld
 
-import keras_pergrad as kpg
 from keras_pergrad.privacy import correlated_noise
 from keras_pergrad.privacy.accounting import compute_epsilon
 from keras_pergrad.privacy.draws import draw_batch, make_key, noise_seed
 from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.phase_noise import PhaseNoise
 from tests.privacy import tiny
-from tests.privacy.tiny import N, noise_of, normal_draws, private, sgd, words
+from tests.privacy.tiny import made_of, noise_of, normal_draws, private, sgd
 
 make_strategy = correlated_noise.make_strategy
 KINDS = ["banded", "banded_inverse"]
@@ -29,11 +28,6 @@ JAX_PRIVACY = [
     ((1000, 16, 1.0, 20.0, 1e-5), 1.5414707859, 39.4153172731, 4.58257569),
     ((90, 2, 0.05, 1.2, 1e-4), 1.3933235888, 24.2998391504, 3.87298335),
 ]
-
-
-def matrix(strategy, steps):
-    columns = np.eye(steps)
-    return np.stack([strategy.times(column) for column in columns], 1)
 
 
 @pytest.mark.parametrize(("setting", "epsilon", "loss", "norm"), JAX_PRIVACY)
@@ -55,7 +49,7 @@ def test_as_in_jax_privacy(setting, epsilon, loss, *, norm):
 def test_a_strategy_is_what_its_matrix_is(kind):
     steps, period = 30, 7
     strategy = make_strategy(kind, 5, steps)
-    by_steps = matrix(strategy, steps)
+    by_steps = made_of(strategy, np.eye(steps))
     assert by_steps.min() >= 0  # The worst contributions are equal ones.
     assert np.linalg.norm(by_steps[:, 0]) == pytest.approx(1, abs=1e-5)
     banded = by_steps if kind == "banded" else np.linalg.inv(by_steps)
@@ -100,11 +94,6 @@ def test_noise_is_made_of_independent_draws(kind):
         assert abs((normal[lag:] * normal[:-lag]).mean()) < limit
 
 
-def updates(*arguments, **settings):
-    """The noise of the steps of a `fit`, for draws of 1, a list."""
-    return [*noise_of(*arguments, **settings) / 2.0]
-
-
 def correlated(kind, **arguments):
     ways = {
         "banded": {"sampling": "cyclic"},
@@ -112,12 +101,6 @@ def correlated(kind, **arguments):
     }
     arguments = {"noise": "correlated", "bands": 3, "steps": 16, **arguments}
     return private(**{**ways[kind], **arguments})
-
-
-def made_of(strategy, noise):
-    """The draws that the noise of all steps is made of."""
-    columns = np.asarray(noise, "float64").T
-    return np.stack([strategy.times(column) for column in columns], 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +120,7 @@ def test_training_goes_on_with_the_same_noise(kind, how, tmp_path):
     training = correlated(kind, **{"bands": 1} if how == "one band" else {})
     ways = {"eager": {"run_eagerly": True}, "xla": {"jit_compile": True}}
     net = sgd(training, **ways.get(how, {}))
-    found = updates(net, training, epochs=4 if how == "straight" else 2)
+    found = [*noise_of(net, training, epochs=4 if how == "straight" else 2)]
     if how == "another process":
         net.save_weights(tmp_path / "a.weights.h5")
         training = correlated(kind)
@@ -146,9 +129,9 @@ def test_training_goes_on_with_the_same_noise(kind, how, tmp_path):
     elif how == "compiled again":
         tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
     if how != "straight":
-        found += updates(net, training, epochs=2)
+        found += [*noise_of(net, training, epochs=2)]
     assert net.aggregation_state.spent == ((training.mechanism, 16),)
-    found = made_of(training.mechanism.strategy, found)
+    found = made_of(training.mechanism.strategy, found) / 2.0
     np.testing.assert_allclose(found, normal_draws(16), atol=1e-4)
 
 
@@ -158,22 +141,20 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
     """What is not known cannot be taken back: the phases add up."""
     training = correlated(kind)
     net = sgd(training)
-    updates(net, training)
+    noise_of(net, training)
     if lost == "continue_from":
         training = correlated(kind, continue_from=net)
         net = sgd(training)
     else:
-        if lost == "weights":
-            net.layers[-1].bias.trainable = False
+        net.layers[-1].bias.trainable = lost != "weights"
         training = correlated(kind, seed=4 if lost == "seed" else 3)
         tiny.compile_privately(net, training, keras.optimizers.SGD(1.0))
-    found = updates(net, training)
+    noise = noise_of(net, training)
     expected = ((training.mechanism, 4), (training.mechanism, 4))
     assert net.aggregation_state.spent == expected
     if lost != "weights":
-        seed = 4 if lost == "seed" else 3
-        found = made_of(training.mechanism.strategy, found)
-        expected = normal_draws(4, phase=1, seed=seed)
+        found = made_of(training.mechanism.strategy, noise) / 2.0
+        expected = normal_draws(4, 1, training.seed)
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
@@ -183,8 +164,7 @@ def test_without_the_earlier_noise_a_phase_begins(kind, lost):
 )
 def test_what_is_kept_is_bands_less_one_of_each_weight(kind, shapes, tmp_path):
     training = correlated(kind)
-    net = sgd(training)
-    updates(net, training)
+    net = tiny.fitted(training)
     net.save_weights(tmp_path / "a.weights.h5")
     names = []
     with h5py.File(tmp_path / "a.weights.h5") as file:
@@ -215,17 +195,6 @@ def test_cyclic_groups_take_turns(parts):
     assert abs(total - count * rate) < 5 * deviation
 
 
-def test_an_ordered_epoch_is_the_one_before():
-    strategy = make_strategy("banded", 4, 12)
-    mechanism = Mechanism(
-        "ordered", 22, 5, noise_multiplier=1.0, strategy=strategy
-    )
-    batches = [draw_batch(mechanism, make_key(1), step) for step in range(10)]
-    for first, second in zip(batches[:5], batches[5:]):
-        np.testing.assert_array_equal(first, second)
-    assert sorted(np.concatenate(batches[:5])) == list(range(22))
-
-
 @pytest.mark.parametrize("kind", [None, *KINDS])
 @pytest.mark.parametrize("steps", [1, 4, 5, 12])
 def test_ordered_epochs_are_one_gaussian_mechanism(kind, steps):
@@ -234,10 +203,8 @@ def test_ordered_epochs_are_one_gaussian_mechanism(kind, steps):
     mechanism = Mechanism(
         "ordered", 40, 10, noise_multiplier=2.0, strategy=strategy
     )
-    epochs = -(-steps // 4)
-    norm = epochs**0.5
-    if strategy is not None:
-        norm = np.linalg.norm(matrix(strategy, steps)[:, ::4].sum(1))
+    by_steps = made_of(strategy, np.eye(steps))
+    norm = np.linalg.norm(by_steps[:, ::4].sum(1))
     event = dp.GaussianDpEvent(2.0 / norm)
     expected = pld.PLDAccountant().compose(event).get_epsilon(1e-5)
     found = compute_epsilon(((mechanism, steps),), 1e-5)
@@ -262,41 +229,9 @@ def test_the_bands_are_chosen_by_their_error():
 
 def test_the_statement_says_how_it_is_correlated():
     training = correlated("banded")
-    text = words(training.statement())
+    text = tiny.words(training.statement())
     assert "correlated over 3 steps (banded strategy)" in text
     assert "3 groups at random" in text
     assert "correlated over 3 steps" in str(training)
     again = Mechanism.from_dict(training.mechanism.to_dict())
     assert again == training.mechanism
-
-
-BANDED = {"noise": "correlated", "bands": 2}
-falling = keras.optimizers.schedules.CosineDecay(2.0, 10)
-REFUSED = [
-    ("`noise` expected one of", {"noise": "red"}),
-    ("noise='correlated' with them", {"bands": 2}),
-    ("noise='correlated' with them", {"earlier_noise": "redrawn"}),
-    ("sampling='poisson', or noise='correlated'", {"sampling": "cyclic"}),
-    ("sampling='cyclic' or 'ordered'", {**BANDED, "sampling": "poisson"}),
-    ("Expected sampling='ordered'", {**BANDED, "earlier_noise": "redrawn"}),
-    ("`earlier_noise` expected one of", {**BANDED, "earlier_noise": "lost"}),
-    ("`bands` up to 4", {**BANDED, "bands": 5}),
-    ("`bands`", {**BANDED, "bands": 0}),
-    ("Expected `bands`, or `target_epsilon`", {"noise": "correlated"}),
-    ("Expected `epochs` or `steps`", {**BANDED, "steps": None}),
-    (
-        "ClippedMean or an AutomaticClippedMean",
-        {**BANDED, "clipping": kpg.privacy.AdaptiveClippedMean()},
-    ),
-    ("one multiplier for all steps", {**BANDED, "noise_multiplier": falling}),
-    (
-        "only sampling='poisson'",
-        {**BANDED, "user_ids": np.arange(N), "samples_per_user": 1},
-    ),
-]
-
-
-@pytest.mark.parametrize(("message", "arguments"), REFUSED)
-def test_refused(message, arguments):
-    with pytest.raises(ValueError, match=message):
-        private(**{"steps": 16, **arguments})

@@ -6,25 +6,10 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.privacy.model_check import find_problems
-from tests.privacy.tiny import AddsMean, X, Y, fit, model, private, refused
+from tests.privacy import tiny
+from tests.privacy.tiny import InWeight, Keeps, X, Y, average, fit, model
 
 layers, ops = keras.layers, keras.ops
-
-
-class Keeps(layers.Layer):
-    """Subtracts a variable, which `keep` assigns what it sees of the inputs."""
-
-    def __init__(self, keep):
-        super().__init__()
-        self.keep = keep
-
-    def build(self, shape):
-        self.centre = tf.Variable(tf.zeros(3), trainable=False)
-
-    def call(self, x):
-        out = x - self.centre
-        self.keep(self.centre, x)
-        return out
 
 
 class InModule(Keeps):
@@ -37,26 +22,11 @@ class InModule(Keeps):
         return self.module.kept[0]
 
 
-class InWeight(Keeps):
-    is_trained = False
-
-    def build(self, shape):
-        self.centre = self.add_weight(
-            shape=(3,), initializer="zeros", trainable=self.is_trained
-        )
-
-
 class InKernel(InWeight):
     is_trained = True
 
 
-def average(centre, x):
-    centre.assign(0.9 * centre + 0.1 * ops.mean(x, 0))
-
-
-@tf.function(autograph=False)
-def in_function(centre, x):
-    average(centre, x)
+in_function = tf.function(average, autograph=False)
 
 
 def in_condition(centre, x):
@@ -78,11 +48,6 @@ def in_loop(centre, x):
 def size(centre, x):
     """How large the batches are, which are drawn in secret."""
     centre.assign_add(tf.ones(3) * tf.cast(tf.shape(x)[0], tf.float32))
-
-
-def count(centre, x):
-    """The calls, which tell nothing of the samples."""
-    centre.assign_add(tf.ones(3))
 
 
 class InTable(layers.Layer):
@@ -128,18 +93,15 @@ def with_layer_or_loss(training, given):
         (lambda: Keeps(size), "of 'keeps' a value that depends on the batch"),
         (lambda: InModule(average), r"assigns '.*Variable:0' of 'in_module'"),
         (lambda: InWeight(average), "assigns 'in_weight/variable'"),
-        (
-            lambda: InKernel(average),
-            "assigns 'in_kernel/variable' a value",
-        ),
+        (lambda: InKernel(average), "assigns 'in_kernel/variable' a value"),
         (InTable, "assigns a table a value"),
         (Balanced, "assigns 'scale' of 'balanced' a value"),
     ],
 )
-def test_refused_by_name(make, match):
-    training, kept = private(), make()
+def test_refused_by_name(training, make, match):
+    kept = make()
     net = with_layer_or_loss(training, kept)
-    with refused(net, match):
+    with tiny.refused(net, match):
         fit(net, training)
     if isinstance(kept, Balanced):
         assert float(kept.scale.numpy()) == 1
@@ -180,9 +142,9 @@ class Annealed(keras.losses.Loss):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Keeps(count),
-        lambda: InWeight(count),
-        AddsMean,
+        lambda: Keeps(tiny.count),
+        lambda: InWeight(tiny.count),
+        tiny.AddsMean,
         Looks,
         Draws,
         Annealed,

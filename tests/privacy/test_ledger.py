@@ -40,23 +40,17 @@ def test_an_earlier_checkpoint_does_not_turn_it_back(noise, tmp_path):
     assert fit(net, training)["epsilon"] == pytest.approx([spent(training, 12)])
     assert not is_outside(training, net)
     # A schedule begins with its phase.
-    tiny.compile_privately(net, private(noise_multiplier=noise, batch_size=8))
-    assert noise != pieces or int(net.aggregation_state.steps.numpy()) == 0
-    assert net.aggregation_state.spent[0] == (training.mechanism, 12)
-
-
-def test_phases_compose_and_an_earlier_one_does_not_turn_them_back(tmp_path):
-    first, second = private(), private(noise_multiplier=4.0, batch_size=5)
-    net = fitted(first)
-    net.save_weights(tmp_path / "a.weights.h5")
-    fit(net, first)
+    second = private(noise_multiplier=noise, batch_size=5)
     tiny.compile_privately(net, second)
-    history = fit(net, second)
-    phases = (first.mechanism, 8), (second.mechanism, 8)
-    assert history["epsilon"] == pytest.approx([compute_epsilon(phases, 1e-2)])
-    assert second.statement(net)["phases"][0]["steps"] == 8
-    net.load_weights(tmp_path / "a.weights.h5")
-    assert net.aggregation_state.spent == phases
+    ledger = net.aggregation_state
+    assert noise != pieces or int(ledger.steps.numpy()) == 0
+    # Phases compose, and an earlier one does not turn them back either.
+    phases = (training.mechanism, 12), (second.mechanism, 8)
+    epsilon = compute_epsilon(phases, 1e-2)
+    assert fit(net, second)["epsilon"] == pytest.approx([epsilon])
+    assert second.statement(net)["phases"][0]["steps"] == 12
+    net.load_weights(path.format(epoch=1))
+    assert ledger.spent == phases
     assert not is_outside(second, net)
     third = private(continue_from=net)
     phases = (*phases, (third.mechanism, 2))
@@ -151,9 +145,8 @@ def weights_without_a_ledger(net):
         weights_without_a_ledger,
     ],
 )
-def test_training_outside_is_noted(change, tmp_path, monkeypatch):
+def test_training_outside_is_noted(change, training, tmp_path, *, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    training = private()
     net = fitted(training)
     assert not is_outside(training, net)
     change(net)

@@ -46,12 +46,11 @@ def test_a_step_may_be_looked_at(net):
 
 
 def test_a_callback_cannot_train_in_between(training, net):
-    class Trains(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            self.model.train_on_batch(X, Y)
-
+    trains = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: net.train_on_batch(X, Y)
+    )
     with pytest.raises(ValueError, match=r"Received: train_on_batch\(\)"):
-        fit(net, training, callbacks=[Trains()])
+        fit(net, training, callbacks=[trains])
 
 
 @pytest.mark.parametrize(

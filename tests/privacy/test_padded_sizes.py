@@ -11,7 +11,7 @@ from keras_pergrad.modes import sums
 from keras_pergrad.modes.microbatches import part_sizes
 from tests.models.making import assert_equal
 from tests.privacy import tiny
-from tests.privacy.tiny import X, Y, fit, model, private
+from tests.privacy.tiny import X, Y, drawn_sizes, fit, model, private
 
 layers = keras.layers
 
@@ -36,13 +36,9 @@ def test_few_samples_are_added(examples, most):
 @pytest.mark.parametrize("sampling", ["fixed", "shuffled"])
 def test_other_samplings_have_one_size(sampling):
     training = private(sampling=sampling, batch_size=9)
-    ledger = model(training).aggregation_state
-    drawn = {
-        len(training.batches(X, Y).draw_rows(ledger, step))
-        for step in range(10)
-    }
+    data = training.batches(X, Y)
     (size,) = training.gradient_mode.aggregation.batch_sizes()
-    assert max(drawn) == size
+    assert max(drawn_sizes(data, model(training), 10)) == size
 
 
 class Seen(keras.metrics.Metric):
@@ -66,10 +62,6 @@ def unit_normalised():
     return [hidden, layers.UnitNormalization()]
 
 
-def adding_to_the_loss():
-    return [layers.Dense(3), tiny.AddsMean()]
-
-
 def embedded():
     return [layers.Embedding(9, 2), layers.Flatten()]
 
@@ -88,7 +80,7 @@ CASES = {
     "sparse": {"microbatch_size": 3},
 }
 #: What makes the layers, and the data, where they are others.
-OTHERS = {"an added loss": (adding_to_the_loss, X), "sparse": (embedded, WORDS)}
+OTHERS = {"an added loss": (tiny.adding, X), "sparse": (embedded, WORDS)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -126,11 +118,8 @@ def test_nothing_else_changes(case, monkeypatch):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, rel=1e-5), name
-    drawn = {
-        len(data.draw_rows(net.aggregation_state, step))
-        for step in range(training.steps_per_epoch * 2)
-    }
-    assert len(drawn) > 4
+    drawn = drawn_sizes(data, net, training.steps_per_epoch * 2)
+    assert len(set(drawn)) > 4
     assert 0 in drawn or case != "whole"
     # Each is a program of XLA; the function is traced for full parts and the
     # last.
@@ -159,14 +148,10 @@ def test_empty_batches_have_no_part_in_the_losses_of_outputs(
         jit_compile=jit_compile,
     )
     data = training.batches(X, {"a": Y, "b": 2 * Y})
-    drawn = [
-        data.draw_rows(net.aggregation_state, step) for step in range(len(data))
-    ]
+    ledger = net.aggregation_state
+    drawn = [data.draw_rows(ledger, step) for step in range(len(data))]
     assert any(len(rows) == 0 for rows in drawn)
-    expected = [
-        np.mean((np.asarray(net(X[rows])["a"]) - Y[rows]) ** 2)
-        for rows in drawn
-        if len(rows)
-    ]
+    errors = (np.asarray(net(X)["a"]) - Y) ** 2
+    expected = [np.mean(errors[rows]) for rows in drawn if len(rows)]
     history = fit(net, training, data=data)
     assert history["a_loss"] == pytest.approx([np.mean(expected)], rel=1e-5)

@@ -15,18 +15,11 @@ import tensorflow as tf
 from dp_accounting import pld
 
 import keras_pergrad as kpg
+from tests.marks import few
 from tests.models.making import assert_equal
 from tests.power_cut import PowerCut
 from tests.privacy import tiny
-from tests.privacy.tiny import (
-    NO_DATA,
-    N,
-    Y,
-    noise_of,
-    normal_draws,
-    private,
-    sgd,
-)
+from tests.privacy.tiny import NO_DATA, N, noise_of, normal_draws, private, sgd
 
 GOES_ON, NEW, REFUSED = "goes on", "new phase", "refused"
 
@@ -53,14 +46,15 @@ def events_of(training, steps):
     return events
 
 
-def epsilon_of(phases, delta=1e-2):
-    """Epsilon of (`PrivateTraining`, steps), by dp-accounting alone."""
+def epsilon_of(phases):
+    """Epsilon of (`PrivateTraining`, steps) by dp-accounting, up to 1e-4."""
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if any(t.mechanism.sampling != "poisson" for t, _ in phases):
         relation = dp.NeighboringRelation.REPLACE_SPECIAL
     events = [event for phase in phases for event in events_of(*phase)]
     accountant = pld.PLDAccountant(relation)
-    return accountant.compose(dp.ComposedDpEvent(events)).get_epsilon(delta)
+    accountant.compose(dp.ComposedDpEvent(events))
+    return pytest.approx(accountant.get_epsilon(1e-2), abs=1e-4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +89,8 @@ def freeze(net):
 
 
 def on_two_replicas(net):
-    net.aggregation_state.phase = dataclasses.replace(
-        net.aggregation_state.phase, replicas=2
-    )
+    ledger = net.aggregation_state
+    ledger.phase = dataclasses.replace(ledger.phase, replicas=2)
 
 
 ids = np.repeat(np.arange(N // 4), 4)
@@ -116,7 +109,7 @@ ROWS = {
     "seed": Row(NEW, {"seed": 4}),
     "no seed": Row(GOES_ON, before={"seed": None}),
     "data": Row(NEW, data=(NO_DATA[0] + 1, *NO_DATA[1:])),
-    "order of the data": Row(NEW, data=(NO_DATA[0], Y[::-1], NO_DATA[2])),
+    "order of the data": Row(NEW, data=(NO_DATA[0], tiny.Y[::-1], NO_DATA[2])),
     "samples": Row(NEW, {"samples": 30}, data=[part[:30] for part in NO_DATA]),
     "rows": Row(REFUSED, data=[d[:30] for d in NO_DATA], match="samples=40"),
     "batch size": Row(NEW, {"batch_size": 10}),
@@ -140,20 +133,10 @@ ROWS = {
         NEW, {"earlier_noise": "redrawn"}, {**BANDED, "sampling": "ordered"}
     ),
 }
+QUICK = {"nothing", "seed", "schedule", "replicas", "clip norm"}
 
 
-def some_quick(names, quick):
-    """Parameters of which some belong into each run of the tests."""
-    return [
-        pytest.param(name, marks=[pytest.mark.quick] * (name in quick))
-        for name in names
-    ]
-
-
-@pytest.mark.parametrize(
-    "name",
-    some_quick(ROWS, {"nothing", "seed", "schedule", "replicas", "clip norm"}),
-)
+@pytest.mark.parametrize("name", few([*ROWS], [*ROWS], killers=QUICK))
 def test_what_happens_when_it_changes(name, tmp_path):
     row = ROWS[name]
     first = private(**{"batch_size": 20, **row.before})
@@ -166,11 +149,7 @@ def test_what_happens_when_it_changes(name, tmp_path):
     again.load_weights(tmp_path / "net.weights.h5")
     if row.change is not None:
         row.change(again)
-        again.compile(
-            again.optimizer,
-            "binary_crossentropy",
-            gradient_mode=second.gradient_mode,
-        )
+        tiny.compile_privately(again, second, again.optimizer)
     if row.happens == REFUSED:
         with tiny.refused(again, row.match):
             noise_of(again, second, row.data)
@@ -182,18 +161,14 @@ def test_what_happens_when_it_changes(name, tmp_path):
         phases = [(first, steps + count)]
     expected = tuple((t.mechanism, many) for t, many in phases)
     assert ledger.spent == expected
-    assert second.statement(again)["epsilon"] == pytest.approx(
-        epsilon_of(phases), abs=1e-4
-    )
+    assert second.statement(again)["epsilon"] == epsilon_of(phases)
     assert not second.statement(again)["outside"]
     if first.seed is not None:
         key = None
     # The noise is that of its phase and step.
     found = np.concatenate([found, later]) if goes_on else later
     scales = second.mechanism.noise(0, len(found)) * second.clipping.clip_norm
-    found, strategy = found / scales[:, None], second.mechanism.strategy
-    if strategy is not None:
-        found = np.stack([strategy.times(column) for column in found.T], 1)
+    found = tiny.made_of(second.mechanism.strategy, found / scales[:, None])
     seed = first.seed if goes_on else second.seed
     drawn = normal_draws(len(found), int(not goes_on), seed, key=key)
     trained = sum(math.prod(v.shape) for v in again.trainable_variables)
@@ -223,21 +198,18 @@ def test_no_noise_comes_twice():
 growing = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 5.0])
 
 
-def schedule_that_forgets():
+@keras.saving.register_keras_serializable("tests")
+class Forgets(keras.optimizers.schedules.LearningRateSchedule):
     """Keeps in its config less than what it does."""
 
-    @keras.saving.register_keras_serializable("tests")
-    class Forgets(keras.optimizers.schedules.LearningRateSchedule):
-        def __init__(self, start=2.0):
-            self.start = start
+    def __init__(self, start=2.0):
+        self.start = start
 
-        def __call__(self, step):
-            return self.start + 0.0 * tf.cast(step, "float32")
+    def __call__(self, step):
+        return self.start + 0.0 * tf.cast(step, "float32")
 
-        def get_config(self):
-            return {}
-
-    return Forgets(0.1)
+    def get_config(self):
+        return {}
 
 
 @pytest.mark.parametrize(
@@ -245,8 +217,8 @@ def schedule_that_forgets():
     [
         pytest.param(growing, (3, 3), marks=pytest.mark.quick),
         (growing, (3, None)),
-        (schedule_that_forgets(), (3, 3)),
-        (schedule_that_forgets(), (3, None)),
+        (Forgets(0.1), (3, 3)),
+        (Forgets(0.1), (3, None)),
     ],
 )
 def test_what_a_schedule_adds_is_what_is_accounted_for(noise, seeds):
@@ -265,9 +237,11 @@ def test_what_a_schedule_adds_is_what_is_accounted_for(noise, seeds):
         drawn = normal_draws(4, number, 3, key=key or None)
         accounted = first.mechanism.noise(0, 4)[:, None]
         np.testing.assert_allclose(noises, accounted * drawn, atol=1e-3)
-    assert second.statement(other)["epsilon"] == pytest.approx(
-        epsilon_of([(first, 4), (second, 4)]), abs=1e-4
-    )
+    phases = [(first, 4), (second, 4)]
+    assert second.statement(other)["epsilon"] == epsilon_of(phases)
+
+
+from_model = kpg.PerGradModel.from_model
 
 
 def loaded(net):
@@ -275,18 +249,9 @@ def loaded(net):
     return keras.saving.load_model("net.keras")
 
 
-def nested(net):
+def calling(layer):
     inputs = keras.Input((3,))
-    return kpg.PerGradModel(inputs, net(inputs))
-
-
-def from_model(net):
-    return kpg.PerGradModel.from_model(net)
-
-
-def part(net):
-    inputs = keras.Input((3,))
-    return kpg.PerGradModel(inputs, net.layers[-1](inputs))
+    return kpg.PerGradModel(inputs, layer(inputs))
 
 
 #: How a model comes to have weights that were trained privately, and whether
@@ -296,10 +261,10 @@ ELSEWHERE = {
     "loaded": (lambda net: from_model(loaded(net)), True),
     "saved again": (lambda net: loaded(compiled_again(from_model(net))), True),
     "ends": (lambda net: kpg.PerGradModel(net.inputs, net.outputs), False),
-    "nested": (nested, False),
-    "loaded and nested": (lambda net: nested(loaded(net)), False),
+    "nested": (calling, False),
+    "loaded and nested": (lambda net: calling(loaded(net)), False),
     "in a Sequential": (lambda n: from_model(keras.Sequential([n])), False),
-    "part": (part, False),
+    "part": (lambda net: calling(net.layers[-1]), False),
 }
 
 
@@ -307,7 +272,9 @@ def compiled_again(net):
     return tiny.compile_privately(net, private())
 
 
-@pytest.mark.parametrize("name", some_quick(ELSEWHERE, {"nested", "loaded"}))
+@pytest.mark.parametrize(
+    "name", few([*ELSEWHERE], [*ELSEWHERE], killers=("nested", "loaded"))
+)
 def test_weights_that_were_trained_elsewhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     training = private()
@@ -323,7 +290,7 @@ def test_weights_that_were_trained_elsewhere(name, tmp_path, monkeypatch):
         assert statement["outside"] is not goes_along
         phases = [(training, 4)] * goes_along + [(training, count)]
         expected = epsilon_of(phases) if goes_along or count else 0
-        assert statement["epsilon"] == pytest.approx(expected, abs=1e-4)
+        assert statement["epsilon"] == expected
     if goes_along:  # No noise that the first model has had, or goes on with.
         assert training.statement(net)["outside"] or name != "from_model"
         drawn = 2.0 * normal_draws(4, 1)

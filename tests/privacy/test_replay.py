@@ -12,10 +12,10 @@ from keras_pergrad.modes.padded_batch import PaddedBatch
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.users import Users
-from tests.hunt.planting import Fault
+from tests.hunt.planting import Fault, instead
 from tests.marks import few
 from tests.privacy.replay import CLIP, NOISE, N, Setting, check, network
-from tests.privacy.tiny import AddsMean
+from tests.privacy.tiny import AddsMean, InWeight, average
 
 layers = keras.layers
 Falling = keras.optimizers.schedules.PiecewiseConstantDecay
@@ -32,8 +32,6 @@ USERS = {
     "samples_per_user": 2,
     "batch_size": 3,
 }
-
-
 CORRELATED = {"noise": "correlated", "bands": 3, "steps": 6}
 XLA = {"jit_compile": True}
 # For every change: each value of each argument once.
@@ -65,17 +63,6 @@ SETTINGS = {
         compiled=XLA,
     ),
 }
-
-
-class KeepsMean(layers.Layer):
-    """Keeps the mean of the batch, as batch normalization does."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=shape[1:], trainable=False)
-
-    def call(self, x):
-        self.mean.assign(keras.ops.mean(x, 0))
-        return x
 
 
 dense = lambda **options: lambda: layers.Dense(4, **options)  # noqa: E731
@@ -151,79 +138,67 @@ FAULTS = {}
 
 
 def fault(owner, attribute, found_by, *, setting=SETTINGS["poisson"]):
-    """Lists what makes a function wrong, with the message that tells of it."""
+    """Lists a wrong function, which is called with the right one in front.
 
-    def listed(make):
-        name = make.__name__.replace("_", " ")
-        FAULTS[name] = Fault(name, owner, attribute, make), found_by, setting
-        return make
+    Args:
+        owner, attribute: where it stands.
+        found_by: part of the message that tells of it.
+        setting: the row of the table with which it is found.
+    """
+
+    def listed(wrong):
+        name = wrong.__name__.replace("_", " ")
+        planted = Fault(name, owner, attribute, instead(wrong))
+        FAULTS[name] = planted, found_by, setting
+        return wrong
 
     return listed
 
 
 @fault(kpg.ClippedMean, "weights", "release|moved")
-def last_unclipped(right):
-    def weights(self, norms):
-        found = right(self, norms)
-        return tf.concat([found[:-1], tf.ones_like(found[-1:])], 0)
-
-    return weights
+def last_unclipped(right, self, norms):
+    found = right(self, norms)
+    return tf.concat([found[:-1], tf.ones_like(found[-1:])], 0)
 
 
 @fault(kpg.ClippedMean, "weights", "moved")
-def by_the_largest(right):
-    def weights(self, norms):
-        norms = tf.where(tf.math.is_finite(norms), norms, 0.0)
-        return right(self, tf.ones_like(norms) * tf.reduce_max(norms))
-
-    return weights
+def by_the_largest(right, self, norms):
+    norms = tf.where(tf.math.is_finite(norms), norms, 0.0)
+    return right(self, tf.ones_like(norms) * tf.reduce_max(norms))
 
 
 @fault(kpg.ClippedMean, "weights", "release")
-def not_finite_let_through(right):
-    return lambda self, norms: CLIP / tf.maximum(norms, CLIP)
+def not_finite_let_through(right, self, norms):
+    return CLIP / tf.maximum(norms, CLIP)
 
 
 @fault(kpg.ClippedMean, "finish", "release")
-def divided_by_the_actual_size(right):
-    def finish(self, gradients, n, state=None):
-        actual = tf.cast(tf.maximum(n, 1), "float32")
-        size = tf.cast(self.expected_batch_size, "float32")
-        return [g * size / actual for g in right(self, gradients, n, state)]
-
-    return finish
+def divided_by_the_actual_size(right, self, gradients, n, state=None):
+    actual = tf.cast(tf.maximum(n, 1), "float32")
+    size = tf.cast(self.expected_batch_size, "float32")
+    return [g * size / actual for g in right(self, gradients, n, state)]
 
 
 @fault(kpg.ClippedMean, "finish", "draws of a step")
-def noise_twice(right):
-    def finish(self, gradients, n, state=None):
-        gradients = right(self, gradients, n, state)
-        return right(self, gradients, self.expected_batch_size, state)
-
-    return finish
+def noise_twice(right, self, gradients, n, state=None):
+    gradients = right(self, gradients, n, state)
+    return right(self, gradients, self.expected_batch_size, state)
 
 
 @fault(kpg.ClippedMean, "finish", "release")
-def noise_on_the_sum_and_beside(right):
-    def finish(self, gradients, n, state=None):
-        released = right(self, gradients, n, state)
-        return [g + tf.random.normal(tf.shape(g)) for g in released]
-
-    return finish
+def noise_on_the_sum_and_beside(right, *arguments):
+    return [g + tf.random.normal(tf.shape(g)) for g in right(*arguments)]
 
 
 @fault(Ledger, "gradient_noise", "noise")
-def no_noise(right):
-    return lambda *arguments: right(*arguments) * 0
+def no_noise(right, *arguments):
+    return right(*arguments) * 0
 
 
 @fault(Ledger, "gradient_noise", "noise")
-def the_same_noise(right):
-    def gradient_noise(self, index, like, deviation):
-        draw = tf.random.stateless_normal(tf.shape(like), [1, 2])
-        return draw * tf.cast(deviation, draw.dtype)
-
-    return gradient_noise
+def the_same_noise(right, self, index, like, deviation):
+    draw = tf.random.stateless_normal(tf.shape(like), [1, 2])
+    return draw * tf.cast(deviation, draw.dtype)
 
 
 @fault(
@@ -232,33 +207,30 @@ def the_same_noise(right):
     "moved",
     setting=SETTINGS["adaptive, microbatches"],
 )
-def counted_as_one(right):
-    def observe(self, norms, state):
-        right(self, norms, state)
-        state.advance("seen", tf.convert_to_tensor(state.seen))
-
-    return observe
+def counted_as_one(right, self, norms, state):
+    right(self, norms, state)
+    state.advance("seen", tf.convert_to_tensor(state.seen))
 
 
 padded = Setting(SINGLE, compiled=XLA, weighted=False)
 
 
 @fault(PaddedBatch, "weights", "moved", setting=padded)
-def padding_counted(right):
-    return lambda self, weights, sample_index=None: weights
+def padding_counted(right, self, weights, sample_index=None):
+    return weights
 
 
 @fault(Users, "rows", "rows of a user", setting=SETTINGS["users"])
-def all_rows_of_a_user(right):
-    return lambda self, key: np.arange(len(self.ids))
+def all_rows_of_a_user(right, self, key):
+    return np.arange(len(self.ids))
 
 
-keeping = Setting(make=network(KeepsMean))
+keeping = Setting(make=network(lambda: InWeight(average)))
 
 
 @fault(model_check, "_loss_problems", "state with the unit", setting=keeping)
-def state_of_the_batch_let_through(right):
-    return lambda *arguments: [*right(*arguments)][:0]
+def state_of_the_batch_let_through(right, *arguments):
+    return [*right(*arguments)][:0]
 
 
 @pytest.mark.parametrize("name", few([*FAULTS], [*FAULTS][:1]))

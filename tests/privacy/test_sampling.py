@@ -69,24 +69,23 @@ def test_all_and_none():
 
 
 def test_fixed():
-    now, rows = mechanism("fixed"), []
-    for step in range(STEPS):
-        rows.append(draw_batch(now, KEY, step))
-        assert len(set(rows[-1])) == 5
+    now = mechanism("fixed")
+    rows = [draw_batch(now, KEY, step) for step in range(STEPS)]
+    assert {len(set(batch)) for batch in rows} == {5}
     counts = np.bincount(np.concatenate(rows), minlength=20)
     assert chi_square(counts, 0.25, STEPS) > 1e-4
 
 
-def test_shuffled_epochs_have_every_example_once():
-    now = mechanism("shuffled", 22, 5)
+@pytest.mark.parametrize("sampling", ["shuffled", "ordered"])
+def test_epochs_have_every_example_once(sampling):
+    """In a new order, or in batches that are always the same."""
+    now = mechanism(sampling, 22, 5)
     assert now.steps_per_epoch == 5
-    epochs = [
-        np.concatenate([draw_batch(now, KEY, 5 * e + s) for s in range(5)])
-        for e in range(2)
-    ]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(22))
-    assert list(epochs[0]) != list(epochs[1])
+    batches = [list(draw_batch(now, KEY, step)) for step in range(10)]
+    first, second = batches[:5], batches[5:]
+    for epoch in (first, second):
+        assert sorted(np.concatenate(epoch)) == list(range(22))
+    assert (first == second) == (sampling == "ordered")
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffled"])

@@ -44,6 +44,13 @@ def is_right(model):
     return ((model.predict(X, verbose=0) > 0.5) == Y)[:, 0]
 
 
+BY_ANSWERS = {
+    "public_score": None,
+    "private_score": is_right,
+    "score_noise": 5.0,
+}
+
+
 def search(folder, make=make_model, space=SPACE, **arguments):
     defaults = {
         "public_score": public_score,
@@ -236,11 +243,9 @@ def test_the_budget_is_of_the_whole_search(tmp_path, capsys):
         tmp_path,
         noise_multiplier=None,
         target_epsilon=6.0,
-        public_score=None,
-        private_score=is_right,
-        score_noise=5.0,
         expected_trials=1.5,
         verbose=1,
+        **BY_ANSWERS,
     )
     statement = result.statement()
     assert 5.99 < statement["epsilon"] <= 6
@@ -269,12 +274,8 @@ def test_a_search_may_have_no_trial(tmp_path):
             search(tmp_path, **arguments, seed=seed)
 
 
-BY_ANSWERS = {
-    "public_score": None,
-    "private_score": is_right,
-    "score_noise": 1.0,
-}
 USERS = {"user_ids": range(N), "samples_per_user": 1}
+TWO_OF_EACH = {**USERS, "samples_per_user": 2}
 REFUSED = {
     "`expected_trials` expected": {"expected_trials": 0.5},
     "`distribution` expected one of": {"distribution": "binomial"},
@@ -288,7 +289,7 @@ REFUSED = {
     "in `space` or for all trials": {"clip_norm": 1.0},
     "`continue_from` cannot be given": {"continue_from": object()},
     "With `user_ids` expected a `public_score`": {**BY_ANSWERS, **USERS},
-    "cannot account for such trials": {**USERS, "samples_per_user": 2},
+    "account for such trials.*samples_per_user=1. Rec": TWO_OF_EACH,
     "not enough for the search": {"target_epsilon": 2.0},
     "Received: both, epochs": {"steps": 3},
     "`epochs` expected a positive": {"epochs": 0},
@@ -357,6 +358,3 @@ def test_the_bands_are_chosen_for_the_budget(tmp_path):
     }
     with pytest.raises(InterruptedError, match="banded"):
         search(tmp_path, untrained, **arguments)
-    users = {"user_ids": np.arange(N) // 2, "samples_per_user": 2}
-    with pytest.raises(ValueError, match=r"expected samples_per_user=1\. Rec"):
-        search(tmp_path / "users", **users)

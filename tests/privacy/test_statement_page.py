@@ -10,7 +10,6 @@ import pytest
 
 from keras_pergrad.privacy.statement import Statement
 from keras_pergrad.privacy.statement_words import factor_in_words
-from keras_pergrad.privacy.trade_off import bound_curve
 from tests.privacy.tiny import N, fitted, private, words
 from tests.runs.html_reader import read
 
@@ -188,18 +187,3 @@ def test_without_matplotlib_it_has_all_but_the_picture(monkeypatch):
     assert "pip install 'keras-pergrad[plot]'" in html
     assert "<figure>" not in html
     assert "Epsilon for other values of delta" in html
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffled"])
-def test_the_curve_is_a_bound(sampling):
-    """Never below what is stated, nor above what one pair alone allows."""
-    statement = private(steps=30, delta=1e-4, sampling=sampling).statement()
-    wrong, stated = np.transpose(statement["true_positive_rates"])
-    found = bound_curve(statement, wrong)
-    assert np.all(found >= stated - 1e-12)
-    for delta, epsilon in statement["epsilons"]:
-        assert np.all(found <= np.exp(epsilon) * wrong + delta + 1e-12)
-    wrong = np.linspace(0, 1, 101)
-    found = bound_curve(statement, wrong)
-    assert np.all(np.diff(found) >= 0)
-    assert np.all((wrong <= found) & (found <= 1 + 1e-9))

@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from unittest import mock
 
 import keras
 import numpy as np
@@ -81,23 +82,14 @@ def test_steps_at_once_that_do_not_fit_are_refused():
 
 
 def test_batches_of_all_sizes_are_one_trace():
-    training = private(batch_size=2, samples=N)
+    training = private(batch_size=2)
     net = model(training)
-    traces, step = [], net.train_step
-
-    def counting(data):
-        traces.append(data[0].shape)
-        return step(data)
-
-    net.train_step = counting
+    net.train_step = mock.Mock(wraps=net.train_step)
     fit(net, training, 2)
-    sizes = {
-        len(training.batches(X, Y).batch(net.aggregation_state, s)[0])
-        for s in range(40)
-    }
+    sizes = tiny.drawn_sizes(training.batches(X, Y), net, 40)
     assert 0 in sizes
-    assert len(sizes) > 3
-    assert len(traces) == 1
+    assert len(set(sizes)) > 3
+    assert net.train_step.call_count == 1
     assert np.isfinite(flat(net)).all()
 
 
@@ -152,12 +144,11 @@ def test_how_gradients_are_found_changes_nothing():
 
 def test_noise_of_steps_and_variables_is_independent():
     training = private(noise_multiplier=1.0, clip_norm=1.0)
-    state = training.gradient_mode.aggregation.make_state()
+    aggregation = training.gradient_mode.aggregation
+    state = aggregation.make_state()
     state.limit.assign(10**6)
     zeros = [tf.zeros([6]), tf.zeros([6])]
-    finish = tf.function(
-        lambda: training.gradient_mode.aggregation.finish(zeros, 3, state)
-    )
+    finish = tf.function(lambda: aggregation.finish(zeros, 3, state))
     draws = np.array([np.concatenate(finish()) for _ in range(400)]) * 10
     assert draws.std() == pytest.approx(1.0, rel=0.06)
     numbers = np.corrcoef(draws.T)[np.triu_indices(12, 1)]

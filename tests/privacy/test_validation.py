@@ -51,6 +51,7 @@ def changed_behind(name, value):
 joining = {"gradient_accumulation_steps": 2}
 by_weight = crossentropy(reduction="mean_with_sample_weight")
 centred = layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0))
+masking = [layers.Reshape((3, 1)), layers.Masking()]
 scaled = keras.optimizers.LossScaleOptimizer
 #: A part of the message; the arguments of `model`, or a function of the
 #: training that makes one.
@@ -63,6 +64,7 @@ MODELS = [
     ),
     ("is a sum over the batch", {"loss": crossentropy(reduction="sum")}),
     ("a mask or by weights of all", {"loss": by_weight}),
+    ("divided by a mask", {"parts": masking, "loss": "mse"}),
     (r"add_loss\(\) is a sum over", {"parts": [AddsSum()]}),
     ("LossScaleOptimizer", lambda given: model(given, scaled(SGD()))),
     ("joins the gradients", lambda given: model(given, SGD(**joining))),
@@ -100,17 +102,8 @@ def test_models_are_refused_before_a_weight_changes(training, match, make):
 
 
 @pytest.mark.parametrize(("match", "name", "value"), FITS)
-def test_arguments_of_fit_are_refused(match, name, value):
-    training = private()
-    check_refused(match, model(training), training, **{name: value})
-
-
-def test_masks(training):
-    parts = [layers.Embedding(5, 2, mask_zero=True)]
-    net = model(training, parts=parts, loss="mse")
-    ids = (np.abs(X) * 2).astype("int32").clip(0, 4)
-    data = training.batches(ids, np.zeros((N, 3, 1), "float32"))
-    check_refused("divided by a mask", net, training, data=data)
+def test_arguments_of_fit_are_refused(training, net, match, *, name, value):
+    check_refused(match, net, training, **{name: value})
 
 
 def test_fit_without_the_batches_or_the_callback_is_refused(training, net):
@@ -188,6 +181,9 @@ def test_warnings():
 
 
 USERS = {"user_ids": np.arange(N), "samples_per_user": 2}
+BANDED = {"noise": "correlated", "bands": 2, "steps": 16}
+ADAPTIVE = {"clipping": kpg.privacy.AdaptiveClippedMean()}
+falling = keras.optimizers.schedules.CosineDecay(2.0, 10)
 noisy = kpg.ClippedMean(1.0, noise_multiplier=2.0)
 
 
@@ -218,14 +214,25 @@ ARGUMENTS = [
     ("`user_ids`, one for each example, together", {"user_ids": "same"}),
     ("Expected 40 `user", {"user_ids": [1, 2], "samples_per_user": 1}),
     ("only sampling='poisson'", {**USERS, "sampling": "fixed"}),
-    (
-        "`continue_from` must be a model that was trained",
-        {"continue_from": "model"},
-    ),
+    ("`continue_from` must be a model that was trained", {"continue_from": 5}),
     ("together with `augment`", {**tiny.VIEWS, "augmentations": None}),
     ("augmentations=3, augment=None", {**tiny.VIEWS, "augment": None}),
     ("`augmentations`", {**tiny.VIEWS, "augmentations": 0}),
     ("keras layer, or a function", {**tiny.VIEWS, "augment": 5}),
+    ("`noise` expected one of", {"noise": "red"}),
+    ("noise='correlated' with them", {"bands": 2}),
+    ("noise='correlated' with them", {"earlier_noise": "redrawn"}),
+    ("sampling='poisson', or noise='correlated'", {"sampling": "cyclic"}),
+    ("sampling='cyclic' or 'ordered'", {**BANDED, "sampling": "poisson"}),
+    ("Expected sampling='ordered'", {**BANDED, "earlier_noise": "redrawn"}),
+    ("`earlier_noise` expected one of", {**BANDED, "earlier_noise": "lost"}),
+    ("`bands` up to 4", {**BANDED, "bands": 5}),
+    ("`bands`", {**BANDED, "bands": 0}),
+    ("Expected `bands`, or `target_epsilon`", {**BANDED, "bands": None}),
+    ("Expected `epochs` or `steps`", {**BANDED, "steps": None}),
+    ("ClippedMean or an AutomaticClippedMean", {**BANDED, **ADAPTIVE}),
+    ("one multiplier for all steps", {**BANDED, "noise_multiplier": falling}),
+    ("only sampling='poisson'", {**BANDED, **USERS}),
 ]
 
 

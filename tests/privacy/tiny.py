@@ -34,6 +34,44 @@ class AddsMean(keras.layers.Layer):
         return x
 
 
+def adding():
+    return [keras.layers.Dense(4), AddsMean()]
+
+
+class Keeps(keras.layers.Layer):
+    """Subtracts a variable, which `keep` assigns what it sees of the inputs."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep = keep
+
+    def build(self, shape):
+        self.centre = tf.Variable(tf.zeros(3), trainable=False)
+
+    def call(self, x):
+        out = x - self.centre
+        self.keep(self.centre, x)
+        return out
+
+
+class InWeight(Keeps):
+    is_trained = False
+
+    def build(self, shape):
+        self.centre = self.add_weight(
+            shape=(3,), initializer="zeros", trainable=self.is_trained
+        )
+
+
+def average(centre, x):
+    centre.assign(0.9 * centre + 0.1 * keras.ops.mean(x, 0))
+
+
+def count(centre, x):
+    """The calls, which tell nothing of the samples."""
+    centre.assign_add(tf.ones(3))
+
+
 #: Arguments of `private`.
 VIEWS = {"augmentations": 3, "augment": shifted}
 
@@ -104,14 +142,13 @@ def sgd(training, rate=1.0, **arguments):
     return model(training, keras.optimizers.SGD(rate), **arguments)
 
 
-def noise_of(net, training, data=NO_DATA, *, epochs=1, callbacks=()):
+def noise_of(net, training, data=NO_DATA, *, epochs=1):
     """The noise that the steps of a `fit` add to sums, (steps, weights)."""
     seen = [flat(net)]
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(flat(net))
     )
-    data = training.batches(*data)
-    fit(net, training, epochs, [watch, *callbacks], data)
+    fit(net, training, epochs, [watch], training.batches(*data))
     # Weights before the bias, also where the bias is not trained.
     steps = -np.diff(seen, axis=0) / float(net.optimizer.learning_rate.numpy())
     return steps * training.mechanism.batch_size
@@ -120,6 +157,20 @@ def noise_of(net, training, data=NO_DATA, *, epochs=1, callbacks=()):
 def flat(net):
     """All weights of a model, as one array."""
     return np.concatenate([w.ravel() for w in net.get_weights()])
+
+
+def drawn_sizes(data, net, steps):
+    """The sizes of the first batches that are drawn for a model."""
+    ledger = net.aggregation_state
+    return [len(data.draw_rows(ledger, step)) for step in range(steps)]
+
+
+def made_of(strategy, noise):
+    """The draws that noise, (steps, weights), is made of: C times it."""
+    if strategy is None:
+        return noise
+    columns = np.asarray(noise, "float64").T
+    return np.stack([strategy.times(column) for column in columns], 1)
 
 
 def spent(training, *steps):
@@ -136,15 +187,12 @@ def words(text):
 @contextlib.contextmanager
 def refused(net, match, error=ValueError):
     """What is done in here is refused by name, and no weight changes."""
-    before = net.get_weights()
-    with pytest.raises(error, match=match):
+    with making.unchanged(net), pytest.raises(error, match=match):
         yield
-    making.assert_equal(net.get_weights(), before)
 
 
 def normal_draws(steps, phase=0, seed=3, *, key=None):
     """What the noise of `model` is made of, (steps, weights)."""
-
     words = noise_seed(key or make_key(seed), phase)
 
     def draw(index, step, size):

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from keras_pergrad.runs import Reading, RunInfo
+from keras_pergrad.runs import Reading
 from keras_pergrad.runs.recorder import Recorder
 from keras_pergrad.runs.sketch import GradientSketch
+from tests.runs import records
 
 SHAPES = {"first/kernel": (20, 10), "first/bias": (10,), "last/kernel": (10, 9)}
 SIZE = 300
@@ -13,16 +14,8 @@ SAMPLES = 32
 
 def info(name, **changes):
     variables = [{"path": p, "shape": list(s)} for p, s in SHAPES.items()]
-    fields = {
-        "architecture": "a1",
-        "probe": "b2",
-        "probe_samples": SAMPLES,
-        "sketch_size": 256,
-        "variables": variables,
-        "machine": "m",
-        **changes,
-    }
-    return RunInfo(name, **fields)
+    fields = {"probe_samples": SAMPLES, "sketch_size": 256, "machine": "m"}
+    return records.info(name, **fields | {"variables": variables} | changes)
 
 
 def write(log_dir, name, gradients, *, steps=None, variance=None, **changes):
@@ -60,18 +53,17 @@ def around(mean, spread, count, *, seed):
     return mean + spread / np.sqrt(SIZE) * noise
 
 
-def write_seeds(log_dir, count, steps, *, spread=8.0, copies=1, **changes):
-    """Runs named by numbers: `copies` seeds in turn have one seed."""
-    for k in range(count):
-        gradients = around(1.0, spread, steps, seed=k // copies)
-        write(log_dir, f"{k:02}", gradients, **{"seed": k // copies, **changes})
+def write_seeds(log_dir, count, steps, **changes):
+    """Runs named by numbers, which are their seeds."""
+    for seed in range(count):
+        gradients = around(1.0, 8.0, steps, seed=seed)
+        write(log_dir, f"{seed:02}", gradients, **{"seed": seed, **changes})
 
 
 def seeds_and_repeats(log_dir, nondeterminism=0.0, steps=6):
     """Five seeds, the first of them three times."""
-    mean = np.full(SIZE, 1.0)
     for seed in range(5):
-        path = around(mean, 8.0, steps, seed=seed)
+        path = around(1.0, 8.0, steps, seed=seed)
         for repeat in range(3 if seed == 0 else 1):
             rounding = around(0.0, nondeterminism, steps, seed=[seed, repeat])
             write(
@@ -82,3 +74,8 @@ def seeds_and_repeats(log_dir, nondeterminism=0.0, steps=6):
                 seed=seed,
                 tags={"repeat": repeat},
             )
+
+
+def kinds(comparison):
+    """Return the kind of each finding, in order."""
+    return [finding.kind for finding in comparison.findings]

@@ -51,12 +51,6 @@ def test_a_gradient_that_vanishes_or_explodes_is_found(tmp_path, runs, factor):
     assert found.outlier == "b"
 
 
-def test_bitwise_equal_runs_never_part(tmp_path, runs):
-    found = _diverge(tmp_path, [runs[0]] * 3)
-    assert found.differ_step is found.step is None
-    assert found.largest == 0
-
-
 def test_rounding_is_no_divergence_even_where_the_gradient_is_zero(
     tmp_path, runs
 ):
@@ -111,9 +105,11 @@ def test_a_run_that_ends_early_hides_nothing(tmp_path, runs, short):
 
 
 def test_where_a_set_ends_is_known(tmp_path, runs):
+    """Runs that are equal bit for bit never part."""
     lengths = 9, 5, 4, 3, 2
     found = _diverge(tmp_path, [runs[0][:length] for length in lengths])
-    assert found.differ_step is None
+    assert found.differ_step is found.step is None
+    assert found.largest == 0
     assert found.ends == [("e", 1), ("d", 2), ("c", 3), ("b", 4)]
 
 

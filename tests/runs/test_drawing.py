@@ -13,12 +13,6 @@ from keras_pergrad.runs.drawing import Line
 from tests.runs.html_reader import read
 
 
-def svg(html):
-    """Return the drawing inside a picture."""
-    data = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', html)[1]
-    return base64.b64decode(data).decode()
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -59,23 +53,23 @@ def test_what_has_no_value_is_not_drawn():
     assert "data:" in drawing.bars("a", Histogram((3, 1), (0.0, 1.0, 2.0)))
 
 
-def drawn_axes(lines, steps=range(5)):
-    (ax, *_) = axes = list(Figure().subplots(2, 2).flat)
-    drawing.plot([("a", steps, lines)], axes)
-    return ax
+def drawn_axes(*lines):
+    axes = Figure().subplots()
+    drawing.plot([("a", range(len(lines[0].values)), lines)], [axes])
+    return axes
 
 
 def test_a_large_range_is_logarithmic_and_shows_zero():
-    ax = drawn_axes([Line((0.0, 1.0, 1e4))], range(3))
+    ax = drawn_axes(Line((0.0, 1.0, 1e4)))
     assert ax.get_yscale() == "symlog"
-    assert drawn_axes([Line((1.0, 2.0))], range(2)).get_yscale() == "linear"
-    assert drawn_axes([Line((-1.0, 1e4))], range(2)).get_yscale() == "linear"
+    assert drawn_axes(Line((1.0, 2.0))).get_yscale() == "linear"
+    assert drawn_axes(Line((-1.0, 1e4))).get_yscale() == "linear"
 
 
 def test_lines_are_named_and_have_their_values():
     gap = (1.0, 1.0, math.nan, 1.0, math.inf)
-    lines = [Line(range(5), "first", gap, high=[2.0] * 5), Line(gap, "second")]
-    ax = drawn_axes(lines)
+    band = Line(range(5), "first", gap, high=[2.0] * 5)
+    ax = drawn_axes(band, Line(gap, "second"))
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert names == ["first", "second"]
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
@@ -85,17 +79,17 @@ def test_lines_are_named_and_have_their_values():
 
 
 def test_long_runs_are_drawn_without_dots():
-    ax = drawn_axes([Line([1.0, 2.0] * 150)], range(300))
+    ax = drawn_axes(Line([1.0, 2.0] * 150))
     assert ax.lines[0].get_marker() == "None"
     assert len(drawing.chart("a", range(300), [Line([1.0] * 300)])) < 60_000
 
 
 def test_a_map_signs_a_run_itself_equal_and_unknown_runs():
     distances = np.array([[0, 0.1, 0], [0.1, 0, math.nan], [0, math.nan, 0]])
-    one = svg(drawing.distance_map("a", ["<r>", "s", "t"], distances))
-    signs = [re.findall(rf"<!-- {sign} -->", one) for sign in ("·", "=", r"\?")]
-    assert [len(found) for found in signs] == [3, 2, 2]
-    none = np.zeros((2, 2))
-    assert "data:" in drawing.distance_map("a", ["r", "s"], none)
-    equal = np.array([[0.0, 0.5], [0.5, 0.0]])
-    assert "data:" in drawing.distance_map("a", ["r", "s"], equal)
+    html = drawing.distance_map("a", ["<r>", "s", "t"], distances)
+    data = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', html)[1]
+    svg = base64.b64decode(data).decode()
+    assert [svg.count(f"<!-- {sign} -->") for sign in "·=?"] == [3, 2, 2]
+    for distance in (0.0, 0.5):
+        two = np.array([[0.0, distance], [distance, 0.0]])
+        assert "data:" in drawing.distance_map("a", ["r", "s"], two)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-import keras_pergrad as kpg
+from keras_pergrad.diagnose import compare_runs
 from tests.runs import made_up
 
 STEPS = 8
@@ -16,20 +16,21 @@ MORE = "The runs differ by more than seeds and nondeterminism normally cause"
 UNKNOWN = "Whether the runs differ by more"
 
 
-def _compare(log_dir, runs, by=None, *, steps=None, tags=None, **arguments):
-    """Runs as name → (seed, gradients)."""
+def _compare(log_dir, runs, by=None, *, steps=None, **arguments):
+    """Runs as name → (seed, gradients); a name begins with its group."""
     for name, (seed, gradients) in runs.items():
+        group = name.split()[0]
         made_up.write(
             log_dir,
             name,
             gradients,
             steps=(steps or {}).get(name),
             seed=seed,
-            device=name.split()[0] if by == "device" else "CPU",
-            tags=(tags or {}).get(name, {}),
+            device=group if by == "device" else "CPU",
+            tags={"op": group} if by == "op" else {},
             variance=50.0,
         )
-    comparison = kpg.diagnose.compare_runs(log_dir, by=by, **arguments)
+    comparison = compare_runs(log_dir, by=by, **arguments)
     text = " ".join(str(comparison).split())
     page = comparison._repr_html_()
     for sentence in (comparison.answer, *comparison.verdict):
@@ -42,8 +43,7 @@ def _compare(log_dir, runs, by=None, *, steps=None, tags=None, **arguments):
 
 def _kinds(comparison):
     """The kind of each finding but for that of batches."""
-    found = [f.kind for f in comparison.findings]
-    return [kind for kind in found if kind != "sampling"]
+    return [kind for kind in made_up.kinds(comparison) if kind != "sampling"]
 
 
 def _gradients(seed=0, noise=0.0, repeat=0):
@@ -79,23 +79,24 @@ def test_a_group_that_is_not_finite_is_not_called_alike(tmp_path):
     assert broken.values["runs"] == expected
 
 
-def test_groups_are_judged_by_their_repeats(tmp_path):
-    runs, tags = {}, {}
-    for op in ("new", "old"):
-        for k in range(3):
-            gradients = _gradients(0, 0.1, [op == "new", k]) + (op == "new")
-            runs[f"{op} {k}"] = 0, gradients
-            tags[f"{op} {k}"] = {"op": op}
-    comparison = _compare(tmp_path / "a", runs, by="op", tags=tags)
-    assert comparison.answer == f"{MORE}: new differs from old."
-    assert _kinds(comparison)[0] == "groups_differ"
-    for name in runs:
-        runs[name] = 0, _gradients() + (name[0] == "n")
-    comparison = _compare(tmp_path / "b", runs, by="op", tags=tags)
-    assert _kinds(comparison)[0] == "groups_differ_from_equal"
-    runs = dict.fromkeys(runs, (0, _gradients()))
-    comparison = _compare(tmp_path / "c", runs, by="op", tags=tags)
-    assert _kinds(comparison)[0] == "groups_equal"
+@pytest.mark.parametrize(
+    ("noise", "shift", "kind"),
+    [
+        (0.1, 1, "groups_differ"),
+        (0.0, 1, "groups_differ_from_equal"),
+        (0.0, 0, "groups_equal"),
+    ],
+)
+def test_groups_are_judged_by_their_repeats(tmp_path, noise, shift, *, kind):
+    runs = {
+        f"{op} {k}": (0, _gradients(0, noise, [plus, k]) + plus)
+        for op, plus in (("new", shift), ("old", 0))
+        for k in range(3)
+    }
+    comparison = _compare(tmp_path, runs, by="op")
+    assert _kinds(comparison)[0] == kind
+    said = comparison.answer == f"{MORE}: new differs from old."
+    assert said == bool(shift)
 
 
 @pytest.mark.parametrize(
@@ -197,13 +198,10 @@ def test_a_seed_that_ends_early_leaves_gaps_in_what_is_drawn(tmp_path):
 
 
 def test_what_is_left_out_is_counted(tmp_path):
-    runs = _seeds(*(k // 2 for k in range(8)))
-    tags = {name: {"t": f"t{k // 2}"} for k, name in enumerate(runs)}
-    comparison = _compare(tmp_path, runs, by="t", tags=tags)
-    assert len(comparison.groups) == 6
-    for name in ("run 8", "run 9"):
-        made_up.write(tmp_path, name, _gradients(4), seed=4, tags={"t": "t4"})
-    comparison = kpg.diagnose.compare_runs(tmp_path, by="t")
+    runs = {f"op{k // 2} {k}": (k // 2, _gradients(k // 2)) for k in range(10)}
+    newest = {name: runs.pop(name) for name in ("op4 8", "op4 9")}
+    assert len(_compare(tmp_path, runs, by="op").groups) == 6
+    comparison = _compare(tmp_path, newest, by="op")
     assert comparison.verdict[6] == "4 more groups: see `comparison.groups`."
 
 

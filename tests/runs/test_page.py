@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-import keras_pergrad as kpg
 from keras_pergrad.common import text as tables
+from keras_pergrad.diagnose import compare_runs
 from keras_pergrad.runs import report
 from tests.runs import made_up
 from tests.runs.html_reader import read
@@ -30,10 +30,10 @@ def html_page(tmp_path_factory):
                 for p, s in made_up.SHAPES.items()
             ],
         )
-    path = str(log_dir / "page.html")
-    assert kpg.diagnose.compare_runs(log_dir, by=NASTY).to_html(path) == path
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    path = log_dir / "page.html"
+    comparison = compare_runs(log_dir, by=NASTY)
+    assert comparison.to_html(str(path)) == str(path)
+    return path.read_text(encoding="utf-8")
 
 
 def test_the_page_stands_alone_for_light_and_dark(html_page):
@@ -78,26 +78,21 @@ def test_the_page_has_all_figures_names_and_terms(html_page):
     assert set(heads) - set(terms) == plain
 
 
-@pytest.mark.parametrize("count", [2, 41])
+@pytest.mark.parametrize("count", [2, 5, 41])
 def test_what_the_number_of_runs_leaves_to_draw(tmp_path, count):
-    """A map of many runs has no room."""
+    """A map of many runs has no room; an interval of two fills the chart."""
     made_up.write_seeds(tmp_path, count, 2)
-    html = kpg.diagnose.compare_runs(tmp_path)._repr_html_()
-    assert ("Run against run" in html) == (count == 2)
+    comparison = compare_runs(tmp_path)
+    html = comparison._repr_html_()
+    assert ("Run against run" in html) == (count < 41)
     assert f"<td>{count - 1:02}</td>" in html
-
-
-@pytest.mark.parametrize("count", [2, 5])
-def test_the_interval_of_two_seeds_would_fill_the_chart(tmp_path, count):
-    made_up.write_seeds(tmp_path, count, 2)
-    comparison = kpg.diagnose.compare_runs(tmp_path)
     *_, (_, _, [line, _]), _ = report.charts(comparison.data)
     assert np.isfinite(line.high).any() == (count > 2)
 
 
 def test_without_matplotlib_the_page_has_all_but_charts(tmp_path, monkeypatch):
     made_up.write_seeds(tmp_path, 3, 2)
-    comparison = kpg.diagnose.compare_runs(tmp_path)
+    comparison = compare_runs(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = "pip install 'keras-pergrad[plot]'"
     with pytest.raises(ImportError, match=re.escape(said)):

@@ -8,6 +8,7 @@ from tensorflow.python.framework import config
 
 import keras_pergrad as kpg
 from tests.models.making import compiled, net, normal
+from tests.runs import made_up
 
 SEEDS = [0, 0, 0, 1, 2, 3, 4]
 STEPS, FAULTY_STEP = 12, 7
@@ -16,11 +17,9 @@ STEPS, FAULTY_STEP = 12, 7
 class Scaled(keras.layers.Dense):
     """A Dense whose gradient of the kernel is scaled: an op with a fault."""
 
-    factor = 1.0
-
     def build(self, input_shape):
         super().build(input_shape)
-        self.scale = tf.Variable(self.factor, trainable=False)
+        self.scale = tf.Variable(1.0, trainable=False)
 
     def call(self, inputs):
         @tf.custom_gradient
@@ -36,17 +35,17 @@ class Break(keras.callbacks.Callback):
     Whether it acts in the measured gradients, too, and goes on.
     """
 
-    def __init__(self, layer, factor, lasting):
+    def __init__(self, lasting):
         super().__init__()
-        self.layer, self.factor, self.lasting = layer, factor, lasting
+        self.lasting = lasting
 
     def on_train_batch_begin(self, batch, logs=None):
         if batch + 1 == FAULTY_STEP:
-            self.layer.scale.assign(self.factor)
+            self.model.get_layer("middle").scale.assign(1.5)
 
     def on_train_batch_end(self, batch, logs=None):
         if not self.lasting:
-            self.layer.scale.assign(1.0)
+            self.model.get_layer("middle").scale.assign(1.0)
 
 
 class Shake(keras.callbacks.Callback):
@@ -58,7 +57,7 @@ class Shake(keras.callbacks.Callback):
             weight.assign_add(1e-5 * random.normal(size=weight.shape))
 
 
-def _train(log_dir, seed, name, *, break_it=None, shake=False):
+def _train(log_dir, seed, name, *callbacks):
     keras.utils.set_random_seed(seed)
     first = keras.layers.Dense(12, activation="tanh", name="first")
     middle = Scaled(12, activation="tanh", name="middle")
@@ -74,10 +73,7 @@ def _train(log_dir, seed, name, *, break_it=None, shake=False):
         log_dir=log_dir,
         run_name=name,
     )
-    watchers = [Shake()] * shake + [record]
-    if break_it:
-        watchers.insert(0, Break(middle, *break_it))
-    model.fit(x, y, batch_size=16, verbose=0, callbacks=watchers)
+    model.fit(x, y, batch_size=16, verbose=0, callbacks=[*callbacks, record])
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +104,12 @@ def test_deterministic_repeats_are_exactly_equal(log_dir):
 
 def test_nondeterminism_is_told_from_seeds(log_dir, tmp_path):
     for k in range(2):
-        _train(tmp_path, 1, f"shaken {k}", shake=True)
+        _train(tmp_path, 1, f"shaken {k}", Shake())
     comparison = kpg.diagnose.compare_runs([log_dir, tmp_path], by="seed")
     data = comparison.data
     share = np.median(data["repeat_variance"] / data["variance"])
     assert 0 < share < 1e-4
-    assert "repeats" in [finding.kind for finding in comparison.findings]
+    assert "repeats" in made_up.kinds(comparison)
     assert all(e.real for e in comparison.groups if e.reference)
 
 
@@ -124,7 +120,7 @@ def test_a_faulty_op_is_found(log_dir, tmp_path, lasting):
     A fault in a training gradient alone shows in the probe's gradient by
     the weights that it leaves, which change the gradients of all variables.
     """
-    _train(tmp_path, 0, "faulty", break_it=(1.5, lasting))
+    _train(tmp_path, 0, "faulty", Break(lasting))
     comparison = kpg.diagnose.compare_runs([log_dir, tmp_path])
     (found,) = [d for d in comparison.divergences if d.common == "seed 0"]
     assert len(found.runs) == 4

@@ -5,7 +5,7 @@ import errno
 import fcntl
 import json
 import math
-import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,17 +31,16 @@ def test_what_is_written_is_read(tmp_path, run):
     assert found.info["architecture"] == "ab12"
     assert found.info["variable_sketch_size"] == 16
     assert found.scalars["step"].dtype == np.int64
-    assert found.read("sketches").shape == (5, SKETCH)
-    for i in range(5):
-        written, drawn = reading(i + 1), sketches(i + 1)
-        for name, values in (
-            ("norms", written.by_variable["norm"]),
-            ("variances", written.by_variable["variance"]),
-            ("variable_sketches", drawn["variable_sketches"]),
-            ("sketches", drawn["sketch"]),
-        ):
-            np.testing.assert_array_equal(found.read(name)[i], values)
-        assert found.scalars["loss"][i] == written.loss
+    written = [reading(step) for step in range(1, 6)]
+    drawn = [sketches(step) for step in range(1, 6)]
+    for name, values in (
+        ("norms", [one.by_variable["norm"] for one in written]),
+        ("variances", [one.by_variable["variance"] for one in written]),
+        ("variable_sketches", [one["variable_sketches"] for one in drawn]),
+        ("sketches", [one["sketch"] for one in drawn]),
+    ):
+        np.testing.assert_array_equal(found.read(name), values)
+    assert found.scalars["loss"].tolist() == [one.loss for one in written]
     assert np.isnan(found.scalars["gradient_variance"]).all()
 
 
@@ -84,10 +83,8 @@ def test_numbers_that_are_not_finite(tmp_path):
 
 def assert_same(found, written):
     """Assert that readings are equal, their arrays to the bit."""
-    for field in dataclasses.fields(written):
-        if field.name not in ("by_variable", "figures"):
-            given = getattr(found, field.name)
-            assert given == getattr(written, field.name), field.name
+    arrays = {"by_variable": None, "figures": None}
+    assert vars(found) | arrays == vars(written) | arrays
     assert repr(found.figures) == repr(written.figures)  # NaN is not NaN
     assert list(found.by_variable) == list(written.by_variable)
     for name, values in written.by_variable.items():
@@ -102,16 +99,13 @@ def test_readings_come_back_to_the_bit(tmp_path):
     odd = np.where(np.isnan(odd), np.float32(np.nan), odd)
 
     def one(step):
-        more = {"norm": odd[step], "alpha": odd[-step]}
         given = reading(step)
-        by_variable = {**given.by_variable, **more}
-        histograms = readings.reading(step).histograms
-        layers = {"dead": ("dense",), "exploding": ()}
+        more = {"norm": odd[step], "alpha": odd[-step]}
         return dataclasses.replace(
             given,
-            by_variable=by_variable,
-            histograms=histograms,
-            layers=layers,
+            by_variable=given.by_variable | more,
+            histograms=readings.reading(step).histograms,
+            layers={"dead": ("dense",), "exploding": ()},
             figures={"gradient_snr": math.nan, "gradient_norm": 1e-320},
         )
 
@@ -161,10 +155,8 @@ def test_any_directory_will_do(tmp_path, folder):
 
 
 def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
-    def no_locks(*arguments):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    no_locks = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=no_locks))
     assert len(read_run(write(tmp_path, [1]))) == 1
 
 
@@ -191,15 +183,13 @@ def test_damaged_files_are_said(run):
 
 
 def test_a_run_that_may_not_be_written_is_read(run):
-    copy = run.parent / "copy"
-    shutil.copytree(run, copy)
-    for path in copy.iterdir():
+    for path in run.iterdir():
         path.chmod(0o444)
-    copy.chmod(0o555)
+    run.chmod(0o555)
     try:
-        assert len(read_run(copy).read("sketches")) == 5
+        assert len(read_run(run).read("sketches")) == 5
     finally:
-        copy.chmod(0o755)
+        run.chmod(0o755)
 
 
 def assert_refused(run, said):
@@ -249,11 +239,8 @@ def test_export(run):
 
 
 def test_an_export_that_fails_says_so(run):
-    class Full(Kept):
-        def write(self, reading):
-            raise OSError("No space left on device")
-
-    full = Full()
+    full = Kept()
+    full.write = mock.Mock(side_effect=OSError("No space left on device"))
     with pytest.raises(OSError, match="No space left"):
         export(run, to=full)
     assert full.calls == ["begin", "end"]

@@ -22,7 +22,6 @@ from tests.trackers.readings import INFO, PATHS, reading
 
 def page_of(tmp_path, *readings):
     """Record readings, and return the text of the page."""
-    variables = [{"path": path, "shape": [2]} for path in PATHS]
     norms = {"norm": np.float32([1.5, 0.1])}
     steps = {
         one.step: dataclasses.replace(
@@ -34,7 +33,7 @@ def page_of(tmp_path, *readings):
         tmp_path,
         steps,
         reads=steps.get,
-        variables=variables,
+        variables=INFO.variables,
         seed=INFO.seed,
         batch_size=INFO.batch_size,
         tags={"<b>&": "cpu"},

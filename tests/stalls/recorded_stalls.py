@@ -56,16 +56,11 @@ def lasting(report, wait_ms, step_ms, **others):
 
 def worked(running, seconds):
     """The same stages, with these seconds of work."""
-    return RunningPipeline(
-        [
-            dataclasses.replace(
-                stage, seconds=seconds.get(stage.name, 0.0), nested_s=0.0
-            )
-            for stage in running
-        ],
-        running.cpu_budget,
-        running.ram_budget,
-    )
+    stages = [
+        dataclasses.replace(s, seconds=seconds.get(s.name, 0.0), nested_s=0.0)
+        for s in running
+    ]
+    return RunningPipeline(stages, running.cpu_budget, running.ram_budget)
 
 
 def say_in_profile(monkeypatch, figures_of, work=None):

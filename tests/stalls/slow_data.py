@@ -65,7 +65,7 @@ def shuffled_batches():
     return serial_map().shuffle(BATCHES // 2)
 
 
-def torch_loader(**settings):
+def torch_loader():
     import torch.utils.data
 
     class Samples(torch.utils.data.Dataset):
@@ -76,8 +76,8 @@ def torch_loader(**settings):
             slow(index)
             return BATCH[0][0], BATCH[1][0]
 
-    return torch.utils.data.DataLoader(Samples(), batch_size=4, **settings)
+    return torch.utils.data.DataLoader(Samples(), batch_size=4)
 
 
-def py_dataset(**settings):
-    return Loader(load, BATCHES, **settings)
+def py_dataset():
+    return Loader(load, BATCHES)

@@ -42,6 +42,11 @@ def one_thread():
     return map_dataset().to_iter_dataset(options)
 
 
+def two_processes():
+    options = grain.MultiprocessingOptions(num_workers=2)
+    return map_dataset().to_iter_dataset().mp_prefetch(options)
+
+
 def loader(**settings):
     return grain.DataLoader(
         data_source=Source(),
@@ -58,15 +63,7 @@ def loader(**settings):
         (one_thread, 1, 0),
         (loader, 16, 0),
         (lambda: loader(worker_count=3), 16, 3),
-        (
-            lambda: (
-                map_dataset()
-                .to_iter_dataset()
-                .mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
-            ),
-            0,  # its workers read
-            2,
-        ),
+        (two_processes, 0, 2),  # its workers read
     ],
 )
 def test_threads_and_processes_are_read(make, threads, processes):

@@ -65,10 +65,8 @@ def test_a_local_store_is_read_back(store, tmp_path):
     assert states == ["FINISHED", "KILLED"]
     assert history(client, run, "gradient_norm") == [(3, 5.0), (10, 12.0)]
     artifacts = client.list_artifacts(run.info.run_id, "histograms")
-    assert [a.path for a in artifacts] == [
-        "histograms/000000003.json",
-        "histograms/000000010.json",
-    ]
+    paths = [f"histograms/{step:09}.json" for step in (3, 10)]
+    assert [artifact.path for artifact in artifacts] == paths
     path = client.download_artifacts(run.info.run_id, artifacts[0].path)
     with open(path) as file:
         histograms = json.load(file)

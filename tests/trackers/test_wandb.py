@@ -6,6 +6,8 @@ import struct
 import pytest
 
 import keras_pergrad as kpg
+from keras_pergrad.runs import Histogram
+from keras_pergrad.trackers.services import _join_bins
 from tests.trackers.fits import fitted
 from tests.trackers.readings import PATHS, written
 
@@ -92,9 +94,6 @@ def test_a_run_of_the_users_goes_on(tmp_path):
 
 
 def test_many_bins_are_joined(tmp_path):
-    from keras_pergrad.runs import Histogram
-    from keras_pergrad.trackers.services import _join_bins
-
     counts, edges = _join_bins(Histogram((1,) * 1025, tuple(range(1026))))
     assert counts == [3] * 341 + [2]
     assert edges == [*range(0, 1024, 3), 1025]
