@@ -182,6 +182,7 @@ def test_a_step_agrees_with_the_oracle(float64, case, order):
     assert values.counts.tolist() == [1] * 11
 
 
+@pytest.mark.quick
 def test_values_of_one_weight(float64):
     """They add up to what the step lowers a quadratic loss by."""
     bare = layers.Dense(1, use_bias=False)

@@ -20,7 +20,11 @@ def is_outside(training, net):
 pieces = keras.optimizers.schedules.PiecewiseConstantDecay([3], [2.0, 4.0])
 
 
-@pytest.mark.parametrize("noise", [2.0, pieces], ids=["constant", "schedule"])
+@pytest.mark.parametrize(
+    "noise",
+    [pytest.param(2.0, marks=pytest.mark.quick), pieces],
+    ids=["constant", "schedule"],
+)
 def test_an_earlier_checkpoint_does_not_turn_it_back(noise, tmp_path):
     training = private(noise_multiplier=noise)
     net = model(training)
