@@ -53,7 +53,9 @@ def assert_close(found, expected, name):
     np.testing.assert_allclose(found, expected, 0, limit, err_msg=name)
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize(
+    "xla", [pytest.param(False, marks=pytest.mark.quick), True]
+)
 @pytest.mark.parametrize("label", [*AGGREGATIONS, "PCGrad"])
 def test_weights_are_those_of_torchjd(label, xla):
     cases = 0
