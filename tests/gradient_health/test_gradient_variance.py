@@ -44,9 +44,13 @@ MINE = {"log_dir": "runs", "run_name": "mine"}
 def make(maker="sequential", cls=keras.Model, **compiling):
     keras.utils.set_random_seed(3)
     model = zoo.MAKERS[maker](cls) if isinstance(maker, str) else maker()
-    settings = {"optimizer": "adam", "metrics": ["accuracy"]}
-    settings |= {"jit_compile": False, **compiling}
-    return compiled(model, loss="sparse_categorical_crossentropy", **settings)
+    compiling = {
+        "optimizer": "adam",
+        "metrics": ["accuracy"],
+        "jit_compile": False,
+        **compiling,
+    }
+    return compiled(model, loss="sparse_categorical_crossentropy", **compiling)
 
 
 def pergrad(mode, maker="sequential", **compiling):

@@ -51,9 +51,9 @@ def convolutional(cls=kpg.PerGradModel):
     return cls(inputs, {"a": a, "b": b})
 
 
-def data(model):
-    """Six samples with which the tasks of every case are in conflict."""
-    rng = np.random.default_rng(8)
+def data(model, seed=8):
+    """Six samples; with the seed 8 the tasks of every case are in conflict."""
+    rng = np.random.default_rng(seed)
     if model.input.dtype == "int32":
         x = rng.integers(0, 9, (6, 5))
         x[:, 0] = 1
@@ -151,7 +151,8 @@ def test_update_is_that_of_a_tape_for_each_loss(case, engine):
         pytest.skip("this Keras has no ReversibleEmbedding")
     mode = kpg.ByTask(task_networks.upgrad())
     model = _compiled(make, loss, weights, mode=mode, **ENGINES[engine])
-    x, y = data(model)
+    agrees = case == "convolutional"  # Its tasks do, with another seed.
+    x, y = data(model, seed=0 if agrees else 8)
     keys = list(loss) if isinstance(loss, dict) else range(len(loss))
     losses = [
         _loss(loss[k], k, weights[k] if weights else 1.0, y=y) for k in keys
@@ -165,8 +166,8 @@ def test_update_is_that_of_a_tape_for_each_loss(case, engine):
         np.testing.assert_allclose(found, right, rtol=1e-8, atol=1e-8)
     cosine = rows[0] @ rows[1] / np.linalg.norm(rows, axis=1).prod()
     assert logs["task_cosine_a_b"] == pytest.approx(cosine, abs=1e-6)
-    assert logs["task_conflicts"] == 1
-    assert cosine < 0
+    assert (cosine > 0) == agrees
+    assert logs["task_conflicts"] == float(cosine < 0)
     assert logs["task_weight_a"] == pytest.approx(chosen[0], rel=1e-6)
 
 

@@ -201,9 +201,12 @@ def replay(setting):
     training, recorder = setting.training(), Recorder()
     keras.utils.set_random_seed(4)
     model = setting.make()
-    momentum = keras.optimizers.SGD(0.1, momentum=0.9)
-    compiled = {"optimizer": momentum, "loss": "mse", **setting.compiled}
-    compile_privately(model, training, **compiled)
+    settings = {
+        "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
+        "loss": "mse",
+        **setting.compiled,
+    }
+    compile_privately(model, training, **settings)
     model.optimizer.build(model.trainable_variables)
     train_step = model.train_step
 

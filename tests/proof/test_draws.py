@@ -10,7 +10,7 @@ from tests.models.making import assert_equal, compiled, net, normal, trained
 
 layers, raw = keras.layers, tf.raw_ops
 HALF, MANY = np.float32(0.5), np.float32(30)
-_state_of_philox = np.array([1, 2, 3])
+STATE = np.array([1, 2, 3])
 
 
 def _op(name, **inputs):
@@ -21,7 +21,7 @@ def _op(name, **inputs):
         if "Stateful" not in name:
             return draw(shape=[n, 4], **inputs)
         return draw(
-            resource=tf.Variable(_state_of_philox).handle,
+            resource=tf.Variable(STATE).handle,
             algorithm=np.int64(1),
             shape=[n, 4],
             **inputs,
@@ -94,12 +94,12 @@ def test_each_draw_that_fills_a_shape_is_tried():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_draw_does_not_follow_how_many_there_are(name):
-    few, many = (_of_new_seeds(ROWS[name], n) for n in (3, 7))
+    few, many = (_drawn_anew(ROWS[name], n) for n in (3, 7))
     assert len(np.unique(few)) > 1
     np.testing.assert_array_equal(few, many[:3])
 
 
-def _of_new_seeds(rows, n):
+def _drawn_anew(rows, n):
     tf.random.set_seed(1)
     return rows(n).numpy()
 

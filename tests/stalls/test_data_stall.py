@@ -62,9 +62,11 @@ KINDS = {
 PEEKED = {"PyDataset": 2, "PyDataset threads": 2}
 
 
-def measured(kind, seconds, step=STEP, *, run="fit", **settings):
+def measured(
+    kind, seconds, step=STEP, *, run="fit", per_batch=False, **settings
+):
     """The report of a run, and the clock of its loader and its steps."""
-    clock, stall = Clock(), DataStall(warn_above=1)
+    clock, stall = Clock(), DataStall(warn_above=1, per_batch=per_batch)
     model = timed(step, clock, **settings)
     data = KINDS[kind](sleeper(clock, seconds))
     getattr(model, run)(data, verbose=0, callbacks=[stall, clock])
@@ -280,7 +282,7 @@ def test_a_model_is_freed_after_it_was_timed():
 
 def test_longest_wait_names_its_step():
     seconds = [0.2 if i == 11 else 0.0 for i in range(N)]
-    report, clock = measured("map", seconds, 0)
+    report, clock = measured("map", seconds, 0, per_batch=True)
     # It is 11, unless a busy machine held up another one for longer.
     step = report.wait_longest_step
     gap = clock.step_begins[step] - clock.step_ends[step - 1]
