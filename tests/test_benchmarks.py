@@ -1,5 +1,6 @@
 """What the benchmarks state, as far as no measurement is needed."""
 
+import csv
 import re
 
 import numpy as np
@@ -10,7 +11,14 @@ from benchmarks.harness import large_models, results, tables
 from benchmarks.harness.interleaved import Entry
 from benchmarks.harness.models import STANDARD, make_batch, make_weights
 from benchmarks.harness.process import ROOT
-from benchmarks.steps import gpu, rates, real_models, report, targets
+from benchmarks.steps import (
+    gpu,
+    op_matrix,
+    rates,
+    real_models,
+    report,
+    targets,
+)
 from benchmarks.steps.per_sample import main
 from keras_pergrad.factors import convolution_costs
 from keras_pergrad.factors import rates as factor_rates
@@ -242,6 +250,18 @@ def test_a_rate_without_a_measurement_keeps_its_place():
     features = np.array([[1.0, 0, 0], [0, 1.0, 0]])
     fitted = rates.fit(features, features @ (4 * before), before)
     assert fitted == pytest.approx(4 * before, rel=0.02)
+
+
+def test_the_matrix_of_ops_in_git_is_that_of_the_code():
+    """So a trait or a rule that an op gains shows in the diff of a change."""
+    found, _ = op_matrix.rows()
+    with op_matrix.STORE.open(newline="") as file:
+        stored = list(csv.reader(file))
+    head = found[0]
+    for row, stored_row in zip(found, stored):
+        named = dict(zip(head, row)), dict(zip(stored[0], stored_row))
+        assert named[0] == named[1], "write it: benchmarks.steps.op_matrix"
+    assert len(found) == len(stored)
 
 
 def test_the_table_of_a_gpu_has_ratios_and_gaps():

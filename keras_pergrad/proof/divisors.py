@@ -9,9 +9,6 @@ the forward pass, and have the loss's factors: these count no more.
 import dataclasses
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from keras_pergrad.proof.messages import UNEQUAL
 from keras_pergrad.proof.op_facts import (
     ARRANGES,
@@ -28,6 +25,7 @@ from keras_pergrad.proof.op_facts import (
     has,
     source_of,
 )
+from keras_pergrad.proof.static_numbers import is_zero
 from keras_pergrad.proof.tensor_types import (
     DIVIDED,
     TRAINED,
@@ -93,19 +91,19 @@ class Divisors:
 
     def _factor_of_terms(self, op, types, first):
         """Return the one factor of all terms, from input `first` on."""
-        factors, is_zero = set(), True
+        factors, are_zeros = set(), True
         for k, input_type in list(enumerate(types))[first:]:
             if isinstance(input_type, Divisor):
                 factors.add((self._operand("*", op, k),))
             elif _has_sample_parts(input_type):
                 factors.add(input_type.factor)
             elif isinstance(input_type, Free):
-                is_zero = is_zero and _is_zero(op.inputs[k])
+                are_zeros = are_zeros and is_zero(op.inputs[k])
         # None is the factor of a settled loss, which goes with any other.
         factors.discard(None)
         if len(factors) > 1:
             raise Mixes(UNEQUAL)
-        if not is_zero and any(isinstance(t, At) for t in types[first:]):
+        if not are_zeros and any(isinstance(t, At) for t in types[first:]):
             raise Mixes(UNEQUAL)
         return factors.pop() if factors else None
 
@@ -117,7 +115,7 @@ class Divisors:
         if not isinstance(condition_type, Divisor):
             return factor
         if not any(
-            isinstance(t, Free) and _is_zero(op.inputs[k])
+            isinstance(t, Free) and is_zero(op.inputs[k])
             for k, t in enumerate(types)
         ):
             raise Mixes(UNEQUAL)
@@ -220,8 +218,3 @@ def _has_sample_parts(tensor_type):
         isinstance(tensor_type, Total)
         and bool(tensor_type.flags & (TRAINED | VALUES))
     )
-
-
-def _is_zero(tensor):
-    value = tf.get_static_value(tensor)
-    return value is not None and not np.any(value)

@@ -2,9 +2,6 @@
 
 import bisect
 
-import numpy as np
-import tensorflow as tf
-
 from keras_pergrad.proof.op_facts import (
     DIVIDES,
     IS_CONSTANT,
@@ -13,6 +10,7 @@ from keras_pergrad.proof.op_facts import (
     SELECTS,
     SUMS,
 )
+from keras_pergrad.proof.static_numbers import is_zero
 from keras_pergrad.proof.tensor_types import (
     ALL,
     BY_SIZE,
@@ -199,15 +197,10 @@ def _selects_or_zeros(op, types):
 
     Between two things it would weigh samples unequally, by sums over others.
     """
-    branch_types = types[1:]
-    if not any(isinstance(t, Free) for t in branch_types):
-        return False
-    zeros = [
-        tf.get_static_value(op.inputs[k + 1])
-        for k, t in enumerate(branch_types)
-        if isinstance(t, Free)
-    ]
-    return any(value is not None and not np.any(value) for value in zeros)
+    return any(
+        isinstance(branch_type, Free) and is_zero(branch)
+        for branch_type, branch in zip(types[1:], op.inputs[1:])
+    )
 
 
 @type_rule("BiasAdd", "BiasAddV1", inputs=ALL)

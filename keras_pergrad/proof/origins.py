@@ -14,6 +14,7 @@ from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.proof import messages
 from keras_pergrad.proof.op_facts import FACTS, LINEAR, SUMS, has
 from keras_pergrad.proof.source_lines import source_line
+from keras_pergrad.proof.static_numbers import is_zero
 from keras_pergrad.proof.tensor_types import Free, Total
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+)_grad/")
@@ -230,7 +231,7 @@ def custom_gradients(uses, graph):
 def is_linear(tensor_type, gradient):
     """Whether a gradient of this type is linear in what it was given."""
     if isinstance(tensor_type, Free):
-        return gradient.op.type == "ZerosLike" or _is_zero(gradient)
+        return gradient.op.type == "ZerosLike" or is_zero(gradient)
     return isinstance(tensor_type, Total)
 
 
@@ -243,11 +244,6 @@ def _addends(tensor, stops):
     if not is_sum or any(tensor is term for term in stops):
         return [tensor]
     return [term for t in inputs for term in _addends(t, stops)]
-
-
-def _is_zero(tensor):
-    value = tf.get_static_value(tensor)
-    return value is not None and not value.any()
 
 
 def _has_custom_gradient(op, definitions):

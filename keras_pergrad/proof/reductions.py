@@ -8,9 +8,6 @@ counted: it is a sum over n ** k, with k = 0 of a sum and k = 1 of a mean.
 import dataclasses
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from keras_pergrad.proof.op_facts import (
     ADDS_UP,
     ARRANGES,
@@ -20,6 +17,7 @@ from keras_pergrad.proof.op_facts import (
     SUMS,
     has,
 )
+from keras_pergrad.proof.static_numbers import is_zero
 from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     DIVIDED,
@@ -106,8 +104,7 @@ class Reductions:
         tensor_type = self.types.of(term)
         if not isinstance(tensor_type, Free):
             return False
-        value = tf.get_static_value(term)
-        if value is not None and not np.any(value):
+        if is_zero(term):
             return True
         if not self.of_gradients:
             return False

@@ -230,6 +230,12 @@ def _argument_names(op_type):
     return list(inspect.signature(getattr(tf.raw_ops, op_type)).parameters)
 
 
+def is_zero(tensor):
+    """Whether a tensor is known to be zero while tracing."""
+    value = tf.get_static_value(tensor)
+    return value is not None and not np.any(value)
+
+
 #: What a rule raises that does not know an op of this shape.
 RULE_FAILURES = (
     ValueError,

@@ -352,11 +352,11 @@ def check_strategy(setting, training, runs):
         looks = -(-steps // strategy.bands)
         bound = strategy.sensitivity(steps, steps) * looks**0.5
     for form in runs:
-        sums, others = (
+        totals, others = (
             np.stack([joined(step.contributed) for step in run])
             for run in (runs[form], runs[BLANK])
         )
-        moved = (sums - others).astype(float) / CLIP
+        moved = (totals - others).astype(float) / CLIP
         norm = np.linalg.norm(made_of(strategy, moved))
         assert norm <= bound * (1 + setting.rounding), ("strategy", form)
 
