@@ -103,12 +103,12 @@ def _norms_of_uses_added(right, self):
 
 
 @_planted(
-    "weights behind weights summed without the clipping weights",
+    "weights behind weights given the gradients of other samples",
     weight_paths.PulledBack,
-    "weighted_sum",
+    "materialize",
 )
-def _unweighted(right, self, weights):
-    return right(self, None)
+def _of_others(right, self):
+    return tf.reverse(right(self), [0])
 
 
 @_planted(
