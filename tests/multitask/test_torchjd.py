@@ -48,8 +48,8 @@ AGGREGATIONS = {
 NOT_UNIQUE = "CAGrad", "MGDA", "Krum"
 
 
-def assert_close(found, expected, name):
-    limit = 1e-5 * max(np.abs(expected).max(), 1e-9)
+def assert_close(found, expected, name, *, tolerance):
+    limit = tolerance * max(np.abs(expected).max(), 1e-9)
     np.testing.assert_allclose(found, expected, 0, limit, err_msg=name)
 
 
@@ -58,6 +58,8 @@ def assert_close(found, expected, name):
 )
 @pytest.mark.parametrize("label", [*AGGREGATIONS, "PCGrad"])
 def test_weights_are_those_of_torchjd(label, xla):
+    # XLA's eigenvalues, and CAGrad's search, end at a tolerance of their own.
+    tolerance = 1e-5 if xla or label.startswith("CAGrad") else 1e-8
     cases = 0
     if label != "PCGrad":
         function = traced(AGGREGATIONS[label], xla=xla)
@@ -76,12 +78,12 @@ def test_weights_are_those_of_torchjd(label, xla):
         gramian = rows @ rows.T
         found = function(gramian).numpy()
         if unique or not label.startswith(NOT_UNIQUE):
-            assert_close(found, expected, name)
+            assert_close(found, expected, name, tolerance=tolerance)
         if label.startswith("CAGrad") and not unique:
             # Its solver is not sure there: ours is better for the worst.
             least, theirs = ((gramian @ w).min() for w in (found, expected))
             assert least >= theirs - 1e-9
             continue
-        assert_close(found @ rows, expected @ rows, name)
+        assert_close(found @ rows, expected @ rows, name, tolerance=tolerance)
         cases += 1
     assert cases >= 1
