@@ -9,6 +9,7 @@ the forward pass, and have the loss's factors: these count no more.
 import dataclasses
 from typing import Any
 
+from keras_pergrad.proof.elementwise_rules import selects_or_zeros
 from keras_pergrad.proof.messages import UNEQUAL
 from keras_pergrad.proof.op_facts import (
     ARRANGES,
@@ -114,10 +115,7 @@ class Divisors:
         factor = self._factor_of_terms(op, types, 1)
         if not isinstance(condition_type, Divisor):
             return factor
-        if not any(
-            isinstance(t, Free) and is_zero(op.inputs[k])
-            for k, t in enumerate(types)
-        ):
+        if not selects_or_zeros(op, types):
             raise Mixes(UNEQUAL)
         return tuple(sorted([*(factor or ()), self._operand("?", op, 0)]))
 

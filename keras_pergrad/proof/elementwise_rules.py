@@ -185,14 +185,14 @@ def _scaled_samples(op, types):
     is_scaled = (
         op.facts.traits & SCALES
         or (op.facts.traits & DIVIDES and sample_inputs == [0])
-        or (op.facts.traits & SELECTS and _selects_or_zeros(op, types))
+        or (op.facts.traits & SELECTS and selects_or_zeros(op, types))
     )
     if not is_scaled:
         raise Mixes("uses a sum over the samples for each of them")
     return _broadcast_type(op, types).flagged(DIVIDED)
 
 
-def _selects_or_zeros(op, types):
+def selects_or_zeros(op, types):
     """Whether a choice is between one thing and zeros.
 
     Between two things it would weigh samples unequally, by sums over others.
